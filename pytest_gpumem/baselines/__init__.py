@@ -1,0 +1,1 @@
+"""Accepted rows of earlier runs."""

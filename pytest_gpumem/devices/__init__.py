@@ -1,0 +1,1 @@
+"""Devices behind one small protocol; `opening` is the only door."""

@@ -1,0 +1,74 @@
+"""The only door to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes something that can be opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.records.device import DeviceFacts
+
+DEFAULT_DATASHEET = "h100"
+
+
+class NoDevice(DeviceError):
+    """The chosen device is not there; one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A device that was found but not opened: no context was created on it."""
+
+    facts: DeviceFacts
+    open: Callable[[], Device]
+    """Create the context (or the model) and give the device."""
+    fallback_reason: str | None = None
+    """Why `auto` took the simulated device."""
+
+
+def accepted(choice: str) -> bool:
+    """Whether `choice` has one of the forms auto, cuda, cuda:N, sim, sim:NAME."""
+    return re.fullmatch(r"auto|cuda(:\d+)?|sim(:[a-z0-9_]+)?", choice) is not None
+
+
+def choose(choice: str, *, seed: int = 0) -> Chosen:
+    """Find a device without creating a context.
+
+    Args:
+        choice: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
+        seed: seeds the simulated device's noise.
+
+    Raises:
+        NoDevice: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
+    """
+    kind, _, which = choice.partition(":")
+    if kind == "sim":
+        return _simulated(which or DEFAULT_DATASHEET, seed, None)
+    try:
+        return _cuda(int(which or 0))
+    except NoDevice as missing:
+        if kind == "auto":
+            return _simulated(DEFAULT_DATASHEET, seed, str(missing))
+        raise
+
+
+def _cuda(index: int) -> Chosen:
+    from pytest_gpumem.devices.cuda.device import CudaDevice
+    from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
+
+    try:
+        facts = read_facts(index)
+    except CudaUnavailable as reason:
+        raise NoDevice(f"no CUDA device {index}: {reason}") from None
+    return Chosen(facts, lambda: CudaDevice(index, facts))
+
+
+def _simulated(name: str, seed: int, fallback_reason: str | None) -> Chosen:
+    from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+    from pytest_gpumem.devices.simulated.device import SimulatedDevice
+
+    if name not in DATASHEETS:
+        raise NoDevice(f"no simulated device {name!r}; there are {', '.join(sorted(DATASHEETS))}")
+    datasheet = DATASHEETS[name]
+    return Chosen(datasheet.facts(), lambda: SimulatedDevice(datasheet, seed=seed), fallback_reason)

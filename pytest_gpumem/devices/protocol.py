@@ -1,0 +1,251 @@
+"""The verbs of a device: the one surface that the CUDA and the simulated device share.
+
+Everything above this floor is written once against it. Addresses are integers, sizes bytes, times seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+
+
+class DeviceError(Exception):
+    """The device refused or failed; one line for the user."""
+
+
+class CannotCapture(DeviceError):
+    """The work cannot be captured into a graph (it synchronises, allocates, or uses another stream)."""
+
+
+class Unsupported(DeviceError):
+    """This device cannot do what was asked; a test that needs it skips with this reason."""
+
+
+class OutOfMemory(DeviceError):
+    """Not enough free memory; raised before anything was allocated."""
+
+
+class HoldExpired(DeviceError):
+    """A held stream ran into its time-out: the work between waited for the device."""
+
+
+class MemoryKind(str, Enum):
+    """Where memory lives and how it moves."""
+
+    DEVICE = "device"
+    MANAGED = "managed"
+    PINNED = "pinned"
+    REGISTERED = "registered"
+    """Pageable host memory, page-locked afterwards."""
+    PAGEABLE = "pageable"
+
+    @property
+    def on_host(self) -> bool:
+        return self in (MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A piece of memory. The device that made it keeps what it needs in `backing`; nobody else reads that."""
+
+    kind: MemoryKind
+    nbytes: int
+    address: int
+    """Address in the device's address space; 0 if the device cannot see it (pageable)."""
+    host_address: int
+    """Address in the host's address space; 0 if the host cannot see it (device memory)."""
+    backing: Any = None
+    freed: bool = False
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """An access-policy window to be set on a stream; the miss property is streaming."""
+
+    address: int
+    nbytes: int
+    hit_ratio: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel bound to its arguments: what `Device.launch` takes. Rebuilt when a buffer moves."""
+
+    kernel: Kernel
+    call: Call
+    shape: LaunchShape
+    arrays: Mapping[str, Allocation]
+    """Array arguments by parameter name."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A function that is not of the catalogue: what `Device.call` takes."""
+
+    function: Callable[[], object]
+    """Launches on the current stream."""
+    reference: Callable[[], object] | None = None
+    """Does on the host, to the buffers' host views, what `function` does on a GPU: all that the simulated device can run."""
+    accesses: tuple[Access, ...] = ()
+    """What one run touches, for the simulated device's model of the time; argument names are free."""
+    allocations: tuple[Allocation, ...] = ()
+    """Memory that it touches, one for each access where known."""
+
+
+class Stream(Protocol):
+    """An in-order queue of work."""
+
+    @property
+    def handle(self) -> int:
+        """The `cudaStream_t` as an integer; a serial number on the simulated device."""
+
+
+class Event(Protocol):
+    """A point in a stream that can be timed."""
+
+
+class Graph(Protocol):
+    """Captured work. It owns memory that was allocated during its capture for as long as it lives."""
+
+
+class Hold(Protocol):
+    """A stream that waits, so that work can be queued behind it without launch gaps."""
+
+    def release(self) -> None:
+        """Let the stream go on. Raises `HoldExpired` later, from `synchronize`, if it had timed out before."""
+
+
+class Device(Protocol):
+    """One GPU, real or simulated. Not thread-safe; one per process."""
+
+    @property
+    def facts(self) -> DeviceFacts: ...
+
+    # Streams, events, graphs
+
+    def stream(self) -> Stream:
+        """A new non-blocking stream. It lives until the device is closed."""
+
+    def event(self) -> Event:
+        """A new timing event."""
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Record `event` in `stream`; inside a capture it becomes an external record node, readable after every replay."""
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        """Seconds between two recorded and completed events."""
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Wait for a stream, or for the whole device. Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel."""
+
+    def capture(self, stream: Stream, body: Callable[[], None]) -> Graph:
+        """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable."""
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Queue a captured graph."""
+
+    def hold(self, stream: Stream, timeout: float) -> Hold:
+        """Make `stream` wait until released or until `timeout` seconds have passed on the device's own timer."""
+
+    def now(self) -> float:
+        """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""
+
+    # Work
+
+    def compile(self, kernel: Kernel, dtype: str) -> None:
+        """Make a kernel ready ahead of its first launch. Raises `DeviceError` with the compiler's message."""
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        """Queue a kernel, or a copy where the kernel has no source."""
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        """Run a foreign function with `stream` as the current stream of every library that is already imported.
+
+        The simulated device runs the reference instead, and raises `Unsupported` where there is none.
+        """
+
+    # Memory
+
+    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
+        """Allocate memory aligned to 256 bytes. Raises `OutOfMemory` before asking the driver if less is free."""
+
+    def adopt(self, array: Any, *, register: bool) -> Allocation:
+        """An allocation over a host NumPy array: registered (page-locked) or left pageable. The array stays the owner."""
+
+    def free(self, allocation: Allocation) -> None:
+        """Free or unregister; a second call does nothing."""
+
+    def free_bytes(self, kind: MemoryKind) -> int:
+        """Bytes that can still be allocated of a kind."""
+
+    def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        """A one-dimensional array over the memory: CuPy for memory that the device sees, NumPy for pageable memory.
+
+        On the simulated device a NumPy array of the backed prefix, which may be shorter than `size`.
+        """
+
+    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        """A NumPy copy of the content (of the backed prefix on the simulated device), after all queued work."""
+
+    def from_host(self, allocation: Allocation, content: Any) -> None:
+        """Copy a NumPy array into the memory, waiting for it."""
+
+    def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        """An array of another library over the memory: `like` is the module `cupy`, `torch`, `numba.cuda` or `numpy` (host memory).
+
+        Raises `Unsupported` for a module that this device has no bridge to.
+        """
+
+    def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
+        """Seeded content: floats uniform in [0, 1), integers over their full range. The same seed gives the same content."""
+
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+        """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node."""
+
+    def poison(self, allocation: Allocation, stream: Stream) -> None:
+        """Fill with bytes 0xFF (NaN for floats, -1 for integers), so that an unwritten output shows."""
+
+    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+        """Copy between any two kinds of memory, asynchronously where the kinds allow it."""
+
+    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+        """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first.
+
+        NaN equals nothing; an element differs if |actual - expected| > tolerance * max(|expected|, 1e-30) for floats, or at all for integers.
+        """
+
+    # Persisting L2
+
+    def set_aside(self) -> int:
+        """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
+
+    def request_set_aside(self, nbytes: int) -> int:
+        """Set it and give back what the driver granted. Raises `Unsupported` with the reason where it cannot work."""
+
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        """Set the stream's access-policy window, or turn it off."""
+
+    def window(self, stream: Stream) -> WindowSpec | None:
+        """The stream's window as the driver holds it."""
+
+    def reset_persisting(self) -> None:
+        """`cudaCtxResetPersistingL2Cache`: turn all persisting lines to normal."""
+
+    # Managed memory
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        """`cudaMemPrefetchAsync` to the device or to the host. Raises `Unsupported` without `concurrentManagedAccess`."""
+
+    # Conditions
+
+    def conditions(self) -> Conditions:
+        """Clocks, throttle reasons, temperature, power, other processes, now."""
+
+    def close(self) -> None:
+        """Free what the device itself holds. Allocations belong to those who made them."""

@@ -1,0 +1,1 @@
+"""A discrete-event model of a GPU memory system."""

@@ -1,0 +1,1 @@
+"""Kernels as data, and where their sources are."""

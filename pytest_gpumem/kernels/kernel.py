@@ -1,0 +1,137 @@
+"""A kernel as data: source, entry, launch shape, what it touches, and a reference for its result.
+
+A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device compiles the source or, where it is
+simulated, derives the time from the accesses and the result from the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Traffic
+
+
+class Role(str, Enum):
+    """What a kernel does with a parameter."""
+
+    READ = "read"
+    WRITE = "write"
+    UPDATE = "update"
+    """Read and then written: its content must be put back before a result can be checked."""
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel, in the order in which a caller gives it."""
+
+    name: str
+    role: Role
+    default: int | float | None = None
+    """Value of a scalar that the caller leaves out; None: it must be given."""
+
+
+@dataclass(frozen=True)
+class ArrayFacts:
+    """Facts of one array argument."""
+
+    size: int
+    """Elements."""
+    dtype: str
+    """NumPy type string without byte order, such as "f4"."""
+    itemsize: int
+    """Bytes of one element."""
+    on_host: bool = False
+    """The memory lies on the host's side of the link (pinned, registered or pageable)."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """Grid and block of a launch; threads of a block and dynamic shared memory in bytes."""
+
+    blocks: int
+    threads: int
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one launch touches one argument: enough for compulsory traffic, for sectors and for a model of the time."""
+
+    argument: str
+    direction: Literal["read", "write"]
+    footprint: int
+    """Distinct bytes touched."""
+    requested: int
+    """Bytes that the threads ask for, repeats counted: above `footprint` where lines are used again."""
+    sectors_per_request: float = 4.0
+    """32-byte sectors that one warp-wide request of 4-byte words touches: 4 when coalesced, up to 32."""
+    dependent: bool = False
+    """Each access waits for the one before (pointer chase): latency, not bandwidth, decides."""
+    random: bool = False
+    """Lines are touched in no order that a page or a row buffer could use."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose one."""
+
+    arrays: Mapping[str, ArrayFacts]
+    scalars: Mapping[str, int | float] = field(default_factory=dict)
+    blocks: int | None = None
+    """Grid chosen by the caller; None: the kernel's own default."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of the catalogue, or a user's own.
+
+    `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches. `reference(arrays, scalars)` computes the
+    result with NumPy or CuPy: it gets arrays by name, of one array module, changes none of them, and returns the new content of every
+    written or updated parameter by name. It must hold for a prefix: with every array cut to its first elements (at least one table
+    period), the result is the prefix of the full result.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    shape: Callable[[DeviceFacts, Call], LaunchShape]
+    accesses: Callable[[Call], tuple[Access, ...]]
+    source: str | None = None
+    """File name in `kernels/`; None for a copy by the device's copy engine."""
+    entry: str = ""
+    """Name of the template or function; `{dtype}` stands for the C++ type of the first array, as in "triad<{dtype}>"."""
+    reference: Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None = None
+    launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
+    """C parameters in order: a parameter's name, or an integer such as a size (passed as 64-bit). None: arrays, then the element count of the first array, then scalars."""
+    dtypes: tuple[str, ...] = ("f4", "f8", "i4")
+    """Element types that it is compiled for."""
+    section: str = ""
+    """Section of the source text that it implements."""
+    loads_in_flight: int = 1
+    """Independent loads that one thread has in flight before the first is used."""
+    check: Callable[[Call], str | None] | None = None
+    """Says what is wrong with a call (sizes that do not fit together), or None."""
+    relative_tolerance: float = 1e-5
+    """Largest relative difference to the reference; 0 for exact kernels."""
+    accesses_per_launch: Callable[[Call], int] | None = None
+    """Dependent accesses of one launch, for a latency per access."""
+    content: Mapping[str, str] = field(default_factory=dict)
+    """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
+
+    def traffic(self, call: Call) -> Traffic:
+        """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""
+        accesses = self.accesses(call)
+        link = any(call.arrays[a.argument].on_host for a in accesses)
+        return Traffic(
+            reads=sum(a.footprint for a in accesses if a.direction == "read"),
+            writes=sum(a.footprint for a in accesses if a.direction == "write"),
+            link=link,
+        )

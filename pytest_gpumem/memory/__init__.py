@@ -1,0 +1,1 @@
+"""Policy over memory, written once for both devices."""

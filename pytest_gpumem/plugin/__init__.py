@@ -1,0 +1,1 @@
+"""What pytest sees: the only place that imports it."""

@@ -1,0 +1,94 @@
+"""What a device is: identity, capacities and the key under which its baselines live."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The facts of one device, read once when it is opened.
+
+    Sizes are bytes, rates bytes per second, clocks hertz. `None` means that the driver did not say.
+    """
+
+    name: str
+    """Marketing name, as NVML gives it."""
+    simulated: bool
+    """True for the simulated device; its results never meet a real device's."""
+    compute_capability: tuple[int, int]
+    """Major and minor version, such as (9, 0)."""
+    sm_count: int
+    """Streaming multiprocessors."""
+    max_threads_per_sm: int
+    """Resident threads that one SM can hold."""
+    memory_bytes: int
+    """Device memory in total."""
+    l2_bytes: int
+    """`l2CacheSize`."""
+    persisting_l2_max_bytes: int
+    """`persistingL2CacheMaxSize`: the largest set-aside; 0 where persistence cannot work."""
+    access_policy_max_window_bytes: int
+    """`accessPolicyMaxWindowSize`: the largest access-policy window."""
+    memory_clock_hz: float
+    """Peak memory clock."""
+    memory_bus_bits: int
+    """Width of the memory bus in bits."""
+    peak_bandwidth: float
+    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8."""
+    async_engines: int
+    """`asyncEngineCount`: copies that can run beside kernels."""
+    can_map_host: bool
+    """`canMapHostMemory`: host memory can be mapped into the device's address space."""
+    concurrent_managed_access: bool
+    """`concurrentManagedAccess`: pages migrate on demand, prefetch works."""
+    pageable_memory_access: bool
+    """`pageableMemoryAccess` (HMM or ATS): plain `malloc` memory is visible to kernels."""
+    integrated: bool
+    """The GPU shares physical memory with the host."""
+    uuid: str | None = None
+    """UUID of the GPU or of the MIG instance."""
+    ecc: bool | None = None
+    """Whether ECC is on."""
+    mig_profile: str | None = None
+    """MIG profile such as "1g.10gb", if the device is a MIG instance."""
+    mps: bool = False
+    """An MPS server runs between this process and the GPU."""
+    driver: str | None = None
+    """Driver version, such as "580.95.05"."""
+    cuda: str | None = None
+    """CUDA runtime version, such as "13.0"."""
+    link: str | None = None
+    """Host link in words, such as "PCIe Gen5 x16"."""
+    link_bandwidth: float | None = None
+    """Theoretical bandwidth of the host link, one way."""
+    pci_bus_id: str | None = None
+    """PCI bus id, such as "0000:18:00.0"."""
+
+    @property
+    def l2_step_bytes(self) -> int:
+        """Granularity of the set-aside: L2/16, as seen on H100 and H200."""
+        return self.l2_bytes // 16
+
+    @property
+    def arch(self) -> str:
+        """Compilation target such as "sm_90"."""
+        return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"
+
+    @property
+    def key(self) -> str:
+        """Name of the folder that holds this device's baselines.
+
+        Made of what makes two results incomparable when it differs: name, MIG profile, compute capability, memory, ECC, and being
+        simulated. Driver and clocks are context, not key.
+        """
+        parts = [
+            "simulated" if self.simulated else "",
+            self.name,
+            self.mig_profile or "",
+            self.arch.replace("_", ""),
+            f"{round(self.memory_bytes / 2**30)}GiB",
+            {True: "ecc", False: "noecc", None: ""}[self.ecc],
+        ]
+        return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(p for p in parts if p)).strip("-")

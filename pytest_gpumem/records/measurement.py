@@ -1,0 +1,142 @@
+"""What was measured: samples in seconds, the traffic behind them, and the conditions they were taken under."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Compulsory bytes of one launch: every distinct byte that must be read or written, once."""
+
+    reads: int
+    """Distinct bytes read."""
+    writes: int
+    """Distinct bytes written."""
+    link: bool = False
+    """True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that a bandwidth counts: reads + writes, or the larger of the two over a link."""
+        return max(self.reads, self.writes) if self.link else self.reads + self.writes
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """State of the device at one moment, from NVML or the simulated clock."""
+
+    sm_clock_hz: float | None = None
+    """SM clock in hertz."""
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz."""
+    temperature_c: float | None = None
+    """GPU temperature in degrees Celsius."""
+    power_w: float | None = None
+    """Board power in watts."""
+    throttle_reasons: tuple[str, ...] = ()
+    """Active clock event reasons that slow the device, such as "sw_power_cap"; idle and application clocks are left out."""
+    other_processes: int | None = None
+    """Compute processes on the device besides this one; None where the driver does not say."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The access-policy window that was active on the stream, as the driver gave it back."""
+
+    nbytes: int
+    """Bytes under the window."""
+    hit_ratio: float
+    """Share of the window's accesses that get the persisting property."""
+    set_aside: int
+    """Bytes of L2 set aside, as granted."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement: its samples by placement, and everything needed to judge and repeat it."""
+
+    label: str
+    """What tells it apart inside its test; empty for the only one."""
+    target: str
+    """What was launched: the kernel's or the callable's name."""
+    mode: str
+    """State of the cache before each sample: "clean-cold", "dirty-cold" or "hot"."""
+    sampler: str
+    """How samples were taken: "graph", "blocked", "batched", "host" or "plain" (under a profiler)."""
+    sampler_reason: str
+    """Why this sampler."""
+    placements: tuple[tuple[float, ...], ...]
+    """Seconds of each sample, one inner tuple per buffer placement."""
+    half_width: float | None
+    """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with fewer than two placements."""
+    traffic: Traffic | None
+    """Compulsory bytes of one launch, where they are known."""
+    footprint: int | None
+    """Distinct bytes of the arguments that one launch touches; decides whether a share of the peak is meaningful."""
+    floor: float
+    """Seconds that two events with nothing between them read: no latency below it is real."""
+    conditions: tuple[Conditions, Conditions]
+    """Before the first and after the last sample."""
+    discarded: int = 0
+    """Samples taken under throttling, not among `placements`."""
+    window: Window | None = None
+    """Access-policy window, if the stream had one."""
+    profiled: bool = False
+    """A profiler was attached: the times are not comparable."""
+    checked: bool = False
+    """The result of one launch was compared with a reference before and after timing."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know besides: why fewer placements, why not converged."""
+    accesses_per_launch: int | None = None
+    """Dependent accesses of one launch, for a latency per access (pointer chase)."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """All samples in seconds, in the order in which they were taken."""
+        return tuple(s for placement in self.placements for s in placement)
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """Median of each placement in seconds."""
+        return tuple(statistics.median(p) for p in self.placements)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of one launch: the mean over placements of each placement's median."""
+        return statistics.fmean(self.medians)
+
+    @property
+    def latency_per_access(self) -> float | None:
+        """Seconds of one dependent access."""
+        return self.latency / self.accesses_per_launch if self.accesses_per_launch else None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
+        return self.traffic.total / self.latency if self.traffic is not None else None
+
+    @property
+    def placement_spread(self) -> float | None:
+        """Standard deviation of the placements' medians over their mean."""
+        return statistics.stdev(self.medians) / self.latency if len(self.placements) > 1 else None
+
+    @property
+    def noise(self) -> float | None:
+        """Half-width of the confidence interval over the latency."""
+        return self.half_width / self.latency if self.half_width is not None else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a measurement is held to. None means: no such limit."""
+
+    min_bandwidth: str | None = None
+    """Least bandwidth, as written: "2.4 TB/s" or "85% of peak"."""
+    max_latency: str | None = None
+    """Longest latency, as written: "12 us"."""
+    max_regression: str | None = None
+    """Largest slow-down against the baseline, as written: "1%" or "1% + 0.2 us"."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where each limit came from: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

@@ -1,0 +1,32 @@
+"""A row of results: a measurement with its verdict, under the key that finds it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; also what JSON and baselines hold."""
+
+    nodeid: str
+    """pytest's id of the test."""
+    limits: Limits
+    """What it was held to."""
+    verdict: Verdict
+    measurement: Measurement | None = None
+    """None if the test failed before anything was measured."""
+    label: str = ""
+    """Label of the measurement inside its test."""
+    failed: bool = False
+    """The test failed, for whatever reason: such a row never enters a baseline."""
+    range_name: str = ""
+    """Name of the test's NVTX range in the domain `gpumem`."""
+
+    @property
+    def key(self) -> str:
+        """`nodeid[label]`, or the node id alone for an unlabelled measurement."""
+        return f"{self.nodeid}[{self.label}]" if self.label else self.nodeid

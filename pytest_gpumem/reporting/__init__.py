@@ -1,0 +1,1 @@
+"""Drawing rows for people."""
