@@ -1,0 +1,151 @@
+"""NVTX ranges in the domain `gpumem`, with names that the filters of Nsight Systems and Nsight Compute take.
+
+`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select one range. Both take
+`@ , [ ] / * + :` for operators, so that a plain pytest node id matches nothing; `Names` uses `[A-Za-z0-9_.-]` only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+DOMAIN = "gpumem"
+"""NVTX domain of every range."""
+
+NODEID_CATEGORY = "nodeid"
+"""NVTX category of the mark that carries a test's full node id."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class Names:
+    """Short, filterable and unique names for tests.
+
+    A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
+    Where several collected node ids would share one, each of them gets a short hash of its own id behind it, so that
+    order, selection within a file and xdist change nothing. An id that was not collected gets the hash if it comes second.
+
+    Args:
+        collected: all node ids of the session, as far as they are known.
+    """
+
+    def __init__(self, collected: Iterable[str] = ()) -> None:
+        nodeids = list(dict.fromkeys(collected))
+        shared = Counter(_base(nodeid) for nodeid in nodeids)
+        self._names: dict[str, str] = {}
+        self._taken = {base for base, count in shared.items() if count > 1}
+        for nodeid in nodeids:
+            self.unique(nodeid)
+
+    def unique(self, nodeid: str) -> str:
+        """The name of a test, of `[A-Za-z0-9_-]`; the same for the same id. The full stop is left to `phase`."""
+        known = self._names.get(nodeid)
+        if known is not None:
+            return known
+        base = name = _base(nodeid)
+        digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()
+        length = 6
+        while name in self._taken:
+            name = f"{base}-{digest[:length]}"
+            length += 2
+        self._taken.add(name)
+        self._names[nodeid] = name
+        return name
+
+
+def _base(nodeid: str) -> str:
+    # Only what follows the file is split: parameters may hold "::" and "/" themselves.
+    _, _, inside = nodeid.partition("::")
+    function, bracket, parameters = (inside or nodeid).partition("[")
+    last = function.rsplit("::", 1)[-1] + bracket + parameters
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", last).rstrip("_") or "test"
+
+
+def phase(name: str, which: str) -> str:
+    """The range of one phase of a test: `phase("test_triad", "measure")` is "test_triad.measure"."""
+    return f"{name}.{which}"
+
+
+class Ranges:
+    """Push/pop ranges of one process; a no-op of about 0.1 us where no tool listens or NVTX is absent (macOS).
+
+    A tool is looked for once, when the object is made: Nsight tools attach at the process's start. Ranges nest per
+    thread, so a range is popped by the thread that pushed it.
+    """
+
+    def __init__(self) -> None:
+        self._domain = _domain()
+        self._attributes: dict[str, Any] = {}
+
+    def tool_attached(self) -> bool:
+        """Whether a tool listens to the domain. Times taken then are not comparable with others."""
+        return self._domain is not None
+
+    def push(self, name: str, payload: int | None = None) -> None:
+        """Open a range.
+
+        Args:
+            name: of `[A-Za-z0-9_.-]` only; it is registered on its first use.
+            payload: 64-bit integer shown with this one range, such as the number of the sample.
+
+        Raises:
+            ValueError: the name holds a character that Nsight's filters take for an operator, tool or no tool.
+        """
+        if name not in self._attributes:
+            self._attributes[name] = self._prepare(name)
+        if self._domain is None:
+            return
+        attributes = self._attributes[name]
+        attributes.payload = payload
+        self._domain.push_range(attributes)
+
+    def pop(self) -> None:
+        """Close the innermost open range of this thread."""
+        if self._domain is not None:
+            self._domain.pop_range()
+
+    def range(self, name: str, payload: int | None = None) -> _Range:
+        """A range around a block, closed also when the block raises."""
+        return _Range(self, name, payload)
+
+    @contextmanager
+    def test(self, name: str, nodeid: str) -> Iterator[None]:
+        """The range of a whole test. A mark of category "nodeid" inside it carries the full node id."""
+        with self.range(name):
+            if self._domain is not None:
+                self._domain.mark(self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY))
+            yield
+
+    def _prepare(self, name: str) -> Any:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.' and '-'")
+        return self._domain.get_event_attributes(message=name) if self._domain is not None else None
+
+
+class _Range:
+    # A class and not a generator: four times cheaper, and it stands around measured launches.
+    __slots__ = ("_name", "_payload", "_ranges")
+
+    def __init__(self, ranges: Ranges, name: str, payload: int | None) -> None:
+        self._ranges, self._name, self._payload = ranges, name, payload
+
+    def __enter__(self) -> None:
+        self._ranges.push(self._name, self._payload)
+
+    def __exit__(self, *_: object) -> None:
+        self._ranges.pop()
+
+
+def _domain() -> Any:
+    """The NVTX domain, or None where no tool listens."""
+    try:
+        import nvtx
+    except ImportError:
+        return None
+    domain = nvtx.get_domain(DOMAIN)
+    # Without a tool, and under NVTX_DISABLE, get_domain gives a DummyDomain.
+    return domain if isinstance(domain, nvtx.Domain) else None
