@@ -97,7 +97,8 @@ class Kernel:
     `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches. `reference(arrays, scalars)` computes the
     result with NumPy or CuPy: it gets arrays by name, of one array module, changes none of them, and returns the new content of every
     written or updated parameter by name. It must hold for a prefix: with every array cut to its first elements (at least one table
-    period), the result is the prefix of the full result.
+    period), the result is the prefix of the full result. That prefix may be shorter than the parameter where one written element
+    comes from many read ones (a sum over a tile): what is compared are the first `len(result)` elements.
     """
 
     name: str
@@ -110,7 +111,9 @@ class Kernel:
     """Name of the template or function; `{dtype}` stands for the C++ type of the first array, as in "triad<{dtype}>"."""
     reference: Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None = None
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
-    """C parameters in order: a parameter's name, or an integer such as a size (passed as 64-bit). None: arrays, then the element count of the first array, then scalars."""
+    """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
+    integer such as a size or a step count (passed as 64-bit). None: arrays, then the element count of the first array, then scalars.
+    """
     dtypes: tuple[str, ...] = ("f4", "f8", "i4")
     """Element types that it is compiled for."""
     section: str = ""
