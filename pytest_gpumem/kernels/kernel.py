@@ -128,6 +128,8 @@ class Kernel:
     """Dependent accesses of one launch, for a latency per access."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
+    node_bytes: int = 64
+    """Bytes from one node to the next, for a parameter whose content is "cycle"."""
 
     def traffic(self, call: Call) -> Traffic:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""

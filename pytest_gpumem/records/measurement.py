@@ -16,10 +16,14 @@ class Traffic:
     """Distinct bytes written."""
     link: bool = False
     """True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted."""
+    declared: int | None = None
+    """Bytes that the user declared as moved, where reads and writes are not known apart; it then is the total."""
 
     @property
     def total(self) -> int:
-        """Bytes that a bandwidth counts: reads + writes, or the larger of the two over a link."""
+        """Bytes that a bandwidth counts: as declared, or reads + writes, or the larger of the two over a link."""
+        if self.declared is not None:
+            return self.declared
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
 
 

@@ -1,1 +1,1 @@
-"""Ways to take samples."""
+"""Ways to take samples, one strategy a module."""

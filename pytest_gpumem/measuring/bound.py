@@ -1,0 +1,133 @@
+"""Kernels of the catalogue as a test uses them: `gpu_kernels.triad`, bound to a device."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_gpumem.devices.protocol import Device, Launch, Stream
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import Call, Kernel, Role
+from pytest_gpumem.memory.buffers import Buffer
+
+
+class BadCall(ValueError):
+    """A kernel or a measurement was called with arguments that do not fit; one sentence that names them."""
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """A kernel of the catalogue on one device.
+
+    Calling it launches it once and waits, untimed. `gpu_benchmark(kernel, *arguments)` measures it.
+    """
+
+    kernel: Kernel
+    device: Device
+    stream: Stream
+    """Where an untimed call runs."""
+    blocks: int | None = None
+    """Grid chosen by the caller; None: the kernel's own."""
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def with_grid(self, blocks: int) -> BoundKernel:
+        """The same kernel launched with `blocks` blocks.
+
+        Raises:
+            BadCall: `blocks` is not a positive integer.
+        """
+        if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks <= 0:
+            raise BadCall(f"with_grid() takes a positive number of blocks, not {blocks!r}")
+        return replace(self, blocks=blocks)
+
+    def __call__(self, *arguments: Any, **scalars: Any) -> None:
+        """Launch once and wait."""
+        buffers, values = self.arguments(arguments, scalars)
+        self.device.launch(self.launch(buffers, values), self.stream)
+        self.device.synchronize(self.stream)
+
+    def arguments(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Buffer], dict[str, int | float]]:
+        """Sort a call's arguments into buffers and scalars by parameter name.
+
+        Raises:
+            BadCall: too many, missing, unknown or ill-typed arguments, or arrays of different or unsupported element types.
+        """
+        kernel = self.kernel
+        signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
+        if len(arguments) > len(kernel.parameters):
+            raise BadCall(f"{signature} got {len(arguments)} arguments")
+        given = {parameter.name: value for parameter, value in zip(kernel.parameters, arguments, strict=False)}
+        for name, value in keywords.items():
+            if name not in {p.name for p in kernel.parameters}:
+                raise BadCall(f"{signature} has no parameter {name!r}")
+            if name in given:
+                raise BadCall(f"{signature} got {name!r} twice")
+            given[name] = value
+        buffers: dict[str, Buffer] = {}
+        values: dict[str, int | float] = {}
+        for parameter in kernel.parameters:
+            value = given.get(parameter.name, parameter.default)
+            if value is None:
+                raise BadCall(f"{signature} needs {parameter.name!r}")
+            if parameter.role is Role.SCALAR:
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    raise BadCall(f"{signature}: {parameter.name!r} is a number, not {value!r}")
+                values[parameter.name] = value
+            elif isinstance(value, Buffer):
+                buffers[parameter.name] = value
+            else:
+                raise BadCall(f"{signature}: {parameter.name!r} is a buffer from a fixture such as device_buffer, not {type(value).__name__}")
+        self._check_types(signature, buffers)
+        return buffers, values
+
+    def _check_types(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
+        types = {buffer.dtype_name for buffer in buffers.values()}
+        if len(types) > 1:
+            raise BadCall(f"{signature}: all arrays have one element type; got " + ", ".join(f"{n}: {b.dtype_name}" for n, b in buffers.items()))
+        if self.kernel.source is not None and not types <= set(self.kernel.dtypes):
+            raise BadCall(f"{signature} takes arrays of {', '.join(self.kernel.dtypes)}, not {', '.join(types)}")
+
+    def call(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Call:
+        """The facts of a call.
+
+        Raises:
+            BadCall: the kernel says that the sizes do not fit together.
+        """
+        call = Call({name: buffer.facts for name, buffer in buffers.items()}, dict(values), self.blocks)
+        wrong = self.kernel.check(call) if self.kernel.check is not None else None
+        if wrong:
+            raise BadCall(f"{self.kernel.name}: {wrong}")
+        return call
+
+    def launch(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Launch:
+        """What the device takes, with the buffers where they now are."""
+        call = self.call(buffers, values)
+        shape = self.kernel.shape(self.device.facts, call)
+        return Launch(self.kernel, call, shape, {name: buffer.allocation for name, buffer in buffers.items()})
+
+
+class Kernels:
+    """The catalogue on one device: `kernels.triad` is a `BoundKernel`.
+
+    Raises:
+        AttributeError: no kernel of that name; the message names the nearest.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream = device.stream()
+
+    def __getattr__(self, name: str) -> BoundKernel:
+        if name not in CATALOGUE:
+            near = difflib.get_close_matches(name, CATALOGUE, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise AttributeError(f"no kernel {name!r} in the catalogue{hint} There are: {', '.join(sorted(CATALOGUE))}")
+        return BoundKernel(CATALOGUE[name], self._device, self._stream)
+
+    def __dir__(self) -> list[str]:
+        return sorted(CATALOGUE)

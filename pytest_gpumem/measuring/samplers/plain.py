@@ -1,0 +1,33 @@
+"""Samples for a profiler: plain launches, each in a range of its own."""
+
+from __future__ import annotations
+
+from pytest_gpumem.measuring.samplers.shot import Shot
+from pytest_gpumem.ranges import phase
+
+
+class PlainSampler:
+    """One launch after the other, launch and flush in ranges of their own, so that a profiler's filter finds just the launch.
+
+    No graph (profilers see its kernels in another way) and no held stream (a profiler that replays kernels one by one would wait for
+    ever). The times carry the profiler's own cost.
+    """
+
+    name = "plain"
+
+    def __init__(self, shot: Shot) -> None:
+        self._shot = shot
+        self._start, self._end = shot.device.event(), shot.device.event()
+
+    def samples(self, count: int) -> list[float]:
+        shot, device, taken = self._shot, self._shot.device, list[float]()
+        for _ in range(count):
+            with shot.ranges.range(phase(shot.name, "flush")):
+                shot.before()
+            with shot.ranges.range(phase(shot.name, "launch")):
+                device.record(self._start, shot.stream)
+                shot.launch()
+                device.record(self._end, shot.stream)
+            device.synchronize(shot.stream)
+            taken.append(device.elapsed(self._start, self._end))
+        return taken

@@ -1,0 +1,483 @@
+"""What is measured: a kernel of the catalogue, any callable, or a `Case`, behind one small surface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.kernels.kernel import Access, Call, Role
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.l2 import PersistingStream, persisting
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.records.measurement import Traffic
+
+
+class WrongResult(AssertionError):
+    """The result of one launch is not the reference's; no speed is reported for it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that an honest measurement of somebody's own code needs, in one value.
+
+    A function that builds it gets a `Memory` and is called once for each placement, at fresh addresses.
+    """
+
+    launch: Callable[[], object]
+    """Launches the work on the current stream."""
+    restore: Callable[[], object] | None = None
+    """Puts inputs back that `launch` changes; untimed, before every sample, on the same stream."""
+    check: Callable[[], object] | None = None
+    """Raises if the result of one launch on poisoned, restored data is wrong; called before and after timing."""
+    reads: Sequence[Any] = ()
+    """Arrays or buffers that a launch reads, whole."""
+    writes: Sequence[Any] = ()
+    """Arrays or buffers that a launch writes, whole; poisoned before a check, unless they are also read."""
+    window: Any = None
+    """Buffer, or array of one, that is made persisting in L2."""
+    moved: int | None = None
+    """Compulsory bytes of one launch, where `reads` and `writes` do not say it."""
+    reference: Callable[[], object] | None = None
+    """Does on the host what `launch` does on a GPU, through the buffers' `view()`; lets the case run on the simulated device."""
+    name: str = ""
+    """Shown in the table; default: the name of the function that built the case."""
+
+
+class Target(Protocol):
+    """One thing to measure, on one device."""
+
+    name: str
+    foreign: bool
+    """Not of the catalogue: what it does on the host is unknown, so it is not captured unasked."""
+    notes: tuple[str, ...]
+    """What a reader of the result must know."""
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Compulsory bytes of one launch, if known."""
+
+    @property
+    def footprint(self) -> int | None:
+        """Distinct bytes touched by one launch, if known."""
+
+    @property
+    def accesses_per_launch(self) -> int | None:
+        """Dependent accesses of one launch."""
+
+    @property
+    def max_placements(self) -> int | None:
+        """Largest number of placements that make sense; None: as many as wanted."""
+
+    @property
+    def stream(self) -> Stream:
+        """Where it runs."""
+
+    @property
+    def window(self) -> PersistingStream | None:
+        """The persisting stream, if it runs on one."""
+
+    @property
+    def can_check(self) -> bool:
+        """Whether `check` compares anything."""
+
+    @property
+    def restores(self) -> bool:
+        """Whether `prepare` does anything."""
+
+    @property
+    def homes(self) -> tuple[Buffer, ...]:
+        """Managed buffers whose pages must be put back before every sample."""
+
+    def place(self) -> None:
+        """Move to fresh addresses. Raises `OutOfMemory` and leaves everything usable where they do not fit."""
+
+    def prepare(self) -> None:
+        """Put changed inputs back; queued on the stream before every sample, untimed."""
+
+    def launch(self) -> None:
+        """Queue one launch on the stream."""
+
+    def check(self) -> None:
+        """Launch once on poisoned outputs and restored inputs and compare. Raises `WrongResult`."""
+
+    def close(self) -> None:
+        """Give back what the target itself holds."""
+
+
+@contextmanager
+def _speaking(name: str) -> Iterator[None]:
+    """Turn whatever a user's check raises into a wrong result that says whose."""
+    try:
+        yield
+    except WrongResult:
+        raise
+    except AssertionError as error:
+        raise WrongResult(f"{name}: the result of one launch is wrong: {error or 'its check failed'}") from error
+
+
+class KernelTarget:
+    """A kernel of the catalogue with buffers that can be moved."""
+
+    foreign = False
+    restores = False
+
+    def __init__(
+        self,
+        bound: BoundKernel,
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None,
+    ) -> None:
+        # A NumPy array is pageable host memory: what a copy over the link is compared with.
+        arguments = tuple(arena.adopt(a, register=False) if isinstance(a, np.ndarray) else a for a in arguments)
+        self._bound = bound
+        self._arena = arena
+        self._buffers, self._values = bound.arguments(arguments, keywords)
+        self._stream = stream
+        self._window = window
+        self._call: Call = bound.call(self._buffers, self._values)
+        self._saved: dict[str, Allocation] = {}
+        self.name = bound.name
+        self.notes: tuple[str, ...] = ()
+        device = arena.device
+        if bound.kernel.source is not None:
+            device.compile(bound.kernel, next(iter(self._buffers.values())).dtype_name)
+        for filled, content in bound.kernel.content.items():
+            buffer = self._buffers[filled]
+            if content == "cycle" and not buffer.written:
+                device.fill_cycle(buffer.allocation, bound.kernel.node_bytes, arena.seed, stream)
+                buffer.written = True
+        self._launch = bound.launch(self._buffers, self._values)
+        self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
+        for parameter in bound.kernel.parameters:
+            if parameter.role is Role.UPDATE:
+                self._save(parameter.name)
+
+    def _save(self, name: str) -> None:
+        """Keep the content that an updated argument has now: every check starts from it."""
+        buffer = self._buffers[name]
+        saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
+        self._arena.device.copy(saved, buffer.allocation, buffer.nbytes, self._arena.stream)
+        self._arena.device.synchronize(self._arena.stream)
+        buffer.put_home(self._arena.stream)
+        self._saved[name] = saved
+
+    @property
+    def traffic(self) -> Traffic | None:
+        return self._bound.kernel.traffic(self._call)
+
+    @property
+    def footprint(self) -> int | None:
+        touched: dict[str, int] = {}
+        for access in self._bound.kernel.accesses(self._call):
+            touched[access.argument] = max(touched.get(access.argument, 0), access.footprint)
+        return sum(touched.values())
+
+    @property
+    def accesses_per_launch(self) -> int | None:
+        count = self._bound.kernel.accesses_per_launch
+        return None if count is None else count(self._call)
+
+    @property
+    def max_placements(self) -> int | None:
+        return None if self._movable else 1
+
+    @property
+    def stream(self) -> Stream:
+        return self._stream
+
+    @property
+    def window(self) -> PersistingStream | None:
+        return self._window
+
+    @property
+    def can_check(self) -> bool:
+        return self._bound.kernel.reference is not None
+
+    @property
+    def homes(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self._buffers.values() if b.kind is MemoryKind.MANAGED and b.home != "as left")
+
+    def place(self) -> None:
+        try:
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._launch = self._bound.launch(self._buffers, self._values)
+
+    def prepare(self) -> None:
+        """Nothing: a kernel of the catalogue takes the same time on whatever numbers its updated arguments hold."""
+
+    def launch(self) -> None:
+        self._arena.device.launch(self._launch, self._stream)
+
+    def check(self) -> None:
+        kernel, device = self._bound.kernel, self._arena.device
+        if kernel.reference is None:
+            return
+        for parameter in kernel.parameters:
+            if parameter.role is Role.UPDATE:
+                buffer = self._buffers[parameter.name]
+                device.copy(buffer.allocation, self._saved[parameter.name], buffer.nbytes, self._stream)
+            elif parameter.role is Role.WRITE:
+                device.poison(self._buffers[parameter.name].allocation, self._stream)
+        device.synchronize(self._stream)
+        expected = self._expected()
+        self.launch()
+        device.synchronize(self._stream)
+        for name, content in expected.items():
+            buffer = self._buffers[name]
+            wrong = device.mismatch(self._array(buffer.allocation, buffer), content, kernel.relative_tolerance)
+            if wrong is not None:
+                count, first = wrong
+                raise WrongResult(
+                    f"{kernel.name}: {count} of {buffer.size} elements of {name!r} are wrong after one launch on poisoned outputs; "
+                    f"the first is element {first}"
+                )
+        self._go_home()
+
+    def _expected(self) -> Mapping[str, Any]:
+        """The reference's result from the inputs as they are; updated arguments hold their saved content now."""
+        assert self._bound.kernel.reference is not None
+        arrays = {
+            name: self._array(self._saved.get(name, buffer.allocation), buffer) for name, buffer in self._buffers.items()
+        }
+        return self._bound.kernel.reference(arrays, self._values)
+
+    def _array(self, allocation: Allocation, buffer: Buffer) -> Any:
+        # One array module for all arguments: NumPy as soon as one of them lies on the host.
+        device = self._arena.device
+        if any(b.kind.on_host for b in self._buffers.values()):
+            return device.to_host(allocation, buffer.dtype_name, buffer.size)
+        return device.view(allocation, buffer.dtype_name, buffer.size)
+
+    def _go_home(self) -> None:
+        for buffer in self.homes:
+            buffer.put_home(self._stream)
+        self._arena.device.synchronize(self._stream)
+
+    def close(self) -> None:
+        for saved in self._saved.values():
+            self._arena.release(saved)
+        self._saved.clear()
+
+
+class CallableTarget:
+    """Any function that launches on the current stream. Its buffers move only where they are arguments that the arena owns."""
+
+    foreign = True
+    restores = False
+    window: PersistingStream | None
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None,
+        moved: int | None,
+    ) -> None:
+        self._foreign = Foreign(lambda: function(*arguments, **keywords))
+        self._arena = arena
+        self._stream = stream
+        self.window = window
+        self._moved = moved
+        self.name = getattr(function, "__name__", type(function).__name__)
+        buffers = [a for a in (*arguments, *keywords.values()) if isinstance(a, Buffer)]
+        self._buffers = tuple(dict.fromkeys(buffers))
+        self._movable = tuple(b for b in self._buffers if arena.can_move(b))
+        self.notes: tuple[str, ...] = () if self._movable else ("one placement: the callable's arrays are its own; a Case is built anew for each",)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        return None if self._moved is None else Traffic(0, 0, declared=self._moved)
+
+    @property
+    def footprint(self) -> int | None:
+        return self._moved
+
+    @property
+    def accesses_per_launch(self) -> int | None:
+        return None
+
+    @property
+    def max_placements(self) -> int | None:
+        return None if self._movable else 1
+
+    @property
+    def stream(self) -> Stream:
+        return self._stream
+
+    @property
+    def can_check(self) -> bool:
+        return False
+
+    @property
+    def homes(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self._buffers if b.kind is MemoryKind.MANAGED and b.home != "as left")
+
+    def place(self) -> None:
+        for buffer in self._movable:
+            buffer.move()
+
+    def prepare(self) -> None:
+        """Nothing: a bare callable brings no restore; a Case does."""
+
+    def launch(self) -> None:
+        self._arena.device.call(self._foreign, self._stream)
+
+    def check(self) -> None:
+        """Nothing to compare with; a Case brings a check."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+@dataclass
+class _Built:
+    """A case at one placement, with the memory that it was built in."""
+
+    case: Case
+    arena: Arena
+    exit: ExitStack
+    window: PersistingStream | None
+    reads: tuple[Buffer, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    managed: tuple[Buffer, ...] = field(default=())
+
+
+class CaseTarget:
+    """A `Case`, built anew for each placement."""
+
+    foreign = True
+    accesses_per_launch: int | None = None
+    max_placements: int | None = None
+
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, label: str) -> None:
+        self._build = build
+        self._parent = arena
+        self._own_stream = stream
+        self._placements = 0
+        self.notes: tuple[str, ...] = ()
+        self._built = self._make()
+        self.name = self._built.case.name or getattr(build, "__name__", "case")
+
+    @property
+    def _device(self) -> Device:
+        return self._parent.device
+
+    def _make(self) -> _Built:
+        # The same seed for every placement: the same content at other addresses.
+        arena = Arena(self._device, self._parent.seed)
+        with ExitStack() as stack:
+            stack.callback(arena.close)
+            case = self._build(Memory(arena))
+            if not isinstance(case, Case):
+                raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
+            window = None
+            if case.window is not None:
+                buffer = arena.find(case.window)
+                if buffer is None:
+                    raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
+                window = stack.enter_context(persisting(self._device, buffer))
+            reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
+            writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
+            managed = tuple(
+                b for b in dict.fromkeys((*reads, *writes)) if b.kind is MemoryKind.MANAGED and b.home != "as left"
+            )
+            return _Built(case, arena, stack.pop_all(), window, reads, writes, managed)
+        raise AssertionError("unreachable")  # an ExitStack hides no exception
+
+    @property
+    def traffic(self) -> Traffic | None:
+        case = self._built.case
+        if case.moved is not None:
+            return Traffic(0, 0, declared=case.moved)
+        if not case.reads and not case.writes:
+            return None
+        return Traffic(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
+
+    @property
+    def footprint(self) -> int | None:
+        case = self._built.case
+        arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
+        return sum(arrays.values()) or case.moved
+
+    @property
+    def stream(self) -> Stream:
+        return self._own_stream if self._built.window is None else self._built.window.stream
+
+    @property
+    def window(self) -> PersistingStream | None:
+        return self._built.window
+
+    @property
+    def can_check(self) -> bool:
+        return self._built.case.check is not None
+
+    @property
+    def restores(self) -> bool:
+        return self._built.case.restore is not None
+
+    @property
+    def homes(self) -> tuple[Buffer, ...]:
+        return self._built.managed
+
+    def place(self) -> None:
+        # Both placements live for a moment, so that the new one cannot get the old addresses.
+        old = self._built
+        if self._device.free_bytes(MemoryKind.DEVICE) < (self.footprint or 0):
+            raise OutOfMemory("two placements of the case do not fit at once")
+        if old.window is not None:
+            old.exit.close()  # the set-aside is one for the device: it must be free before it is fitted again
+            self._built = self._make()
+            return
+        self._built = self._make()
+        old.exit.close()
+
+    def _foreign(self, function: Callable[[], object]) -> Foreign:
+        case, built = self._built.case, self._built
+        accesses = tuple(
+            Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(built.reads)
+        ) + tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
+        reference = case.reference if function is case.launch else function
+        return Foreign(function, reference, accesses, tuple(b.allocation for b in (*built.reads, *built.writes)))
+
+    def prepare(self) -> None:
+        if self._built.case.restore is not None:
+            self._device.call(self._foreign(self._built.case.restore), self.stream)
+
+    def launch(self) -> None:
+        self._device.call(self._foreign(self._built.case.launch), self.stream)
+
+    def check(self) -> None:
+        built = self._built
+        if built.case.check is None:
+            return
+        for buffer in built.writes:
+            if buffer not in built.reads:
+                self._device.poison(buffer.allocation, self.stream)
+        self.prepare()
+        self.launch()
+        self._device.synchronize(self.stream)
+        with _speaking(self.name):
+            if built.case.check() is False:
+                raise WrongResult(f"{self.name}: its check returned False after one launch")
+        for buffer in built.managed:
+            buffer.put_home(self.stream)
+        self._device.synchronize(self.stream)
+
+    def close(self) -> None:
+        self._built.exit.close()
+
+

@@ -1,0 +1,327 @@
+"""Buffers: handles to memory that the harness may move, and the arena that frees them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream
+from pytest_gpumem.kernels.kernel import ArrayFacts
+from pytest_gpumem.units import format_bytes
+
+Home = Literal["host", "device", "as left"]
+"""Where the pages of managed memory are put back to before every sample."""
+
+ALIGNMENT = 256
+"""Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
+
+MOVABLE = (MemoryKind.DEVICE, MemoryKind.MANAGED)
+"""Kinds whose address matters to the device's memory system. Host memory stays where it is: pinning is slow, and a link does not
+see the difference."""
+
+
+class BadBuffer(ValueError):
+    """A buffer was asked for that cannot be: wrong size, type or kind."""
+
+
+class Buffer:
+    """A piece of memory with a shape and a type: what the buffer fixtures give.
+
+    It is a handle: the harness may move it to another address with the same kind and content. It offers
+    `__cuda_array_interface__`, `__array_interface__` and DLPack where its memory allows them; an array made from it is valid until
+    the next measurement that it is an argument of. `read()` and `write()` are always valid.
+    """
+
+    def __init__(self, arena: Arena, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any], home: Home) -> None:
+        self._arena = arena
+        self._allocation = allocation
+        self._home: Home = home
+        self._followers: list[Callable[[], None]] = []
+        self.shape = shape
+        self.dtype = dtype
+        self.written = False
+        """Whether `write` replaced the seeded content."""
+
+    @property
+    def kind(self) -> MemoryKind:
+        """Where the memory lives."""
+        return self._allocation.kind
+
+    @property
+    def allocation(self) -> Allocation:
+        """The memory now behind the handle; another one after a move."""
+        return self._allocation
+
+    @property
+    def address(self) -> int:
+        """Address as the device sees it, now; 0 for pageable memory."""
+        return self._allocation.address
+
+    @property
+    def host_address(self) -> int:
+        """Address as the host sees it, now; 0 for device memory."""
+        return self._allocation.host_address
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """NumPy type string without byte order, such as "f4"."""
+        return self.dtype.str[1:]
+
+    @property
+    def facts(self) -> ArrayFacts:
+        """What a kernel's formulas need to know of it."""
+        return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.on_host)
+
+    @property
+    def home(self) -> Home:
+        """Where its pages are before every sample, for managed memory."""
+        return self._home
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.value} buffer, {format_bytes(self.nbytes)} of {self.dtype_name} at {self.address or self.host_address:#x}>"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    # Access for people and libraries
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """A NumPy copy of the content, after all queued work. On the simulated device: of the part that is backed."""
+        flat: np.ndarray[Any, Any] = self._arena.device.to_host(self._allocation, self.dtype_name, self.size)
+        return flat.reshape(self.shape) if flat.size == self.size else flat
+
+    def write(self, content: Any) -> None:
+        """Replace the content.
+
+        Args:
+            content: array-like of this buffer's size; cast to its type.
+
+        Raises:
+            BadBuffer: `content` has another number of elements.
+        """
+        array = np.ascontiguousarray(content, dtype=self.dtype).reshape(-1)
+        if array.size != self.size:
+            raise BadBuffer(f"write() got {array.size} elements for {self!r}, which holds {self.size}")
+        self._arena.device.from_host(self._allocation, array)
+        self.written = True
+
+    def view(self) -> Any:
+        """An array over the memory: CuPy where the device sees it, else NumPy; the backed part on the simulated device."""
+        flat = self._arena.device.view(self._allocation, self.dtype_name, self.size)
+        return flat.reshape(self.shape) if flat.size == self.size else flat
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("a buffer's content cannot be seen as a NumPy array without a copy")
+        return self.read() if dtype is None else self.read().astype(dtype)
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.view().__cuda_array_interface__
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.view().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.view().__dlpack_device__()
+
+    # What the harness does to it
+
+    def follow(self, follower: Callable[[], None]) -> Callable[[], None]:
+        """Call `follower` after every move; gives back what ends that."""
+        self._followers.append(follower)
+        return lambda: self._followers.remove(follower) if follower in self._followers else None
+
+    def move(self) -> None:
+        """Put the same content at a fresh address. Raises `OutOfMemory` and stays where it is if both do not fit at once."""
+        device = self._arena.device
+        old = self._allocation
+        new = device.allocate(self.nbytes, self.kind)
+        try:
+            stream = self._arena.stream
+            device.copy(new, old, self.nbytes, stream)
+            device.synchronize(stream)
+        except BaseException:
+            device.free(new)
+            raise
+        self._allocation = new
+        self._arena.replaced(old, new)
+        device.free(old)
+        self.put_home(self._arena.stream)
+        for follower in list(self._followers):
+            follower()
+
+    def prefetch_ahead(self) -> None:
+        """From now on have managed pages on the device before every sample, by a prefetch."""
+        self._home = "device"
+        self.put_home(self._arena.stream)
+        self._arena.device.synchronize(self._arena.stream)
+
+    def put_home(self, stream: Stream) -> None:
+        """Put managed pages back to where they are before every sample; queued on `stream`."""
+        if self.kind is MemoryKind.MANAGED and self._home != "as left":
+            self._arena.device.prefetch(self._allocation, self._home == "host", stream)
+
+
+class Arena:
+    """Everything that one test allocates; `close` frees it, whatever happened."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self.device = device
+        self.stream = device.stream()
+        self.seed = seed
+        self._allocations: dict[int, Allocation] = {}
+        self._guests: dict[int, tuple[Any, Buffer]] = {}
+        self._made = 0
+        self._padding: list[Allocation] = []
+
+    def buffer(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "f4",
+        kind: MemoryKind = MemoryKind.DEVICE,
+        *,
+        home: Home = "device",
+        populate: bool = True,
+        write_combined: bool = False,
+        mapped: bool = True,
+    ) -> Buffer:
+        """A new buffer with seeded random content.
+
+        Args:
+            shape: bytes as one integer, or a shape as a tuple of elements.
+            dtype: element type, as NumPy takes it.
+            kind: where the memory lives.
+            home: where managed pages are before every sample; "host" means that the host touches them first.
+            populate: leave the pages of managed memory untouched if False.
+            write_combined, mapped: flags of `cudaHostAlloc`.
+
+        Raises:
+            BadBuffer: the size is not positive or does not hold whole elements, or the type is not a plain one.
+            OutOfMemory: less is free; nothing was allocated.
+        """
+        elements, element = parse_shape(shape, dtype)
+        nbytes = math.prod(elements) * element.itemsize
+        allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+        self._allocations[id(allocation)] = allocation
+        address = allocation.address or allocation.host_address
+        if address % ALIGNMENT:
+            raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
+        buffer = Buffer(self, allocation, elements, element, home)
+        self._made += 1
+        if populate:
+            seed = self.seed * 1_000_003 + self._made
+            self.device.fill_random(allocation, buffer.dtype_name, seed, self.stream)
+            buffer.put_home(self.stream)
+            self.device.synchronize(self.stream)
+        return buffer
+
+    def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
+        """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
+
+        Raises:
+            BadBuffer: the array is not C-contiguous, or is empty.
+        """
+        if not array.flags.c_contiguous or array.size == 0:
+            raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
+        allocation = self.device.adopt(array, register=register)
+        self._allocations[id(allocation)] = allocation
+        return Buffer(self, allocation, array.shape, array.dtype, "as left")
+
+    def guest(self, buffer: Buffer, like: Any) -> Any:
+        """An array of the library `like` over a buffer; the buffer then stays where it is, because the array holds its address."""
+        array = self.device.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
+        self._guests[id(array)] = (array, buffer)
+        return array
+
+    def find(self, argument: Any) -> Buffer | None:
+        """The buffer that an argument is, or that an array made by `guest` lies in."""
+        if isinstance(argument, Buffer):
+            return argument
+        entry = self._guests.get(id(argument))
+        return entry[1] if entry is not None and entry[0] is argument else None
+
+    def can_move(self, buffer: Buffer) -> bool:
+        """Whether the harness may give it a new address."""
+        return buffer.kind in MOVABLE and all(held is not buffer for _, held in self._guests.values())
+
+    def pad(self, nbytes: int) -> None:
+        """Hold some device memory that nobody uses, so that what is allocated next lies elsewhere; ends the padding before."""
+        for allocation in self._padding:
+            self.release(allocation)
+        self._padding = []
+        if nbytes:
+            allocation = self.device.allocate(nbytes, MemoryKind.DEVICE)
+            self._allocations[id(allocation)] = allocation
+            self._padding = [allocation]
+
+    def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
+        """Memory without a handle that lives until `release` or `close`."""
+        allocation = self.device.allocate(nbytes, kind)
+        self._allocations[id(allocation)] = allocation
+        return allocation
+
+    def release(self, allocation: Allocation) -> None:
+        """Free one allocation early."""
+        self._allocations.pop(id(allocation), None)
+        self.device.free(allocation)
+
+    def replaced(self, old: Allocation, new: Allocation) -> None:
+        """Book a move: `new` is ours now, `old` no longer."""
+        self._allocations.pop(id(old), None)
+        self._allocations[id(new)] = new
+
+    def close(self) -> None:
+        """Free and unregister everything. Every allocation is tried; the first error is raised at the end."""
+        self._guests.clear()
+        first: Exception | None = None
+        for allocation in reversed(list(self._allocations.values())):
+            try:
+                self.device.free(allocation)
+            except Exception as error:
+                first = first or error
+        self._allocations.clear()
+        self._padding = []
+        if first is not None:
+            raise first
+
+
+def parse_shape(shape: int | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Elements per axis and element type from what a user wrote.
+
+    Raises:
+        BadBuffer: as `Arena.buffer` says.
+    """
+    try:
+        element = np.dtype(dtype)
+    except TypeError as error:
+        raise BadBuffer(f"dtype {dtype!r} is no element type: {error}") from None
+    if element.hasobject or element.itemsize == 0:
+        raise BadBuffer(f"dtype {dtype!r} cannot live in device memory")
+    if isinstance(shape, bool) or not isinstance(shape, (int, np.integer, tuple, list)):
+        raise BadBuffer(f"a size is a number of bytes or a tuple of elements, not {shape!r}")
+    if isinstance(shape, (int, np.integer)):
+        if shape <= 0 or shape % element.itemsize:
+            raise BadBuffer(f"{shape} bytes do not hold a whole, positive number of {element.itemsize}-byte elements ({element})")
+        return (int(shape) // element.itemsize,), element
+    if not shape or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n <= 0 for n in shape):
+        raise BadBuffer(f"a shape is a tuple of positive integers, not {tuple(shape)!r}")
+    return tuple(int(n) for n in shape), element

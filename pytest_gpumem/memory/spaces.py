@@ -1,0 +1,106 @@
+"""The kinds of memory as a user asks for them: what the buffer fixtures call, and what a `Case` is built with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import MemoryKind, Unsupported
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
+
+
+class Memory:
+    """Asks an arena for buffers, one method for each kind of memory.
+
+    Sizes are bytes as one integer or elements as a tuple. Content is seeded and random: floats uniform in [0, 1), integers over their
+    full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for host memory): then an array of that library is given
+    instead of a `Buffer`, and it stays at its address.
+
+    All methods raise `BadBuffer` for a size or type that cannot be, `OutOfMemory` if less is free, and `Unsupported` (the test skips)
+    where the device has no such memory.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+
+    def device(self, shape: int | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+        """Device memory by `cudaMalloc`."""
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
+
+    def managed(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "f4",
+        *,
+        first_touch: Literal["host", "device", "none"] = "host",
+        like: Any = None,
+    ) -> Any:
+        """Managed memory whose pages are, before every sample, where `first_touch` says.
+
+        Args:
+            shape, dtype, like: as for every kind.
+            first_touch: "host" (kernels then fault the pages in), "device", or "none": no page exists until somebody
+                touches it, and samples find the pages where the one before left them.
+
+        Source: CUDA C++ Programming Guide, Unified Memory Programming.
+        """
+        homes: dict[str, Home] = {"host": "host", "device": "device", "none": "as left"}
+        if first_touch not in homes:
+            raise BadBuffer(f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}")
+        self._needs_migration()
+        buffer = self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home=homes[first_touch], populate=first_touch != "none")
+        return self._give(buffer, like)
+
+    def prefetched(self, shape: int | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+        """Managed memory that the host has written and that is prefetched to the device before every sample."""
+        self._needs_migration()
+        buffer = self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="host")
+        buffer.prefetch_ahead()
+        return self._give(buffer, like)
+
+    def pinned(
+        self, shape: int | Sequence[int], dtype: Any = "f4", *, mapped: bool = True, write_combined: bool = False, like: Any = None
+    ) -> Any:
+        """Page-locked host memory by `cudaHostAlloc` (CUDA C++ Best Practices Guide, 9.1.1).
+
+        Args:
+            shape, dtype, like: as for every kind.
+            mapped: visible to kernels (zero copy, 9.1.3).
+            write_combined: fast for the host to write and for the link, slow for the host to read.
+        """
+        if mapped and not self.arena.device.facts.can_map_host:
+            raise Unsupported(f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)")
+        buffer = self.arena.buffer(shape, dtype, MemoryKind.PINNED, home="as left", mapped=mapped, write_combined=write_combined)
+        return self._give(buffer, like)
+
+    def registered(self, array: Any, dtype: Any = "f4", *, like: Any = None) -> Any:
+        """Pageable host memory, page-locked afterwards by `cudaHostRegister`.
+
+        Args:
+            array: a C-contiguous NumPy array, whose own memory is registered until the test ends; or a size, for a new one.
+            dtype, like: as for every kind, where `array` is a size.
+        """
+        return self._give(self._host(array, dtype, register=True), like)
+
+    def pageable(self, array: Any, dtype: Any = "f4", *, like: Any = None) -> Any:
+        """Ordinary host memory, for comparison: a NumPy array's own memory, or a new one of the given size."""
+        return self._give(self._host(array, dtype, register=False), like)
+
+    def _host(self, array: Any, dtype: Any, *, register: bool) -> Any:
+        if isinstance(array, np.ndarray):
+            return self.arena.adopt(array, register=register)
+        shape, element = parse_shape(array, dtype)
+        generator = np.random.default_rng(self.arena.seed)
+        block = generator.integers(0, 2**31 - 1, 4096, dtype=np.int32) if element.kind in "iu" else generator.random(4096)
+        # np.resize repeats the block: the pages must exist, their content need not be unique for a link.
+        return self.arena.adopt(np.resize(block.astype(element), shape), register=register)
+
+    def _needs_migration(self) -> None:
+        facts = self.arena.device.facts
+        if not facts.concurrent_managed_access:
+            raise Unsupported(f"{facts.name} does not migrate managed pages on demand here (concurrentManagedAccess is 0)")
+
+    def _give(self, buffer: Any, like: Any) -> Any:
+        return buffer if like is None else self.arena.guest(buffer, like)
