@@ -1,3 +1,33 @@
 """Fixtures, measurements and a gate for CUDA memory performance in pytest."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.units import GB, KB, MB, GiB, KiB, MiB
+
+if TYPE_CHECKING:
+    from pytest_gpumem.measuring.target import Case as Case
+
+    __version__: str
+
+__all__ = ["GB", "KB", "MB", "Case", "GiB", "KiB", "MiB"]
+
+
+def __getattr__(name: str) -> object:
+    # Lazy: pytest imports this package in every session, also in those without --gpumem.
+    value: object
+    if name == "Case":
+        from pytest_gpumem.measuring.target import Case as value
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("pytest-gpumem")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,0 +1,271 @@
+"""Quantities as people write them: sizes, times, rates, shares, margins, budgets. Parsed strictly, printed short.
+
+GB is 1e9 bytes, GiB is 2^30 bytes. A text without a unit, with an unknown unit, a negative number or NaN is refused;
+the message shows the value and what is accepted. Numbers (not texts) are taken in base units where that is
+unambiguous: bytes, seconds, bytes per second.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Imported where a text is parsed: a session without --gpumem parses none.
+    from fractions import Fraction
+    from typing import TypeGuard
+
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+_SIZES = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB, "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
+# Nanoseconds, so that all factors are whole and parsing can be exact. Micro has two code points.
+_TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_RATES = {f"{unit}/s": factor for unit, factor in _SIZES.items()}
+
+SIZES_ACCEPTED = 'a size such as "64 MiB", "1.5 GiB" or "2 GB" (units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB)'
+TIMES_ACCEPTED = 'a time such as "12 us", "0.6 ms" or "1 s" (units ns, us, ms, s, min, h)'
+RATES_ACCEPTED = 'a rate such as "2.4 TB/s" or "900 GB/s", or "85% of peak"'
+SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
+MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
+BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
+
+# The exponent is short so that no text makes a number of a million digits.
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,3})?"
+_QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)")
+_SHARE = re.compile(rf"({_NUMBER})\s*%")
+_SHARE_OF_PEAK = re.compile(rf"({_NUMBER})\s*%\s+of\s+peak")
+_BUDGET = re.compile(r"(.*?)(?:\s+(total|each))?", re.DOTALL)
+
+
+class QuantityError(ValueError):
+    """A quantity that cannot be read; the message shows the value and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A bandwidth as a share of the device's theoretical peak."""
+
+    value: float
+    """0.85 for "85% of peak"."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """An allowed slow-down: `relative` x baseline + `absolute`."""
+
+    relative: float
+    """Share of the baseline's latency, 0.01 for "1%"."""
+    absolute: float
+    """Seconds on top."""
+
+    def over(self, latency: float) -> float:
+        """The allowed slow-down of a baseline of `latency` seconds, as a share of it."""
+        return self.relative + self.absolute / latency
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time to spend on measuring: exactly one of the two is given."""
+
+    each: float | None = None
+    """Seconds for each measurement."""
+    total: float | None = None
+    """Seconds for all measurements of the run together."""
+
+
+def parse_bytes(value: str | int) -> int:
+    """Bytes of a size such as "64 MiB", or of a plain int.
+
+    Raises:
+        QuantityError: not a size, negative, or not a whole number of bytes.
+    """
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        if operator.index(value) < 0:
+            raise _refused(value, SIZES_ACCEPTED, "is negative")
+        return operator.index(value)
+    exact = _exact(value, _SIZES, SIZES_ACCEPTED)
+    if exact.denominator != 1:
+        raise _refused(value, SIZES_ACCEPTED, "is not a whole number of bytes")
+    return exact.numerator
+
+
+def parse_time(value: str | float) -> float:
+    """Seconds of a time such as "12 us", or of a plain number of seconds.
+
+    Raises:
+        QuantityError: not a time, negative or not finite.
+    """
+    if _is_number(value):
+        return _finite(value, TIMES_ACCEPTED, value)
+    return _finite(value, TIMES_ACCEPTED, _exact(value, _TIMES, TIMES_ACCEPTED) / 10**9)
+
+
+def parse_rate(value: str | float) -> float | Share:
+    """Bytes per second of a rate such as "2.4 TB/s" or of a plain number; a `Share` for "85% of peak".
+
+    Raises:
+        QuantityError: not a rate, negative, not finite, or above 100% of peak.
+    """
+    if _is_number(value):
+        return _finite(value, RATES_ACCEPTED, value)
+    if isinstance(value, str) and (match := _SHARE_OF_PEAK.fullmatch(value.strip())):
+        share = float(match[1]) / 100
+        if share > 1:
+            raise _refused(value, RATES_ACCEPTED, "is above the peak")
+        return Share(share)
+    return _finite(value, RATES_ACCEPTED, _exact(value, _RATES, RATES_ACCEPTED))
+
+
+def parse_share(value: str) -> float:
+    """The share that a text such as "0.1%" means: 0.001.
+
+    A plain number is refused: 0.1 could mean 10 % or 0.1 %.
+
+    Raises:
+        QuantityError: not a share, or negative.
+    """
+    match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise _refused(value, SHARES_ACCEPTED)
+    return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
+
+
+def parse_margin(value: str) -> Margin:
+    """The allowed slow-down that "1%", "1% + 0.2 us" or "0.2 us" means.
+
+    Raises:
+        QuantityError: not a margin, the same kind of part twice, or nothing at all allowed.
+    """
+    # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
+    parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
+    relative: float | None = None
+    absolute: float | None = None
+    for part in parts:
+        try:
+            if "%" in part and relative is None:
+                relative = parse_share(part)
+            elif "%" not in part and absolute is None:
+                absolute = parse_time(part)
+            else:
+                raise _refused(value, MARGINS_ACCEPTED)
+        except QuantityError:
+            raise _refused(value, MARGINS_ACCEPTED) from None
+    if not parts:
+        raise _refused(value, MARGINS_ACCEPTED)
+    if not relative and not absolute:
+        raise _refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
+    return Margin(relative or 0.0, absolute or 0.0)
+
+
+def parse_budget(value: str | float) -> Budget:
+    """The budget that a text means.
+
+    Times in ns, us, ms and s are for each measurement, in min and h for the whole run; "total" or "each" after the time
+    says it outright. A plain number is seconds for each measurement.
+
+    Raises:
+        QuantityError: not a budget, or zero.
+    """
+    if _is_number(value):
+        written, word, seconds = "", "each", _finite(value, BUDGETS_ACCEPTED, value)
+    else:
+        match = _BUDGET.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise _refused(value, BUDGETS_ACCEPTED)
+        written, word = match[1], match[2]
+        try:
+            seconds = parse_time(written)
+        except QuantityError:
+            raise _refused(value, BUDGETS_ACCEPTED) from None
+    if seconds == 0:
+        raise _refused(value, BUDGETS_ACCEPTED, "leaves no time")
+    if word == "total" or (word is None and written.endswith(("min", "h"))):
+        return Budget(total=seconds)
+    return Budget(each=seconds)
+
+
+def format_bytes(nbytes: int) -> str:
+    """An exact text, such as "64 MiB", "31.25 MiB", "2 GB" or "1234567 B"; `parse_bytes` gives the same number back."""
+    if nbytes < 0:
+        return "-" + format_bytes(-nbytes)
+    texts = []
+    for unit in ("TiB", "GiB", "MiB", "KiB", "B", "TB", "GB", "MB", "KB"):
+        thousandths, rest = divmod(nbytes * 1000, _SIZES[unit])
+        if rest == 0 and thousandths >= 1000:
+            text = f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".") + f" {unit}"
+            if "i" in unit and thousandths < 1_024_000:
+                return text
+            texts.append(text)
+    return min(texts, key=len, default="0 B")
+
+
+def format_time(seconds: float) -> str:
+    """Four significant digits: "268.3 us", "1.280 us", "12.60 ms"."""
+    return _scaled_text(seconds, (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)))
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Four significant digits in the unit that datasheets use: "3002 GB/s", "55.30 GB/s", "12.50 TB/s"."""
+    # GB/s up to four digits: a reader compares 2990 with 3002, not 2.990 TB/s with 987.1 GB/s.
+    ladder = (("B/s", 1.0), ("KB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9))
+    return _scaled_text(bytes_per_second, (*ladder, ("TB/s", 1e13)) if abs(bytes_per_second) >= 9999.5e9 else ladder)
+
+
+def format_share(share: float, *, sign: bool = False) -> str:
+    """Three significant digits without an exponent: "85.3 %", "0.100 %"; with `sign` also "+1.20 %"."""
+    return f"{_digits(share * 100, 3, sign)} %"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _refused(value: object, accepted: str, why: str = "") -> QuantityError:
+    return QuantityError(f"{value!r} {why or 'is not understood'}; accepted is {accepted}")
+
+
+def _finite(value: object, accepted: str, number: float | Fraction) -> float:
+    try:
+        result = float(number)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise _refused(value, accepted, "is not a finite number")
+    if result < 0:
+        raise _refused(value, accepted, "is negative")
+    return result
+
+
+def _exact(value: object, units: dict[str, int], accepted: str) -> Fraction:
+    """A text as a multiple of the base unit.
+
+    Exact, because 0.2 x 1e-6 is not the float that 0.2e-6 is, and floats miss single bytes of large sizes.
+    """
+    from fractions import Fraction
+
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise _refused(value, accepted)
+    return Fraction(match[1]) * units[match[2]]
+
+
+def _digits(value: float, significant: int, sign: bool = False) -> str:
+    """`value` with that many significant digits, never with an exponent."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:{'+' if sign else ''}.0f}"
+    # Rounding may carry into a new digit (9.996 -> 10.00): read the exponent after it.
+    exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
+    return f"{value:{'+' if sign else ''}.{max(0, significant - 1 - exponent)}f}"
+
+
+def _scaled_text(value: float, ladder: tuple[tuple[str, float], ...]) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f} {ladder[-1][0]}"
+    rounded = abs(float(f"{value:.3e}"))
+    unit, factor = max((step for step in ladder if rounded >= step[1]), key=lambda step: step[1], default=ladder[0])
+    factor = 1e12 if unit == "TB/s" else factor
+    return f"{_digits(value / factor, 4)} {unit}"
