@@ -27,7 +27,7 @@ class Names:
 
     A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
     Where several collected node ids would share one, each of them gets a short hash of its own id behind it, so that
-    order, selection within a file and xdist change nothing. An id that was not collected gets the hash if it comes second.
+    neither the order nor xdist changes a name. An id that was not collected gets the hash if it comes second.
 
     Args:
         collected: all node ids of the session, as far as they are known.
@@ -122,7 +122,7 @@ class Ranges:
 
     def _prepare(self, name: str) -> Any:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.' and '-'")
+            raise ValueError(f"NVTX range name {name!r}: Nsight's filters take only letters, digits, '_', '.', '-'")
         return self._domain.get_event_attributes(message=name) if self._domain is not None else None
 
 

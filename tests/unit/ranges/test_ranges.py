@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from nvtx_injection import Event, Trace
+
+from pytest_gpumem import ranges
+from pytest_gpumem.ranges import Ranges
+
+PROGRAM = """
+from pytest_gpumem.ranges import Names, Ranges, phase
+
+ranges = Ranges()
+assert ranges.tool_attached()
+nodeid = "tests/test_a.py::test_scale[1]"
+name = Names([nodeid]).unique(nodeid)
+with ranges.test(name, nodeid):
+    with ranges.range(phase(name, "setup")):
+        pass
+    try:
+        with ranges.range(phase(name, "measure")):
+            for sample in range(2):
+                ranges.push("launch", sample)
+                ranges.pop()
+            ranges.push("launch")
+            ranges.pop()
+            raise RuntimeError
+    except RuntimeError:
+        pass
+"""
+
+
+def run(program: str, environment: dict[str, str]) -> None:
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, **environment}, check=True)
+
+
+def test_a_tool_sees_the_ranges_nested_and_closed(nvtx_trace: Trace) -> None:
+    run(PROGRAM, nvtx_trace.environment)
+    assert nvtx_trace.ranges() == [
+        "test_scale_1",
+        "test_scale_1/test_scale_1.setup",
+        "test_scale_1/test_scale_1.measure",
+        "test_scale_1/test_scale_1.measure/launch",
+        "test_scale_1/test_scale_1.measure/launch",
+        "test_scale_1/test_scale_1.measure/launch",
+    ]
+
+
+def test_payload_belongs_to_one_push_only(nvtx_trace: Trace) -> None:
+    run(PROGRAM, nvtx_trace.environment)
+    launches = [event for event in nvtx_trace.events() if event.message == "launch"]
+    assert [event.payload for event in launches] == [0, 1, None]
+
+
+def test_the_full_node_id_is_marked_inside_the_range_of_its_test(nvtx_trace: Trace) -> None:
+    run(PROGRAM, nvtx_trace.environment)
+    events = nvtx_trace.events()
+    assert events[0] == Event("push", "gpumem", "test_scale_1")
+    assert events[1] == Event("mark", "gpumem", "tests/test_a.py::test_scale[1]", category="nodeid")
+
+
+@pytest.mark.parametrize("tool", [True, False])
+def test_a_name_that_nsight_cannot_filter_is_refused(tool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if tool:
+        monkeypatch.setattr(ranges, "_domain", RecordingDomain)
+    with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):
+        Ranges().push("test_a[1]")
+
+
+class RecordingDomain:
+    """Stands for nvtx.Domain: counts how often attributes are built, which costs ten times a push."""
+
+    def __init__(self) -> None:
+        self.built: list[str] = []
+        self.pushed: list[tuple[str, int | None]] = []
+
+    def get_event_attributes(self, message: str, category: str | None = None) -> Attributes:
+        self.built.append(message)
+        return Attributes(message)
+
+    def push_range(self, attributes: Attributes) -> None:
+        self.pushed.append((attributes.message, attributes.payload))
+
+    def pop_range(self) -> None: ...
+
+
+class Attributes:
+    def __init__(self, message: str) -> None:
+        self.message = message
+        self.payload: int | None = None
+
+
+def test_attributes_are_built_once_per_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = RecordingDomain()
+    monkeypatch.setattr(ranges, "_domain", lambda: domain)
+    recorded = Ranges()
+    for sample in range(3):
+        recorded.push("launch", sample)
+        recorded.pop()
+    assert domain.built == ["launch"]
+    assert domain.pushed == [("launch", 0), ("launch", 1), ("launch", 2)]
+
+
+def test_without_a_tool_nothing_is_attached_and_nothing_fails() -> None:
+    run(
+        """
+        from pytest_gpumem.ranges import Ranges
+        ranges = Ranges()
+        assert not ranges.tool_attached()
+        with ranges.test("test_a", "a.py::test_a"), ranges.range("test_a.measure"):
+            ranges.push("launch", 1)
+            ranges.pop()
+        """,
+        {},
+    )
+
+
+def test_without_the_nvtx_package_ranges_do_nothing() -> None:
+    run(
+        """
+        import sys
+        sys.modules["nvtx"] = None
+        from pytest_gpumem.ranges import Ranges
+        ranges = Ranges()
+        assert not ranges.tool_attached()
+        with ranges.test("test_a", "a.py::test_a"):
+            ranges.push("launch", 1)
+            ranges.pop()
+        """,
+        {},
+    )
+
+
+def test_nvtx_is_not_imported_with_the_module() -> None:
+    run("import sys, pytest_gpumem.ranges\nassert 'nvtx' not in sys.modules", {})
