@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from pytest_gpumem.records.device import DeviceFacts
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -120,6 +122,18 @@ class Measurement:
     def bandwidth(self) -> float | None:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
         return self.traffic.total / self.latency if self.traffic is not None else None
+
+    def share_of_peak(self, facts: DeviceFacts) -> float | None:
+        """Bandwidth over the device's theoretical peak, where that is meaningful; else None.
+
+        It is for DRAM traffic of a footprint of at least 4x L2 that starts from a cold cache. Below that a clean-cold run may leave
+        its output dirty in L2 and seem faster than DRAM; traffic over the host link has another peak.
+        """
+        if self.bandwidth is None or self.traffic is None or self.traffic.link or self.mode == "hot":
+            return None
+        if self.footprint is None or self.footprint < 4 * facts.l2_bytes:
+            return None
+        return self.bandwidth / facts.peak_bandwidth
 
     @property
     def placement_spread(self) -> float | None:
