@@ -1,0 +1,152 @@
+"""Copies by misaligned, strided and permuted accesses of 4-byte words (`kernels/access_pattern.cu`).
+
+Their traffic counts the words that are copied, as the guide's effective bandwidth does; `Access.sectors_per_request` says what the
+memory system moves for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.kernels.arrays import Arrays, Scalars
+from pytest_gpumem.kernels.calls import (
+    SECTORS_COALESCED,
+    SECTORS_SCATTERED,
+    Check,
+    all_of,
+    ceil_div,
+    grid,
+    same_size,
+    thread_per_element,
+    touch,
+    typed,
+    whole_number,
+)
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
+
+_THREADS = 256
+_DTYPES = ("f4", "i4")  # the sectors below hold for 4-byte words
+_WORDS_PER_SECTOR = 8
+
+
+def _copied(call: Call, words: int, sectors: float) -> tuple[Access, ...]:
+    return (
+        touch("idata", "read", call, elements=words, sectors=sectors),
+        touch("odata", "write", call, elements=words, sectors=sectors),
+    )
+
+
+def _after_offset(call: Call) -> int:
+    return call.arrays["odata"].size - int(call.scalars["offset"])
+
+
+def _offset_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    return grid(call, ceil_div(_after_offset(call), _THREADS), _THREADS)
+
+
+def _offset_accesses(call: Call) -> tuple[Access, ...]:
+    aligned = int(call.scalars["offset"]) % _WORDS_PER_SECTOR == 0
+    return _copied(call, _after_offset(call), SECTORS_COALESCED if aligned else SECTORS_COALESCED + 1)
+
+
+def _offset_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("odata", "idata", call.arrays["odata"].size, int(call.scalars["offset"]))
+
+
+def _offset(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    offset = int(scalars["offset"])
+    result = arrays["idata"].copy()
+    result[:offset] = arrays["odata"][:offset]
+    return {"odata": result}
+
+
+def _offset_within(call: Call) -> str | None:
+    size, offset = call.arrays["odata"].size, call.scalars["offset"]
+    return f"offset is {offset}, but the arrays have only {size} elements" if offset >= size else None
+
+
+def _at_stride(call: Call) -> int:
+    return ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
+
+
+def _stride_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    return grid(call, ceil_div(_at_stride(call), _THREADS), _THREADS)
+
+
+def _stride_accesses(call: Call) -> tuple[Access, ...]:
+    sectors = min(SECTORS_SCATTERED, SECTORS_COALESCED * int(call.scalars["stride"]))
+    return _copied(call, _at_stride(call), sectors)
+
+
+def _stride_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("odata", "idata", call.arrays["odata"].size, int(call.scalars["stride"]))
+
+
+def _stride(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    stride = int(scalars["stride"])
+    result = arrays["odata"].copy()
+    result[::stride] = arrays["idata"][::stride]
+    return {"odata": result}
+
+
+def _permuted_accesses(call: Call) -> tuple[Access, ...]:
+    return _copied(call, call.arrays["odata"].size, SECTORS_COALESCED)
+
+
+def _permuted_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("odata", "idata", call.arrays["odata"].size)
+
+
+def _permuted(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+    return {"odata": arrays["idata"].copy()}
+
+
+_SAME: Check = all_of(typed(_DTYPES), same_size("odata", "idata"))
+
+KERNELS = (
+    Kernel(
+        name="offset_copy",
+        # Updated, not written: the words before the offset keep their content.
+        parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("offset", Role.SCALAR, 0)),
+        shape=_offset_shape,
+        accesses=_offset_accesses,
+        source="access_pattern.cu",
+        entry="offset_copy<{dtype}>",
+        reference=_offset,
+        launch_arguments=_offset_arguments,
+        dtypes=_DTYPES,
+        section="CUDA C++ Best Practices Guide 9.2.1.3 Effects of Misaligned Accesses",
+        check=all_of(_SAME, whole_number("offset", 0), _offset_within),
+        relative_tolerance=0.0,
+    ),
+    Kernel(
+        name="stride_copy",
+        # Updated, not written: the words between keep their content.
+        parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("stride", Role.SCALAR, 1)),
+        shape=_stride_shape,
+        accesses=_stride_accesses,
+        source="access_pattern.cu",
+        entry="stride_copy<{dtype}>",
+        reference=_stride,
+        launch_arguments=_stride_arguments,
+        dtypes=_DTYPES,
+        section="CUDA C++ Best Practices Guide 9.2.1.4 Strided Accesses",
+        check=all_of(_SAME, whole_number("stride", 1)),
+        relative_tolerance=0.0,
+    ),
+    Kernel(
+        name="permuted_copy",
+        parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
+        shape=thread_per_element("odata", _THREADS),
+        accesses=_permuted_accesses,
+        source="access_pattern.cu",
+        entry="permuted_copy<{dtype}>",
+        reference=_permuted,
+        launch_arguments=_permuted_arguments,
+        dtypes=_DTYPES,
+        section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
+        check=_SAME,
+        relative_tolerance=0.0,
+    ),
+)

@@ -1,0 +1,142 @@
+"""Pieces that the kernels are put together from: launch shapes, accesses, and checks of a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
+from pytest_gpumem.records.device import DeviceFacts
+
+Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
+"""What `Kernel.shape` is."""
+
+Check: TypeAlias = Callable[[Call], str | None]
+"""What `Kernel.check` is."""
+
+WARP = 32
+"""Threads of a warp."""
+
+SECTORS_COALESCED = 4.0
+"""32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
+
+SECTORS_SCATTERED = 32.0
+"""Sectors of a request in which no two threads share one."""
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
+def grid(call: Call, default: int, threads: int) -> LaunchShape:
+    """The grid that the caller chose, or else the kernel's own; at least one block."""
+    return LaunchShape(call.blocks if call.blocks is not None else max(default, 1), threads)
+
+
+def thread_per_element(name: str, threads: int = 256) -> Shape:
+    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) / threads` blocks."""
+
+    def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+        return grid(call, ceil_div(call.arrays[name].size, threads), threads)
+
+    return shape
+
+
+def touch(
+    name: str,
+    direction: Literal["read", "write"],
+    call: Call,
+    *,
+    elements: int | None = None,
+    requests: int | None = None,
+    sectors: float = SECTORS_COALESCED,
+    dependent: bool = False,
+    random: bool = False,
+) -> Access:
+    """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once)."""
+    array = call.arrays[name]
+    distinct = array.size if elements is None else elements
+    return Access(
+        argument=name,
+        direction=direction,
+        footprint=distinct * array.itemsize,
+        requested=(distinct if requests is None else requests) * array.itemsize,
+        sectors_per_request=sectors,
+        dependent=dependent,
+        random=random,
+    )
+
+
+# Checks: None, or one sentence that names the values.
+
+
+def all_of(*checks: Check) -> Check:
+    """The first problem that any of the checks finds."""
+
+    def check(call: Call) -> str | None:
+        return next((problem for one in checks if (problem := one(call)) is not None), None)
+
+    return check
+
+
+def typed(dtypes: tuple[str, ...]) -> Check:
+    """No array is empty, all have one element type, it is among `dtypes`, and the caller's grid is not empty."""
+
+    def check(call: Call) -> str | None:
+        for name, array in call.arrays.items():
+            if array.size < 1:
+                return f"{name} is empty"
+            if array.dtype not in dtypes:
+                return f"{name} holds {array.dtype}; accepted: {', '.join(dtypes)}"
+        if len({array.dtype for array in call.arrays.values()}) > 1:
+            types = ", ".join(f"{name} holds {array.dtype}" for name, array in call.arrays.items())
+            return f"the arrays must have one element type: {types}"
+        if call.blocks is not None and call.blocks < 1:
+            return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
+        return None
+
+    return check
+
+
+def same_size(*names: str) -> Check:
+    """The named arrays have the same number of elements."""
+
+    def check(call: Call) -> str | None:
+        sizes = [call.arrays[name].size for name in names]
+        if len(set(sizes)) == 1:
+            return None
+        listed = ", ".join(f"{name} has {size}" for name, size in zip(names, sizes, strict=True))
+        return f"the arrays must have the same number of elements: {listed}"
+
+    return check
+
+
+def in_element_type(name: str) -> Check:
+    """The scalar `name` is finite and, for integer arrays, an integer that the element type can hold."""
+
+    def check(call: Call) -> str | None:
+        value = call.scalars[name]
+        array = next(iter(call.arrays.values()))
+        if not math.isfinite(value):
+            return f"{name} is {value}; a finite number is needed"
+        if array.dtype.startswith("i"):
+            limit = 2 ** (8 * array.itemsize - 1)
+            if value != int(value) or not -limit <= value < limit:
+                return f"{name} is {value}, which arrays of {array.dtype} cannot hold"
+        return None
+
+    return check
+
+
+def whole_number(name: str, least: int) -> Check:
+    """The scalar `name` is a whole number of at least `least`."""
+
+    def check(call: Call) -> str | None:
+        value = call.scalars[name]
+        if not math.isfinite(value) or value != int(value) or value < least:
+            return f"{name} is {value}; a whole number of at least {least} is needed"
+        return None
+
+    return check

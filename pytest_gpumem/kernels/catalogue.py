@@ -1,0 +1,13 @@
+"""Every kernel that ships, by name: one module for each source file in `kernels/`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from pytest_gpumem.kernels import access_pattern, l2_persistence, latency, stream, transfers, unified_memory
+from pytest_gpumem.kernels.kernel import Kernel
+
+_ROOMS = (stream, l2_persistence, unified_memory, access_pattern, latency, transfers)
+
+CATALOGUE: MappingProxyType[str, Kernel] = MappingProxyType({k.name: k for room in _ROOMS for k in room.KERNELS})
+"""The catalogue: name to kernel."""

@@ -1,0 +1,94 @@
+"""The two experiments on persisting L2 (`kernels/l2_persistence.cu`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.kernels.arrays import Arrays, Scalars, element, module_of
+from pytest_gpumem.kernels.calls import grid, thread_per_element, touch, typed
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
+
+_THREADS = 1024
+_RESET_DTYPES = ("i4", "f4")
+
+
+def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
+    # The text launches 32 blocks, which fill a quarter of an H100's SMs: ask for them by `with_grid(32)`.
+    return grid(call, 2 * facts.sm_count, _THREADS)
+
+
+def _reset_accesses(call: Call) -> tuple[Access, ...]:
+    data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
+    return (
+        touch("lut_persistent", "read", call, elements=min(table.size, data.size), requests=data.size),
+        touch("data_streaming", "write", call),
+    )
+
+
+def _reset_arguments(call: Call) -> tuple[str | int, ...]:
+    data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
+    return ("data_streaming", "lut_persistent", data.size, table.size)
+
+
+def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+    data, table = arrays["data_streaming"], arrays["lut_persistent"]
+    result = module_of(data).empty_like(data)
+    whole = data.size // table.size * table.size
+    result[:whole].reshape(-1, table.size)[:] = table
+    result[whole:] = table[: data.size - whole]
+    return {"data_streaming": result}
+
+
+def _sliding_accesses(call: Call) -> tuple[Access, ...]:
+    persistent, streaming = call.arrays["data_persistent"], call.arrays["data_streaming"]
+    touched = min(persistent.size, streaming.size)
+    return (
+        touch("data_persistent", "read", call, elements=touched, requests=streaming.size),
+        touch("data_persistent", "write", call, elements=touched, requests=streaming.size),
+        touch("data_streaming", "read", call),
+        touch("data_streaming", "write", call),
+    )
+
+
+def _sliding_arguments(call: Call) -> tuple[str | int, ...]:
+    persistent, streaming = call.arrays["data_persistent"], call.arrays["data_streaming"]
+    return ("data_persistent", "data_streaming", persistent.size, streaming.size)
+
+
+def _sliding(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+    persistent, streaming = arrays["data_persistent"].copy(), arrays["data_streaming"]
+    persistent[: streaming.size] |= element(1, persistent)
+    return {"data_persistent": persistent, "data_streaming": streaming * element(3, streaming)}
+
+
+KERNELS = (
+    Kernel(
+        name="reset_data",
+        parameters=(Parameter("data_streaming", Role.WRITE), Parameter("lut_persistent", Role.READ)),
+        shape=_reset_shape,
+        accesses=_reset_accesses,
+        source="l2_persistence.cu",
+        entry="reset_data<{dtype}>",
+        reference=_reset,
+        launch_arguments=_reset_arguments,
+        dtypes=_RESET_DTYPES,
+        section="CUDA L2 Persistent Cache, Lei Mao: data reset",
+        check=typed(_RESET_DTYPES),
+        relative_tolerance=0.0,
+    ),
+    Kernel(
+        name="sliding_window",
+        parameters=(Parameter("data_persistent", Role.UPDATE), Parameter("data_streaming", Role.UPDATE)),
+        shape=thread_per_element("data_streaming", _THREADS),
+        accesses=_sliding_accesses,
+        source="l2_persistence.cu",
+        entry="sliding_window",
+        reference=_sliding,
+        launch_arguments=_sliding_arguments,
+        dtypes=("i4",),
+        section="CUDA C++ Best Practices Guide 9.2.2.2 Tuning the Access Window Hit-Ratio",
+        check=typed(("i4",)),
+        relative_tolerance=0.0,
+    ),
+)

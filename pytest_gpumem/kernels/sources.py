@@ -1,0 +1,71 @@
+"""Where the CUDA sources are, and what every compilation of them needs.
+
+They live in the repository's top-level `kernels/` and ship inside the wheel as `pytest_gpumem/kernels/cu/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pytest_gpumem.kernels.kernel import Kernel
+
+COMPILE_OPTIONS = ("--std=c++17",)
+"""Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need no other option."""
+
+CPP_TYPES = {"f4": "float", "f8": "double", "i4": "int"}
+"""C++ type of each NumPy type that the catalogue's templates are compiled for."""
+
+_PACKAGE = Path(__file__).parent
+
+
+class SourceMissing(FileNotFoundError):
+    """A kernel's source is not where it belongs: the installation is incomplete."""
+
+
+def folder() -> Path:
+    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's `kernels/`.
+
+    An editable install, or a checkout as the working directory, has no shipped copy: setuptools' `package-dir` mapping takes effect
+    only when a wheel is built.
+
+    Raises:
+        SourceMissing: there is neither.
+    """
+    shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
+    for candidate in (shipped, checkout):
+        if any(candidate.glob("*.cu")):
+            return candidate
+    raise SourceMissing(f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall pytest-gpumem")
+
+
+def read(name: str) -> str:
+    """Text of the source file `name`, such as "stream.cu".
+
+    Raises:
+        SourceMissing: there is no such file; the message names the folder and what is in it.
+    """
+    path = folder() / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        present = ", ".join(sorted(p.name for p in path.parent.glob("*.cu")))
+        raise SourceMissing(f"no kernel source {name!r} in {path.parent}; there are {present}") from None
+
+
+def fingerprint(name: str) -> str:
+    """SHA-256 of a source's text, in hexadecimal: equal fingerprints mean the same code, wherever it was read from."""
+    return hashlib.sha256(read(name).encode("utf-8")).hexdigest()
+
+
+def expression(kernel: Kernel, dtype: str) -> str:
+    """The C++ name expression of a kernel for one element type: "triad<float, 2>" for `triad` and "f4".
+
+    Raises:
+        ValueError: the kernel is not compiled for this type.
+    """
+    if dtype not in kernel.dtypes:
+        raise ValueError(f"{kernel.name} is compiled for {', '.join(kernel.dtypes)}, not for {dtype}")
+    if "{dtype}" not in kernel.entry:
+        return kernel.entry
+    return kernel.entry.replace("{dtype}", CPP_TYPES[dtype])

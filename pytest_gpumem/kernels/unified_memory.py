@@ -1,0 +1,104 @@
+"""Managed memory: a vector addition, and two ways of touching its pages on the GPU first (`kernels/unified_memory.cu`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.kernels.arrays import Arrays, Scalars, filled_like
+from pytest_gpumem.kernels.calls import (
+    WARP,
+    Shape,
+    all_of,
+    ceil_div,
+    grid,
+    in_element_type,
+    same_size,
+    thread_per_element,
+    touch,
+    typed,
+)
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
+
+PAGE_BYTES = 64 * 1024
+"""Bytes that one warp of `init_warp_per_page` touches: the size of the text, and of the driver's basic migration block."""
+
+_THREADS = 256
+_DTYPES = ("f4", "f8", "i4")
+
+
+def _add_accesses(call: Call) -> tuple[Access, ...]:
+    return (touch("x", "read", call), touch("y", "read", call), touch("y", "write", call))
+
+
+def _add_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("x", "y", call.arrays["y"].size)
+
+
+def _add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+    return {"y": arrays["x"] + arrays["y"]}
+
+
+def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, PAGE_BYTES), _THREADS // WARP), _THREADS)
+
+
+def _init_accesses(call: Call) -> tuple[Access, ...]:
+    return (touch("x", "write", call),)
+
+
+def _init_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("x", "value", call.arrays["x"].size)
+
+
+def _init(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    return {"x": filled_like(arrays["x"], scalars["value"])}
+
+
+def _initialiser(name: str, entry: str, shape: Shape, section: str) -> Kernel:
+    """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
+    return Kernel(
+        name=name,
+        parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0)),
+        shape=shape,
+        accesses=_init_accesses,
+        source="unified_memory.cu",
+        entry=entry,
+        reference=_init,
+        launch_arguments=_init_arguments,
+        dtypes=_DTYPES,
+        section=section,
+        check=all_of(typed(_DTYPES), in_element_type("value")),
+        relative_tolerance=0.0,
+    )
+
+
+KERNELS = (
+    Kernel(
+        name="add",
+        parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
+        shape=thread_per_element("y", _THREADS),
+        accesses=_add_accesses,
+        source="unified_memory.cu",
+        entry="add<{dtype}>",
+        reference=_add,
+        launch_arguments=_add_arguments,
+        dtypes=_DTYPES,
+        section="Unified memory, 2.7.1 Understanding unified memory page allocation and transfer",
+        loads_in_flight=2,
+        check=all_of(typed(_DTYPES), same_size("x", "y")),
+        relative_tolerance=0.0,
+    ),
+    _initialiser(
+        "init",
+        "init<{dtype}>",
+        thread_per_element("x", _THREADS),
+        "Unified memory, 2.7.2 Optimizing unified memory with warp per page: init",
+    ),
+    _initialiser(
+        "init_warp_per_page",
+        f"init_warp_per_page<{{dtype}}, {PAGE_BYTES}>",
+        _warp_per_page,
+        "Unified memory, 2.7.2 Optimizing unified memory with warp per page: one warp to 64 KiB",
+    ),
+)
