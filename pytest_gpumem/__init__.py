@@ -18,7 +18,9 @@ def __getattr__(name: str) -> object:
     # Lazy: pytest imports this package in every session, also in those without --gpumem.
     value: object
     if name == "Case":
-        from pytest_gpumem.measuring.target import Case as value
+        from pytest_gpumem.measuring import target
+
+        value = target.Case
     elif name == "__version__":
         from importlib.metadata import version
 

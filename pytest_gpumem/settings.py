@@ -1,0 +1,451 @@
+"""The options: one table, from which the command line, the environment, ini files and the marker all derive.
+
+Precedence: command line > environment > ini > default. Everything is read strictly; a mistake names where it was made, the
+value, and what is accepted. Cheap to import: pytest reads this module in every session, also in those without --gpumem.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_gpumem import units
+
+if TYPE_CHECKING:
+    # records/ needs `statistics`, which a session without --gpumem does not.
+    from pytest_gpumem.records.measurement import Limits
+
+MODES = ("clean-cold", "dirty-cold", "hot")
+SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
+LIMITS = ("min_bandwidth", "max_latency", "max_regression")
+
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used: one line with where it came from, the value, and what is accepted."""
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in (*_YES, *_NO):
+        return value.strip().lower() in _YES
+    raise units.QuantityError(f"{value!r} is not understood; accepted is 1, true, yes, on or 0, false, no, off")
+
+
+def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
+    def parse(value: object) -> str:
+        if value in accepted:
+            return str(value)
+        raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{_close(str(value), accepted)}")
+
+    return parse
+
+
+def _device(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(:[a-z0-9_]+)?", value):
+        return value
+    raise units.QuantityError(
+        f'{value!r} is not a device; accepted is auto, cuda, cuda:N (such as "cuda:1"), sim, sim:NAME (such as "sim:h100")'
+    )
+
+
+def _count(value: object) -> int:
+    count = int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+        return count
+    raise units.QuantityError(f"{value!r} is not understood; accepted is a whole number from 1 on")
+
+
+def _precision(value: Any) -> float:
+    share = units.parse_share(value)
+    if not 0 < share < 1:
+        raise units.QuantityError(f"{value!r} is no half-width; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
+    return share
+
+
+def _min_bandwidth(value: Any) -> str:
+    rate = units.parse_rate(value)
+    if rate in (0, units.Share(0)):
+        raise units.QuantityError(f"{value!r} demands nothing; accepted is {units.RATES_ACCEPTED}")
+    return value.strip() if isinstance(value, str) else f"{float(value)!r} B/s"
+
+
+def _max_latency(value: Any) -> str:
+    if units.parse_time(value) == 0:
+        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.TIMES_ACCEPTED}")
+    return value.strip() if isinstance(value, str) else f"{float(value)!r} s"
+
+
+def _max_regression(value: Any) -> str:
+    units.parse_margin(value)
+    return str(value).strip()
+
+
+def _folder(value: object) -> str:
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value
+    raise units.QuantityError(f"{value!r} is no folder; accepted is a path such as .benchmarks")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, wherever it may be set."""
+
+    name: str
+    """Its field in `Settings`."""
+    parse: Callable[[Any], Any]
+    """From what was written to the field's value; raises `QuantityError`."""
+    default: Any
+    """The field's value where nothing was written."""
+    help: str
+    """For `pytest --help` and the documentation."""
+    metavar: str | None = None
+    """What stands for the value in the help; None for a flag."""
+    on_marker: bool = False
+    """Also a keyword of `@pytest.mark.gpumem` and of a single measurement."""
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the command line gives it without a value."""
+        return self.metavar is None
+
+    @property
+    def key(self) -> str:
+        """Name in ini files and of the command line's destination: "gpumem_mode"; "gpumem" for the switch itself."""
+        return "gpumem" if self.name == "enabled" else f"gpumem_{self.name}"
+
+    @property
+    def flag(self) -> str:
+        """Command-line spelling: "--gpumem-max-regression"."""
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Environment variable: "GPUMEM_MODE"."""
+        return self.key.upper()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("enabled", _flag, False, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
+    Option(
+        "device",
+        _device,
+        "auto",
+        "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
+        "DEVICE",
+    ),
+    Option(
+        "mode",
+        _choice(MODES),
+        "clean-cold",
+        f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
+        "MODE",
+        on_marker=True,
+    ),
+    Option(
+        "sampler",
+        _choice(SAMPLERS),
+        "auto",
+        f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
+        "SAMPLER",
+        on_marker=True,
+    ),
+    Option(
+        "placements",
+        _count,
+        8,
+        "Buffer placements to average over. Default: 8.",
+        "N",
+        on_marker=True,
+    ),
+    Option(
+        "precision",
+        _precision,
+        0.001,
+        "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
+        "SHARE",
+        on_marker=True,
+    ),
+    Option(
+        "budget",
+        units.parse_budget,
+        units.Budget(each=1.0),
+        'Time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total". Default: 1 s.',
+        "TIME",
+        on_marker=True,
+    ),
+    Option(
+        "max_regression",
+        _max_regression,
+        None,
+        'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us". Default: none.',
+        "MARGIN",
+        on_marker=True,
+    ),
+    Option(
+        "min_bandwidth",
+        _min_bandwidth,
+        None,
+        'Least bandwidth, such as "2.4 TB/s" or "85% of peak". Default: none.',
+        "RATE",
+        on_marker=True,
+    ),
+    Option(
+        "max_latency",
+        _max_latency,
+        None,
+        'Longest latency, such as "12 us". Default: none.',
+        "TIME",
+        on_marker=True,
+    ),
+    Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
+    Option("baseline", _folder, None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
+    Option(
+        "strict",
+        _flag,
+        False,
+        "A missing GPU, a skip, NO BASELINE, SUSPECT, INCONCLUSIVE or UNRELIABLE fails.",
+    ),
+)
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+MARKER_KEYWORDS = tuple(option.name for option in OPTIONS if option.on_marker)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a session runs under."""
+
+    enabled: bool = False
+    """`--gpumem`: measure at all."""
+    device: str = "auto"
+    """The device's choice as written: auto, cuda, cuda:N, sim, sim:NAME."""
+    device_chosen: bool = False
+    """Someone chose the device, on the command line, in the environment or in the ini file."""
+    mode: str = "clean-cold"
+    """State of the L2 cache before each sample."""
+    sampler: str = "auto"
+    """How samples are taken."""
+    placements: int = 8
+    """Buffer placements to average over."""
+    precision: float = 0.001
+    """Half-width of the 95 % interval, as a share of the latency, at which measuring stops."""
+    budget: float | None = 1.0
+    """Seconds for each measurement; None where the budget is for the whole run."""
+    total_budget: float | None = None
+    """Seconds for all measurements of the run together; None where the budget is for each."""
+    max_regression: str | None = None
+    """Default limit, as written."""
+    min_bandwidth: str | None = None
+    """Default limit, as written."""
+    max_latency: str | None = None
+    """Default limit, as written."""
+    save: bool = False
+    """Accept this run's passing rows into the baseline."""
+    baseline: str | None = None
+    """Folder of the baselines, as written; None: pytest-benchmark's storage."""
+    strict: bool = False
+    """Everything but PASS fails."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for a JSON document: everything but the origins."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a marker or a single measurement sets besides limits; None: not set there."""
+
+    mode: str | None = None
+    sampler: str | None = None
+    placements: int | None = None
+    precision: float | None = None
+    """Share of the latency."""
+    budget: float | None = None
+    """Seconds for each measurement."""
+    origin: str = "marker"
+    """Where they were set: "marker" or "call"."""
+
+
+class Mark(Protocol):
+    """The parts of a pytest mark that are read here."""
+
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+
+
+def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str) -> bool:
+    """Whether the session measures; the arguments are those of `resolve`. Looks at nothing but the switch."""
+    return bool(_resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0])
+
+
+def resolve(
+    command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str
+) -> Settings:
+    """The settings of a session.
+
+    While the switch is off, only the command line is read besides it: somebody else's `GPUMEM_...` variable must not
+    break a session that does not measure.
+
+    Args:
+        command_line: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
+        environment: all environment variables; those that start with `GPUMEM` are read. An empty one counts as not set.
+        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem` are
+            refused, further ones ignored.
+        ini_file: how messages name the ini file, such as "pytest.ini".
+
+    Raises:
+        SettingsError: one line that names the origin, the value and what is accepted.
+    """
+    if not is_enabled(command_line, environment, ini, ini_file):
+        environment, ini = {}, {}
+    _refuse_unknown(
+        (name for name in environment if re.match(r"GPUMEM(_|$)", name)),
+        [option.variable for option in OPTIONS],
+        "{} is set in the environment, but there is no such setting",
+    )
+    _refuse_unknown(
+        (name for name in ini if re.match(r"gpumem(_|$)", name)),
+        [option.key for option in OPTIONS],
+        f"{{}} stands in {ini_file}, but there is no such setting",
+    )
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for option in OPTIONS:
+        values[option.name], origins[option.name] = _resolve_one(option, command_line, environment, ini, ini_file)
+    budget: units.Budget = values.pop("budget")
+    return Settings(
+        **values,
+        budget=budget.each,
+        total_budget=budget.total,
+        device_chosen=origins["device"] != "default",
+        origins=origins,
+    )
+
+
+def marker_keywords(marks: Iterable[Mark]) -> dict[str, Any]:
+    """The keywords of several `gpumem` marks of one test, the closest mark (first, as `iter_markers` gives them) winning.
+
+    Raises:
+        SettingsError: a mark has positional arguments.
+    """
+    merged: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args:
+            raise SettingsError(f"@pytest.mark.gpumem takes keywords only, got {mark.args[0]!r}; accepted are {', '.join(MARKER_KEYWORDS)}")
+        merged = {**mark.kwargs, **merged}
+    return merged
+
+
+def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
+    """The limits among the keywords of a marker or of a single measurement (`origin="call"`).
+
+    A limit that is given as None is lifted: it stands in `origin` with the value None, and no default takes its place.
+    Numbers are taken as seconds and bytes per second.
+
+    Raises:
+        SettingsError: an unknown keyword, or a value that cannot be read.
+    """
+    from pytest_gpumem.records.measurement import Limits
+
+    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in LIMITS}
+    return Limits(**given, origin=dict.fromkeys(given, origin))
+
+
+def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Overrides:
+    """What the keywords of a marker or of a single measurement set besides limits.
+
+    Raises:
+        SettingsError: an unknown keyword, a value that cannot be read, or a budget for the whole run.
+    """
+    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name not in LIMITS}
+    if (budget := given.get("budget")) is not None:
+        if budget.each is None:
+            raise SettingsError(
+                f"{origin}: budget {keywords['budget']!r} is for the whole run; accepted here is a time for one "
+                f'measurement such as "1 s" or "2 min each"'
+            )
+        given["budget"] = budget.each
+    return Overrides(**given, origin=origin)
+
+
+def override(settings: Settings, *overrides: Overrides) -> Settings:
+    """Settings for one measurement; later overrides (the call's) win over earlier ones (the marker's)."""
+    for layer in overrides:
+        given = {f.name: value for f in fields(layer) if f.name != "origin" and (value := getattr(layer, f.name)) is not None}
+        origins = {**settings.origins, **dict.fromkeys(given, layer.origin)}
+        if "budget" in given:
+            given["total_budget"] = None
+        settings = replace(settings, **given, origins=origins)
+    return settings
+
+
+def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings) -> Limits:
+    """The limits of one measurement, each with its origin: the call's win over the marker's, these over the settings'."""
+    from pytest_gpumem.records.measurement import Limits
+
+    values: dict[str, str | None] = {}
+    origin: dict[str, str] = {}
+    for name in LIMITS:
+        for level in (call, marker):
+            # Being named there decides, not having a value: None lifts a default.
+            if level is not None and name in level.origin:
+                values[name], origin[name] = getattr(level, name), level.origin[name]
+                break
+        else:
+            if (value := getattr(settings, name)) is not None:
+                values[name], origin[name] = value, settings.origins.get(name, "settings")
+    return Limits(**values, origin=origin)
+
+
+def _resolve_one(
+    option: Option,
+    command_line: Mapping[str, object | None],
+    environment: Mapping[str, str],
+    ini: Mapping[str, object],
+    ini_file: str,
+) -> tuple[Any, str]:
+    """Value and origin of one option."""
+    for written, origin in (
+        (command_line.get(option.key), option.flag),
+        (environment.get(option.variable) or None, option.variable),
+        (ini.get(option.key), f"{option.key} in {ini_file}"),
+    ):
+        if written is not None and (written != "" or origin == option.flag):
+            return _parse(option, written, origin), origin
+    return option.default, "default"
+
+
+def _parse(option: Option, written: object, origin: str) -> Any:
+    try:
+        return option.parse(written)
+    except units.QuantityError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+
+
+def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
+    return {name: None if value is None else _parse(_BY_NAME[name], value, f"{origin}: {name}") for name, value in keywords.items()}
+
+
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -> None:
+    known = tuple(known)
+    for name in sorted(names):
+        if name not in known:
+            raise SettingsError(f"{sentence.format(name)}{_close(name, known)}; accepted are {', '.join(known)}")
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    match = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {match[0]}?)" if match else ""

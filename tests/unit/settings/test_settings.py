@@ -1,0 +1,252 @@
+"""Settings: precedence, strictness, and where each value came from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpumem.settings import (
+    MARKER_KEYWORDS,
+    OPTIONS,
+    Overrides,
+    Settings,
+    SettingsError,
+    is_enabled,
+    marker_keywords,
+    marker_limits,
+    marker_overrides,
+    merge_limits,
+    override,
+    resolve,
+)
+
+ON = {"gpumem": True}
+
+
+def settled(
+    command_line: dict[str, Any] | None = None, environment: dict[str, str] | None = None, ini: dict[str, Any] | None = None
+) -> Settings:
+    return resolve({**ON, **(command_line or {})}, environment or {}, ini or {}, "pytest.ini")
+
+
+def test_defaults() -> None:
+    settings = settled()
+    assert (settings.device, settings.device_chosen) == ("auto", False)
+    assert (settings.mode, settings.sampler, settings.placements, settings.precision) == ("clean-cold", "auto", 8, 0.001)
+    assert (settings.budget, settings.total_budget) == (1.0, None)
+    assert (settings.max_regression, settings.min_bandwidth, settings.max_latency) == (None, None, None)
+    assert (settings.save, settings.baseline, settings.strict) == (False, None, False)
+    assert settings.origins["mode"] == "default"
+    assert set(settings.origins) == {option.name for option in OPTIONS}
+
+
+def test_the_table_and_the_class_have_the_same_defaults() -> None:
+    from_table = resolve(dict.fromkeys((option.key for option in OPTIONS), None), {}, {}, "pytest.ini")
+    assert from_table == Settings(origins=from_table.origins)
+
+
+def test_names_in_the_three_places() -> None:
+    by_name = {option.name: (option.flag, option.variable, option.key) for option in OPTIONS}
+    assert by_name["enabled"] == ("--gpumem", "GPUMEM", "gpumem")
+    assert by_name["max_regression"] == ("--gpumem-max-regression", "GPUMEM_MAX_REGRESSION", "gpumem_max_regression")
+
+
+def test_precedence() -> None:
+    everywhere: dict[str, Any] = {
+        "command_line": {"gpumem_mode": "hot"},
+        "environment": {"GPUMEM_MODE": "dirty-cold"},
+        "ini": {"gpumem_mode": "clean-cold"},
+    }
+    assert settled(**everywhere).mode == "hot"
+    assert settled(**everywhere).origins["mode"] == "--gpumem-mode"
+    del everywhere["command_line"]
+    assert settled(**everywhere).mode == "dirty-cold"
+    assert settled(**everywhere).origins["mode"] == "GPUMEM_MODE"
+    del everywhere["environment"]
+    assert settled(**everywhere).mode == "clean-cold"
+    assert settled(**everywhere).origins["mode"] == "gpumem_mode in pytest.ini"
+
+
+def test_a_default_spelt_out_is_a_choice() -> None:
+    assert settled(ini={"gpumem_device": "auto"}).device_chosen
+    assert settled(environment={"GPUMEM_DEVICE": "auto"}).device_chosen
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    """CI systems define variables that nobody filled in."""
+    settings = settled(environment={"GPUMEM_DEVICE": ""}, ini={"gpumem_device": "sim", "gpumem_mode": "", "gpumem_save": None})
+    assert (settings.device, settings.mode, settings.save) == ("sim", "clean-cold", False)
+
+
+def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
+    with pytest.raises(SettingsError, match="--gpumem-device: ''"):
+        settled({"gpumem_device": ""})
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)])
+def test_switches_in_the_environment(text: str, value: bool) -> None:
+    assert is_enabled({}, {"GPUMEM": text}, {}, "pytest.ini") is value
+    assert settled(environment={"GPUMEM_STRICT": text}).strict is value
+
+
+def test_a_switch_can_be_turned_off_again() -> None:
+    assert not is_enabled({}, {"GPUMEM": "0"}, {"gpumem": "1"}, "pytest.ini")
+    assert is_enabled({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini")
+    # TOML files give booleans.
+    assert is_enabled({}, {}, {"gpumem": True}, "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("device", "gpu", "cuda:N"),
+        ("device", "cuda:x", "cuda:N"),
+        ("device", "sim:H 100", "sim:NAME"),
+        ("mode", "warm", "clean-cold, dirty-cold, hot"),
+        ("mode", "clean_cold", "did you mean clean-cold?"),
+        ("sampler", "plain", "auto, graph, blocked, batched, host"),
+        ("placements", "0", "whole number from 1 on"),
+        ("placements", "2.5", "whole number from 1 on"),
+        ("precision", "0.1", '"0.1%"'),
+        ("precision", "0%", "above 0"),
+        ("budget", "10", '"10 min"'),
+        ("max_regression", "1", '"1% + 0.2 us"'),
+        ("max_regression", "0%", "accepted is a slow-down"),
+        ("min_bandwidth", "2.4 TB", '"85% of peak"'),
+        ("min_bandwidth", "0 GB/s", "demands nothing"),
+        ("max_latency", "0 us", "cannot be met"),
+        ("strict", "maybe", "1, true, yes, on or 0, false, no, off"),
+        ("baseline", "  ", "a path such as"),
+    ],
+)
+def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, accepted: str) -> None:
+    option = next(o for o in OPTIONS if o.name == name)
+    for where, origin in (
+        ({"command_line": {option.key: value}}, option.flag),
+        ({"environment": {option.variable: value}}, option.variable),
+        ({"ini": {option.key: value}}, f"{option.key} in pytest.ini"),
+    ):
+        with pytest.raises(SettingsError) as mistake:
+            settled(**where)  # type: ignore[arg-type]
+        message = str(mistake.value)
+        assert message.startswith(f"{origin}: ")
+        assert repr(value) in message
+        assert accepted in message
+        assert "\n" not in message
+
+
+def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
+    with pytest.raises(SettingsError, match=r"GPUMEM_MDOE is set in the environment.*did you mean GPUMEM_MODE\?"):
+        settled(environment={"GPUMEM_MDOE": "hot", "GPUMEMORY": "no business of ours"})
+    with pytest.raises(SettingsError, match=r"gpumem_presicion stands in pytest.ini.*did you mean gpumem_precision\?"):
+        settled(ini={"gpumem_presicion": "1%", "addopts": "-q"})
+
+
+def test_off_means_inert() -> None:
+    """A variable of the same prefix that belongs to somebody else breaks no session that does not measure."""
+    settings = resolve({}, {"GPUMEM_LIMIT": "4", "GPUMEM_MODE": "?"}, {"gpumem_mode": "?"}, "pytest.ini")
+    assert settings == Settings(origins=settings.origins)
+    with pytest.raises(SettingsError, match="--gpumem-mode"):
+        resolve({"gpumem_mode": "?"}, {}, {}, "pytest.ini")
+
+
+def test_budgets() -> None:
+    assert (settled({"gpumem_budget": "2 s"}).budget, settled({"gpumem_budget": "2 s"}).total_budget) == (2.0, None)
+    assert (settled({"gpumem_budget": "10min"}).budget, settled({"gpumem_budget": "10min"}).total_budget) == (None, 600.0)
+
+
+def test_the_marker_is_strict() -> None:
+    with pytest.raises(SettingsError, match=r"marker: there is no keyword max_latncy \(did you mean max_latency\?\)"):
+        marker_limits({"max_latncy": "1 us"})
+    with pytest.raises(SettingsError, match="there is no keyword save"):
+        marker_overrides({"save": True})
+    with pytest.raises(SettingsError, match="marker: max_regression: 1 is not understood"):
+        marker_limits({"max_regression": 1})
+    # A mistake among the overrides is one for the limits too: nobody may look at only one of them and pass.
+    with pytest.raises(SettingsError, match="call: mode"):
+        marker_limits({"mode": "warm"}, origin="call")
+    assert set(MARKER_KEYWORDS) == {
+        *("min_bandwidth", "max_latency", "max_regression", "mode", "sampler", "placements", "precision", "budget")
+    }
+
+
+@dataclass
+class FakeMark:
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+
+
+def test_the_closest_mark_wins() -> None:
+    function, module = FakeMark({"mode": "hot"}), FakeMark({"mode": "clean-cold", "max_latency": "1 ms"})
+    assert marker_keywords([function, module]) == {"mode": "hot", "max_latency": "1 ms"}
+    with pytest.raises(SettingsError, match="takes keywords only, got '1%'"):
+        marker_keywords([FakeMark(args=("1%",))])
+
+
+def test_limits_keep_their_origin() -> None:
+    settings = settled({"gpumem_max_regression": "1%"}, {"GPUMEM_MAX_LATENCY": "5 ms"}, {"gpumem_min_bandwidth": "1 GB/s"})
+    limits = merge_limits(
+        marker_limits({"max_latency": "3 ms"}, origin="call"),
+        marker_limits({"max_latency": "4 ms", "min_bandwidth": "85% of peak"}),
+        settings,
+    )
+    assert (limits.max_latency, limits.min_bandwidth, limits.max_regression) == ("3 ms", "85% of peak", "1%")
+    assert limits.origin == {"max_latency": "call", "min_bandwidth": "marker", "max_regression": "--gpumem-max-regression"}
+    plain = merge_limits(None, None, settings)
+    assert plain.origin["max_latency"] == "GPUMEM_MAX_LATENCY"
+    assert plain.origin["min_bandwidth"] == "gpumem_min_bandwidth in pytest.ini"
+    assert merge_limits(None, None, settled()).origin == {}
+
+
+def test_none_lifts_a_limit() -> None:
+    settings = settled({"gpumem_max_regression": "1%"})
+    limits = merge_limits(None, marker_limits({"max_regression": None}), settings)
+    assert limits.max_regression is None
+    again = merge_limits(marker_limits({"max_regression": "5%"}, "call"), marker_limits({"max_regression": None}), settings)
+    assert again.max_regression == "5%"
+
+
+def test_numbers_as_limits_are_seconds_and_bytes_per_second() -> None:
+    from pytest_gpumem.units import parse_rate, parse_time
+
+    limits = marker_limits({"max_latency": 1.25e-5, "min_bandwidth": 0.85 * 3.352e12})
+    assert limits.max_latency is not None
+    assert limits.min_bandwidth is not None
+    assert parse_time(limits.max_latency) == 1.25e-5
+    assert parse_rate(limits.min_bandwidth) == 0.85 * 3.352e12
+
+
+def test_overrides() -> None:
+    marker = marker_overrides({"mode": "hot", "placements": 4, "budget": "3 s", "max_latency": "1 ms"})
+    assert marker == Overrides(mode="hot", placements=4, budget=3.0)
+    call = marker_overrides({"mode": "dirty-cold", "precision": "1%"}, origin="call")
+    settings = override(settled({"gpumem_budget": "10 min", "gpumem_sampler": "graph"}), marker, call)
+    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("dirty-cold", 4, 0.01, "graph")
+    assert (settings.budget, settings.total_budget) == (3.0, None)
+    assert settings.origins["mode"] == "call"
+    assert settings.origins["placements"] == "marker"
+    with pytest.raises(SettingsError, match="budget '10 min' is for the whole run"):
+        marker_overrides({"budget": "10 min"})
+
+
+@given(st.sampled_from([o for o in OPTIONS if not o.is_flag]), st.text(max_size=20))
+def test_no_text_raises_anything_else(option: Any, text: str) -> None:
+    message = ""
+    try:
+        settled({option.key: text})
+    except SettingsError as mistake:
+        message = str(mistake)
+    assert message == "" or message.startswith(option.flag)
+
+
+def test_importing_costs_nothing_heavy() -> None:
+    heavy = ("numpy", "scipy", "msgspec", "rich", "click", "cupy", "pynvml", "statistics", "fractions", "difflib")
+    code = f"import sys, pytest_gpumem.settings as s; s.resolve({{}}, {{}}, {{}}, ''); print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
