@@ -146,14 +146,14 @@ __global__ void write(T* __restrict__ a, T value, size n)
 
 // sums[t] = sum of tile t of a: what keeps the loads from being removed.
 template <class T, int VECTORS>
-__global__ void read(T* __restrict__ sums, T const* __restrict__ a, size n)
+__global__ void read(T const* __restrict__ a, T* __restrict__ sums, size n)
 {
     reduce<T, VECTORS>(sums, n, [](T x) { return x; }, a);
 }
 
 // sums[t] = a . b over tile t
 template <class T, int VECTORS>
-__global__ void dot(T* __restrict__ sums, T const* __restrict__ a, T const* __restrict__ b, size n)
+__global__ void dot(T const* __restrict__ a, T const* __restrict__ b, T* __restrict__ sums, size n)
 {
     reduce<T, VECTORS>(sums, n, [](T x, T y) { return product(x, y); }, a, b);
 }

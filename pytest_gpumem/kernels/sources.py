@@ -8,13 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pytest_gpumem.kernels.kernel import Kernel
-
 COMPILE_OPTIONS = ("--std=c++17",)
 """Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need no other option."""
-
-CPP_TYPES = {"f4": "float", "f8": "double", "i4": "int"}
-"""C++ type of each NumPy type that the catalogue's templates are compiled for."""
 
 _PACKAGE = Path(__file__).parent
 
@@ -56,16 +51,3 @@ def read(name: str) -> str:
 def fingerprint(name: str) -> str:
     """SHA-256 of a source's text, in hexadecimal: equal fingerprints mean the same code, wherever it was read from."""
     return hashlib.sha256(read(name).encode("utf-8")).hexdigest()
-
-
-def expression(kernel: Kernel, dtype: str) -> str:
-    """The C++ name expression of a kernel for one element type: "triad<float, 2>" for `triad` and "f4".
-
-    Raises:
-        ValueError: the kernel is not compiled for this type.
-    """
-    if dtype not in kernel.dtypes:
-        raise ValueError(f"{kernel.name} is compiled for {', '.join(kernel.dtypes)}, not for {dtype}")
-    if "{dtype}" not in kernel.entry:
-        return kernel.entry
-    return kernel.entry.replace("{dtype}", CPP_TYPES[dtype])
