@@ -1,0 +1,228 @@
+"""Rows and devices as JSON, schema 1: strict in both directions.
+
+What is written can be read back to an equal record. Reading refuses what it does not know: a wrong type, an unknown key,
+a number that is not finite or cannot be a time. A field that has a default may be missing, so that fields can be added.
+Derived figures (latency, bandwidth) are written for readers of the file, and ignored on reading.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+
+SCHEMA = 1
+"""Version of the layout. A reader refuses any other."""
+
+_DERIVED_ROW = ("key",)
+_DERIVED_MEASUREMENT = ("latency", "latency_per_access", "bandwidth", "noise", "placement_spread")
+_DERIVED_DEVICE = ("key",)
+
+_T = TypeVar("_T")
+
+
+class SchemaError(ValueError):
+    """JSON that is not of this schema, or a record that cannot be written; names the path of the value."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What one run wrote."""
+
+    device: DeviceFacts
+    """The device that it ran on."""
+    settings: dict[str, Any]
+    """Its settings, as plain values."""
+    rows: tuple[Row, ...]
+    """Its rows."""
+
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    """A row as plain values, with its derived figures.
+
+    Raises:
+        SchemaError: a number that is not finite, a measurement without samples or with a time that cannot be.
+    """
+    _refuse_impossible(row, "$")
+    plain: dict[str, Any] = msgspec.to_builtins(row)
+    plain["key"] = row.key
+    if row.measurement is not None:
+        for name in _DERIVED_MEASUREMENT:
+            plain["measurement"][name] = getattr(row.measurement, name)
+    _refuse_unplain(plain, "$")
+    return plain
+
+
+def row_from_json(value: object) -> Row:
+    """The row that `row_to_json` wrote.
+
+    Raises:
+        SchemaError: with the path of the value that does not fit.
+    """
+    return _row(value, "$")
+
+
+def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
+    """A device as plain values, with its baseline key.
+
+    Raises:
+        SchemaError: a number that is not finite.
+    """
+    plain: dict[str, Any] = msgspec.to_builtins(facts)
+    plain["key"] = facts.key
+    _refuse_unplain(plain, "$")
+    return plain
+
+
+def device_from_json(value: object) -> DeviceFacts:
+    """The device that `device_to_json` wrote.
+
+    Raises:
+        SchemaError: with the path of the value that does not fit.
+    """
+    return _device(value, "$")
+
+
+def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object]) -> dict[str, Any]:
+    """A run as plain values: what stands under the key `gpumem` of pytest-benchmark's JSON, and in a baseline.
+
+    Raises:
+        SchemaError: a number that is not finite, or a setting that is no plain value.
+    """
+    plain = {
+        "schema": SCHEMA,
+        "device": device_to_json(facts),
+        "simulated": facts.simulated,
+        "settings": dict(settings),
+        "rows": [row_to_json(row) for row in rows],
+    }
+    _refuse_unplain(plain["settings"], "$.settings")
+    return plain
+
+
+def document_from_json(value: object) -> Document:
+    """The run that `document` wrote; further keys at the top level are the caller's.
+
+    Raises:
+        SchemaError: another schema, a key that is missing, simulated and real mixed, or the path of a value that does not fit.
+    """
+    if not isinstance(value, dict):
+        raise SchemaError("$: not a JSON object")
+    if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+    for key, kind in (("device", dict), ("simulated", bool), ("settings", dict), ("rows", list)):
+        if not isinstance(value.get(key), kind):
+            raise SchemaError(f"$.{key}: missing, or not a JSON {kind.__name__}")
+    device = _device(value["device"], "$.device")
+    if value["simulated"] is not device.simulated:
+        raise SchemaError("$.simulated: contradicts $.device.simulated")
+    rows = tuple(_row(row, f"$.rows[{index}]") for index, row in enumerate(value["rows"]))
+    for index, row in enumerate(rows):
+        if row.verdict.simulated is not device.simulated:
+            raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
+    return Document(device, value["settings"], rows)
+
+
+def _row(value: object, path: str) -> Row:
+    value = _without(value, _DERIVED_ROW)
+    if isinstance(value, dict) and "measurement" in value:
+        value["measurement"] = _without(value["measurement"], _DERIVED_MEASUREMENT)
+    row = _converted(value, Row, path)
+    _refuse_impossible(row, path)
+    return row
+
+
+def _device(value: object, path: str) -> DeviceFacts:
+    return _converted(_without(value, _DERIVED_DEVICE), DeviceFacts, path)
+
+
+def _without(value: object, keys: tuple[str, ...]) -> object:
+    return {k: v for k, v in value.items() if k not in keys} if isinstance(value, dict) else value
+
+
+def _converted(value: object, kind: type[_T], path: str) -> _T:
+    _refuse_unplain(value, path)
+    try:
+        made = msgspec.convert(value, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise SchemaError(_located(str(error), path)) from None
+    for place in _unread(value, msgspec.to_builtins(made), path):
+        raise SchemaError(f"{place}: unknown")
+    return made
+
+
+def _located(message: str, path: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.a.b`" with the path in front."""
+    what, _, where = message.partition(" - at `$")
+    return f"{path}{where.rstrip('`')}: {what}"
+
+
+def _unread(given: object, made: object, path: str) -> Iterator[str]:
+    """Paths of what was given but did not make it into the record: msgspec ignores unknown keys of dataclasses."""
+    if isinstance(given, dict) and isinstance(made, dict):
+        for key, value in given.items():
+            if key not in made:
+                yield f"{path}.{key}"
+            else:
+                yield from _unread(value, made[key], f"{path}.{key}")
+    elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):
+        for index, (value, kept) in enumerate(zip(given, made, strict=True)):
+            yield from _unread(value, kept, f"{path}[{index}]")
+
+
+def _refuse_unplain(value: object, path: str) -> None:
+    """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes without a word."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SchemaError(f"{path}: {value!r} is not a finite number")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise SchemaError(f"{path}: key {key!r} is not a text")
+            _refuse_unplain(inner, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            _refuse_unplain(inner, f"{path}[{index}]")
+    elif value is not None and not isinstance(value, (str, int, bool)):
+        raise SchemaError(f"{path}: {type(value).__name__} is not a JSON value")
+
+
+def _refuse_impossible(row: Row, path: str) -> None:
+    """Refuse figures of the right type that no measurement can have."""
+    measurement = row.measurement
+    if measurement is None:
+        return
+    path = f"{path}.measurement"
+    if not measurement.placements:
+        raise SchemaError(f"{path}.placements: empty")
+    for index, placement in enumerate(measurement.placements):
+        if not placement:
+            raise SchemaError(f"{path}.placements[{index}]: empty")
+        for sample in placement:
+            # A median of 0 s would have no logarithm and no bandwidth.
+            if not (math.isfinite(sample) and sample > 0):
+                raise SchemaError(f"{path}.placements[{index}]: {sample!r} s is no time of a launch")
+    if measurement.half_width is not None and measurement.half_width < 0:
+        raise SchemaError(f"{path}.half_width: {measurement.half_width!r} is negative")
+    if row.label != measurement.label:
+        raise SchemaError(f"{path}.label: {measurement.label!r} in a row labelled {row.label!r}")
+    for name, count in _counts(measurement):
+        if count is not None and count < 0:
+            raise SchemaError(f"{path}.{name}: {count!r} is negative")
+
+
+def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
+    yield "floor", measurement.floor
+    yield "footprint", measurement.footprint
+    yield "discarded", measurement.discarded
+    yield "accesses_per_launch", measurement.accesses_per_launch
+    if measurement.traffic is not None:
+        yield "traffic.reads", measurement.traffic.reads
+        yield "traffic.writes", measurement.traffic.writes

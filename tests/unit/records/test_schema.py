@@ -1,0 +1,275 @@
+"""The JSON schema: what is written is read back equal, and nothing else is read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import (
+    SCHEMA,
+    SchemaError,
+    device_from_json,
+    device_to_json,
+    document,
+    document_from_json,
+    row_from_json,
+    row_to_json,
+)
+from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+
+H100 = DeviceFacts(
+    name="NVIDIA H100 80GB HBM3",
+    simulated=False,
+    compute_capability=(9, 0),
+    sm_count=132,
+    max_threads_per_sm=2048,
+    memory_bytes=85_017_493_504,
+    l2_bytes=52_428_800,
+    persisting_l2_max_bytes=32_768_000,
+    access_policy_max_window_bytes=134_217_728,
+    memory_clock_hz=2.619e9,
+    memory_bus_bits=5120,
+    peak_bandwidth=3.35232e12,
+    async_engines=3,
+    can_map_host=True,
+    concurrent_managed_access=True,
+    pageable_memory_access=False,
+    integrated=False,
+    ecc=True,
+)
+
+MEASURED = Measurement(
+    label="warm",
+    target="triad",
+    mode="clean-cold",
+    sampler="graph",
+    sampler_reason="the work can be captured",
+    placements=((2.68e-4, 2.69e-4, 2.70e-4), (2.67e-4, 2.68e-4, 2.68e-4)),
+    half_width=4e-7,
+    traffic=Traffic(reads=2 * 2**28, writes=2**28),
+    footprint=3 * 2**28,
+    floor=1.28e-6,
+    conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
+)
+
+ROW = Row(
+    nodeid="tests/test_a.py::test_triad[1]",
+    limits=Limits(max_regression="1%", origin={"max_regression": "marker"}),
+    verdict=Verdict(Outcome.PASS, "fine", Comparison(0.001, -0.001, 0.003, 0.006, 4)),
+    measurement=MEASURED,
+    label="warm",
+    range_name="test_triad_1",
+)
+
+seconds = st.floats(1e-9, 10.0)
+texts = st.text(max_size=8)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+conditions = st.builds(
+    Conditions,
+    sm_clock_hz=st.none() | finite,
+    memory_clock_hz=st.none() | finite,
+    temperature_c=st.none() | finite,
+    power_w=st.none() | finite,
+    throttle_reasons=st.lists(texts, max_size=2).map(tuple),
+    other_processes=st.none() | st.integers(0, 9),
+)
+verdicts = st.builds(
+    Verdict,
+    outcome=st.sampled_from(Outcome),
+    reason=texts,
+    comparison=st.none() | st.builds(Comparison, finite, finite, finite, finite, st.integers(0, 99)),
+    simulated=st.booleans(),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    label = draw(texts)
+    samples = st.lists(seconds, min_size=1, max_size=3).map(tuple)
+    measurement = st.builds(
+        Measurement,
+        label=st.just(label),
+        placements=st.lists(samples, min_size=1, max_size=3).map(tuple),
+        half_width=st.none() | st.floats(0, 1),
+        floor=st.floats(0, 1),
+        traffic=st.none() | st.builds(Traffic, st.integers(0, 2**60), st.integers(0, 2**60), st.booleans()),
+        footprint=st.none() | st.integers(0, 2**62),
+        conditions=st.tuples(conditions, conditions),
+        discarded=st.integers(0, 9),
+        notes=st.lists(texts, max_size=2).map(tuple),
+        accesses_per_launch=st.none() | st.integers(1, 2**40),
+    )
+    return draw(st.builds(Row, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
+
+
+@given(rows())
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_read_back_equal(row: Row) -> None:
+    text = json.dumps(row_to_json(row), allow_nan=False)
+    assert row_from_json(json.loads(text)) == row
+
+
+def test_a_device_is_read_back_equal() -> None:
+    assert device_from_json(json.loads(json.dumps(device_to_json(H100)))) == H100
+    assert device_to_json(H100)["key"] == H100.key
+
+
+def test_a_document_is_read_back_equal() -> None:
+    written = json.loads(json.dumps(document(H100, [ROW, replace(ROW, measurement=None)], {"mode": "hot", "budget": None})))
+    assert written["schema"] == SCHEMA
+    assert written["simulated"] is False
+    read = document_from_json(written)
+    assert (read.device, read.rows) == (H100, (ROW, replace(ROW, measurement=None)))
+    assert read.settings == {"mode": "hot", "budget": None}
+
+
+def test_readers_find_the_derived_figures() -> None:
+    written = row_to_json(ROW)
+    assert written["key"] == "tests/test_a.py::test_triad[1][warm]"
+    assert written["measurement"]["latency"] == MEASURED.latency
+    assert written["measurement"]["bandwidth"] == pytest.approx(3 * 2**28 / MEASURED.latency)
+
+
+def test_derived_figures_are_recomputed_on_reading() -> None:
+    written = row_to_json(ROW)
+    written["measurement"]["latency"] = 1.0
+    read = row_from_json(written)
+    assert read.measurement is not None
+    assert read.measurement.latency == MEASURED.latency
+
+
+def changed(path: list[str | int], value: object) -> dict[str, Any]:
+    written = json.loads(json.dumps(row_to_json(ROW)))
+    place: Any = written
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return written  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (["nodeid"], 3, r"\$\.nodeid: Expected `str`, got `int`"),
+        (["failed"], 1, r"\$\.failed: "),
+        (["verdict", "outcome"], "MAYBE", r"\$\.verdict\.outcome: Invalid enum value 'MAYBE'"),
+        (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: "),
+        (["measurement", "placements", 1, 2], "x", r"\$\.measurement\.placements\[\.\.\.\]\[\.\.\.\]: "),
+        (["measurement", "placements"], [], r"\$\.measurement\.placements: empty"),
+        (["measurement", "placements", 0], [], r"\$\.measurement\.placements\[0\]: empty"),
+        (["measurement", "placements", 0, 0], 0.0, r"\$\.measurement\.placements\[0\]: 0.0 s is no time"),
+        (["measurement", "placements", 0, 0], -1.0, "is no time of a launch"),
+        (["measurement", "placements", 0, 0], math.nan, r"\$\.measurement\.placements\[0\]\[0\]: nan is not a finite"),
+        (["measurement", "floor"], math.inf, r"\$\.measurement\.floor: inf is not a finite number"),
+        (["measurement", "half_width"], -1e-9, "half_width: -1e-09 is negative"),
+        (["measurement", "traffic", "reads"], -1, r"traffic\.reads: -1 is negative"),
+        (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
+        (["measurement", "profild"], True, r"\$\.measurement\.profild: unknown"),
+        (["measurement", "conditions", 0, "fan"], 1, r"\$\.measurement\.conditions\[0\]\.fan: unknown"),
+        (["measurement", "label"], "other", r"label: 'other' in a row labelled 'warm'"),
+        (["colour"], "red", r"\$\.colour: unknown"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(path: list[str | int], value: object, where: str) -> None:
+    with pytest.raises(SchemaError, match=where):
+        row_from_json(changed(path, value))
+
+
+@pytest.mark.parametrize("key", ["nodeid", "limits", "verdict"])
+def test_a_missing_field_is_refused(key: str) -> None:
+    written = row_to_json(ROW)
+    del written[key]
+    with pytest.raises(SchemaError, match=rf"\$: Object missing required field `{key}`"):
+        row_from_json(written)
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    written = row_to_json(ROW)
+    del written["range_name"]
+    assert row_from_json(written) == replace(ROW, range_name="")
+
+
+@pytest.mark.parametrize(
+    "measurement",
+    [
+        replace(MEASURED, placements=((math.nan,),)),
+        replace(MEASURED, placements=()),
+        replace(MEASURED, floor=math.inf),
+        replace(MEASURED, half_width=math.nan),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(measurement: Measurement) -> None:
+    with pytest.raises(SchemaError, match=r"\$\.measurement"):
+        row_to_json(replace(ROW, measurement=measurement))
+
+
+def test_settings_must_be_plain() -> None:
+    with pytest.raises(SchemaError, match=r"\$\.settings\.folder: PurePosixPath is not a JSON value"):
+        document(H100, [], {"folder": PurePosixPath("/tmp")})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("schema", 2, r"\$\.schema: 2; this version reads 1"),
+        ("schema", True, r"\$\.schema: True"),
+        ("schema", None, r"\$\.schema: None"),
+        ("simulated", True, r"\$\.simulated: contradicts"),
+        ("rows", {}, r"\$\.rows: missing, or not"),
+        ("rows", [3], r"\$\.rows\[0\]: Expected `object`"),
+        ("device", {}, r"\$\.device: Object missing"),
+    ],
+)
+def test_a_document_that_does_not_fit_is_refused(key: str, value: object, where: str) -> None:
+    written = {**document(H100, [ROW], {}), key: value}
+    with pytest.raises(SchemaError, match=where):
+        document_from_json(json.loads(json.dumps(written)))
+
+
+def test_a_simulated_row_among_real_ones_is_refused() -> None:
+    mixed = document(H100, [ROW, replace(ROW, verdict=replace(ROW.verdict, simulated=True))], {})
+    with pytest.raises(SchemaError, match=r"\$\.rows\[1\]\.verdict\.simulated"):
+        document_from_json(mixed)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, v in inner for place in _places(v, (*path, key)))]
+
+
+WRITTEN = json.loads(json.dumps(document(H100, [ROW], {"mode": "hot"})))
+
+
+@given(st.sampled_from([p for p in _places(WRITTEN) if p]), json_values)
+@settings(max_examples=200, deadline=None)
+def test_junk_anywhere_is_refused_or_readable(path: tuple[Any, ...], junk: Any) -> None:
+    """Whatever stands in a file: either a `SchemaError`, or a document that can be written again."""
+    spoilt = copy.deepcopy(WRITTEN)
+    place = spoilt
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = junk
+    try:
+        read = document_from_json(spoilt)
+    except SchemaError as error:
+        assert str(error).startswith("$")  # noqa: PT017
+    else:
+        json.dumps(document(read.device, read.rows, {}), allow_nan=False)
