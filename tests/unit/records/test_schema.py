@@ -165,7 +165,7 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["failed"], 1, r"\$\.failed: "),
         (["verdict", "outcome"], "MAYBE", r"\$\.verdict\.outcome: Invalid enum value 'MAYBE'"),
         (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: "),
-        (["measurement", "placements", 1, 2], "x", r"\$\.measurement\.placements\[\.\.\.\]\[\.\.\.\]: "),
+        (["measurement", "placements", 1, 2], "x", r"\$\.measurement\.placements\[.+\]\[.+\]: Expected `float`"),
         (["measurement", "placements"], [], r"\$\.measurement\.placements: empty"),
         (["measurement", "placements", 0], [], r"\$\.measurement\.placements\[0\]: empty"),
         (["measurement", "placements", 0, 0], 0.0, r"\$\.measurement\.placements\[0\]: 0.0 s is no time"),
