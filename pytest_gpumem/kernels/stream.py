@@ -1,7 +1,7 @@
 """STREAM: copy, mul, add, triad and dot with BabelStream's arithmetic, and the one-way read and write (`kernels/stream.cu`).
 
-The first array is the one that is written; `read` and `dot` take their small array of sums last. They isolate DRAM where the footprint is at least 4x L2; below that the figure is partly
-L2's.
+The first array is the one that is written; `read` and `dot` take their small array of sums last. They isolate DRAM where the
+footprint is at least 4x L2; below that the figure is partly L2's.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
 def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> Kernel:
     """A kernel that gives one sum for each tile of its sources.
 
-    A tile's sum needs that tile alone, so the sums of a prefix are a prefix of the sums; `sums` may be longer than that. In float it takes at most 32 additions in a
-    thread, 5 across the warp and a product: 38 roundings of 6e-8 relative to the sum of magnitudes, 2.3e-6 for the non-negative
-    data that buffers hold. The tolerance of 1e-5 is four times that, and below 1/1024, a tile's share of one average element.
+    A tile's sum needs that tile alone, so the sums of a prefix are a prefix of the sums; `sums` may be longer than that. In float it
+    takes at most 32 additions in a thread, 5 across the warp and a product: 38 roundings of 6e-8 relative to the sum of magnitudes,
+    2.3e-6 for the non-negative data that buffers hold. The tolerance of 1e-5 is four times that, and a hundredth of 1/1024, one
+    average element's share of a tile's sum.
     """
     vectors = _vectors(name, len(sources))
     tile = WARP * vectors * VECTOR_BYTES
