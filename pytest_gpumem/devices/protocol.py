@@ -217,7 +217,7 @@ class Device(Protocol):
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first.
 
-        NaN equals nothing; an element differs if |actual - expected| > tolerance * max(|expected|, 1e-30) for floats, or at all for integers.
+        NaN equals nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all.
         """
 
     # Persisting L2

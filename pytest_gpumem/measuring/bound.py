@@ -81,14 +81,18 @@ class BoundKernel:
             elif isinstance(value, Buffer):
                 buffers[parameter.name] = value
             else:
-                raise BadCall(f"{signature}: {parameter.name!r} is a buffer from a fixture such as device_buffer, not {type(value).__name__}")
+                raise BadCall(
+                    f"{signature}: {parameter.name!r} is a buffer from a fixture such as device_buffer, not {type(value).__name__}"
+                )
         self._check_types(signature, buffers)
         return buffers, values
 
     def _check_types(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
         types = {buffer.dtype_name for buffer in buffers.values()}
         if len(types) > 1:
-            raise BadCall(f"{signature}: all arrays have one element type; got " + ", ".join(f"{n}: {b.dtype_name}" for n, b in buffers.items()))
+            raise BadCall(
+                f"{signature}: all arrays have one element type; got " + ", ".join(f"{n}: {b.dtype_name}" for n, b in buffers.items())
+            )
         if self.kernel.source is not None and not types <= set(self.kernel.dtypes):
             raise BadCall(f"{signature} takes arrays of {', '.join(self.kernel.dtypes)}, not {', '.join(types)}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pytest_gpumem.devices.protocol import Device, Launch, MemoryKind, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Role
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel
+from pytest_gpumem.memory.buffers import Arena
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 
@@ -27,15 +27,15 @@ class Flush:
         self._arena = Arena(device, seed=0)
         if mode == "hot":
             return
-        kernel = CATALOGUE["read" if mode == "clean-cold" else "write"]
-        bound = BoundKernel(kernel, device, self._arena.stream)
         swept = self._arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
-        buffers: dict[str, Buffer] = {}
-        for parameter in kernel.parameters:
-            if parameter.role is not Role.SCALAR:
-                buffers[parameter.name] = swept if not buffers else self._arena.buffer(swept.nbytes // 256, "f4", MemoryKind.DEVICE)
-        scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR and p.default is not None}
-        self._launch = bound.launch(buffers, scalars)
+        if mode == "clean-cold":
+            sums = self._arena.buffer((swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE)
+            self._launch = self._bound("read").launch({"a": swept, "sums": sums}, {})
+        else:
+            self._launch = self._bound("write").launch({"a": swept}, {"value": 1.0})
+
+    def _bound(self, name: str) -> BoundKernel:
+        return BoundKernel(CATALOGUE[name], self._device, self._arena.stream)
 
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""

@@ -78,7 +78,9 @@ def _requested(facts: DeviceFacts, nbytes: int, set_aside: Literal["fit", "max",
     except QuantityError:
         raise BadWindow(f'set_aside={set_aside!r}; accepted are "fit", "max", "off" and a size such as "8 MiB"') from None
     if size > facts.persisting_l2_max_bytes:
-        raise BadWindow(f"set_aside={format_bytes(size)} is above the maximum of {facts.name}, {format_bytes(facts.persisting_l2_max_bytes)}")
+        raise BadWindow(
+            f"set_aside={format_bytes(size)} is above the maximum of {facts.name}, {format_bytes(facts.persisting_l2_max_bytes)}"
+        )
     return size
 
 
@@ -107,7 +109,11 @@ def persisting(
     """
     facts = device.facts
     if facts.persisting_l2_max_bytes == 0:
-        why = f"MIG profile {facts.mig_profile}" if facts.mig_profile else f"compute capability {facts.compute_capability[0]}.{facts.compute_capability[1]}"
+        why = (
+            f"MIG profile {facts.mig_profile}"
+            if facts.mig_profile
+            else f"compute capability {facts.compute_capability[0]}.{facts.compute_capability[1]}"
+        )
         raise Unsupported(f"{facts.name} ({why}) has no persisting L2: persistingL2CacheMaxSize is 0")
     if not isinstance(buffer, Buffer) or buffer.kind is not MemoryKind.DEVICE:
         raise BadWindow(f"a persisting window needs a buffer of device memory, not {buffer!r}")

@@ -1,0 +1,28 @@
+"""Sizes that scale with the device's L2, so that the same experiment means the same on every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_gpumem import GiB, MiB
+
+
+@pytest.fixture
+def of_l2(gpu_device) -> Callable[[float], int]:
+    """Bytes of a share of L2, in whole MiB: `of_l2(0.16)` is 8 MiB on an H100."""
+    return lambda share: max(1, round(share * gpu_device.facts.l2_bytes / MiB)) * MiB
+
+
+@pytest.fixture
+def streamed_bytes(gpu_device) -> int:
+    """Bytes of an array that no cache holds: 512 MiB, less on a small GPU, never under 4x L2."""
+    facts = gpu_device.facts
+    return max(min(512 * MiB, facts.memory_bytes // 16 // MiB * MiB), 4 * facts.l2_bytes)
+
+
+@pytest.fixture
+def swept_bytes(gpu_device) -> int:
+    """Bytes of the large buffer in the L2 experiments: the seeds' 1 GiB, less on a small GPU."""
+    return min(1 * GiB, gpu_device.facts.memory_bytes // 8 // MiB * MiB)

@@ -1,0 +1,54 @@
+"""Which sampler is taken, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.samplers.choose import Choice, choose
+
+
+def chosen(requested: str = "auto", **facts: Any) -> Choice:
+    defaults: dict[str, Any] = {"mode": "clean-cold", "foreign": False, "pages_move": False, "restores": False, "profiled": False}
+    return choose(requested, **{**defaults, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "sampler"),
+    [
+        ({}, "graph"),
+        ({"mode": "dirty-cold"}, "graph"),
+        ({"foreign": True}, "blocked"),
+        ({"pages_move": True}, "blocked"),
+        ({"mode": "hot"}, "batched"),
+        ({"mode": "hot", "foreign": True}, "batched"),
+        ({"mode": "hot", "foreign": True, "restores": True}, "blocked"),
+        ({"profiled": True}, "plain"),
+        ({"profiled": True, "mode": "hot"}, "plain"),
+    ],
+)
+def test_auto(facts: dict[str, Any], sampler: str) -> None:
+    choice = chosen(**facts)
+    assert choice.sampler == sampler
+    assert choice.reason
+
+
+def test_what_was_asked_for_is_taken_and_does_not_fall_back() -> None:
+    choice = chosen("host")
+    assert (choice.sampler, choice.fallback) == ("host", False)
+
+
+def test_a_profiler_overrides_the_request() -> None:
+    assert chosen("graph", profiled=True).sampler == "plain"
+
+
+def test_batched_refuses_a_cold_mode() -> None:
+    with pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'):
+        chosen("batched")
+
+
+def test_graph_refuses_moving_pages() -> None:
+    with pytest.raises(BadCall, match="managed pages"):
+        chosen("graph", pages_move=True)

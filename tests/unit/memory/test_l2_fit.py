@@ -1,0 +1,38 @@
+"""The set-aside and hit ratio that fit a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpumem.devices.opening import choose
+from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside
+from pytest_gpumem.units import MiB
+
+H100 = choose("sim:h100").facts
+
+
+@pytest.mark.parametrize(
+    ("window", "set_aside"),
+    [
+        (1 * MiB, 3.125 * MiB),  # one step of L2/16
+        (3.125 * MiB, 3.125 * MiB),
+        (8 * MiB, 9.375 * MiB),
+        (24 * MiB, 25 * MiB),
+        (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
+    ],
+)
+def test_smallest_step_that_holds_the_window_up_to_half_of_l2(window: float, set_aside: float) -> None:
+    assert H100.l2_bytes == 50 * MiB
+    assert fit_set_aside(H100, int(window)) == int(set_aside)
+
+
+def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:
+    small = replace(H100, persisting_l2_max_bytes=10 * MiB)
+    assert fit_set_aside(small, 40 * MiB) == 9.375 * MiB
+
+
+def test_hit_ratio_is_what_fits_and_at_most_one() -> None:
+    assert fit_hit_ratio(25 * MiB, 40 * MiB) == pytest.approx(0.625)
+    assert fit_hit_ratio(25 * MiB, 8 * MiB) == 1.0
