@@ -1,0 +1,118 @@
+"""The fixtures. Public ones depend on private ones only, so that a user's own fixture of the same name breaks nothing.
+
+Read in every session, also with the plugin off: nothing heavy is imported at the top. PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pytest_gpumem.devices.protocol import Device
+    from pytest_gpumem.measuring.bound import Kernels
+    from pytest_gpumem.memory.l2 import PersistingStream
+    from pytest_gpumem.memory.spaces import Memory
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+    from pytest_gpumem.plugin.running import GpuTest
+
+NEEDS_GPUMEM = "needs --gpumem"
+"""Why a test that uses these fixtures skips with the plugin off."""
+
+TEST_FIXTURE = "_gpumem_test"
+"""The private fixture that all others depend on: a test uses ours if this one is among its fixtures."""
+
+BENCHMARK_FIXTURE = "_gpumem_benchmark"
+"""The private fixture behind `gpu_benchmark`."""
+
+
+@pytest.fixture
+def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
+    """The device and the memory of one test; everything that it allocates is freed at its end."""
+    from pytest_gpumem.plugin.hooks import SESSION
+
+    session = request.config.stash.get(SESSION, None)
+    if session is None:
+        # Reached by getfixturevalue only: a test that names a fixture was skipped before.
+        pytest.skip(NEEDS_GPUMEM)
+    test = session.begin(request.node)
+    try:
+        yield test
+    finally:
+        test.close()
+
+
+@pytest.fixture
+def _gpumem_timer(request: pytest.FixtureRequest, _gpumem_test: GpuTest) -> None:
+    """Has pytest-benchmark's `benchmark`, which is set up next, read device times; for a request at run time."""
+    from pytest_gpumem.plugin.replay import attach_timer
+
+    attach_timer(request.node)
+
+
+@pytest.fixture
+def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
+    return _gpumem_test.benchmark(benchmark)
+
+
+@pytest.fixture
+def gpu_benchmark(_gpumem_benchmark: GpuBenchmark) -> GpuBenchmark:
+    """Measures a kernel, a callable or a `Case`: `gpu_benchmark(f, *args)`, `gpu_benchmark.case(build)`."""
+    return _gpumem_benchmark
+
+
+@pytest.fixture
+def gpu_device(_gpumem_test: GpuTest) -> Device:
+    """The device under test: its `facts`, streams and conditions."""
+    return _gpumem_test.device
+
+
+@pytest.fixture
+def gpu_kernels(_gpumem_test: GpuTest) -> Kernels:
+    """The catalogue of kernels, bound to the device: `gpu_kernels.triad`."""
+    return _gpumem_test.kernels
+
+
+@pytest.fixture
+def _gpumem_memory(_gpumem_test: GpuTest) -> Memory:
+    return _gpumem_test.memory
+
+
+@pytest.fixture
+def device_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`device_buffer(bytes_or_shape, dtype="f4", like=None)`: device memory."""
+    return _gpumem_memory.device
+
+
+@pytest.fixture
+def managed_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host")`: managed memory that kernels fault in."""
+    return _gpumem_memory.managed
+
+
+@pytest.fixture
+def prefetched_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`prefetched_buffer(bytes_or_shape, dtype="f4")`: managed memory, prefetched to the device before every sample."""
+    return _gpumem_memory.prefetched
+
+
+@pytest.fixture
+def pinned_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True)`: page-locked host memory."""
+    return _gpumem_memory.pinned
+
+
+@pytest.fixture
+def registered_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`registered_buffer(numpy_array)`: host memory that is page-locked in place until the test ends."""
+    return _gpumem_memory.registered
+
+
+@pytest.fixture
+def persisting_stream(_gpumem_test: GpuTest) -> Callable[..., AbstractContextManager[PersistingStream]]:
+    """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
+    return _gpumem_test.persisting_stream

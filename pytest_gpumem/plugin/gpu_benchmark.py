@@ -1,0 +1,110 @@
+"""The object that the fixture `gpu_benchmark` gives: takes measurements and hands back their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.plugin.result import Result
+from pytest_gpumem.settings import marker_limits, merge_limits
+from pytest_gpumem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from pytest_gpumem.measuring.target import Case, Target
+    from pytest_gpumem.memory.l2 import PersistingStream
+    from pytest_gpumem.memory.spaces import Memory
+    from pytest_gpumem.plugin.running import GpuTest
+    from pytest_gpumem.records.measurement import Limits
+
+NOT_GIVEN: Any = object()
+"""Default of a limit: the marker's and the session's apply."""
+
+
+class GpuBenchmark:
+    """Takes the measurements of one test. Several are told apart by `label=`."""
+
+    def __init__(self, test: GpuTest) -> None:
+        self._test = test
+
+    def __call__(
+        self,
+        function: BoundKernel | Callable[..., object],
+        /,
+        *args: Any,
+        label: str | None = None,
+        stream: PersistingStream | None = None,
+        moved: int | str | None = None,
+        min_bandwidth: str | float | None = NOT_GIVEN,
+        max_latency: str | float | None = NOT_GIVEN,
+        max_regression: str | float | None = NOT_GIVEN,
+        **kwargs: Any,
+    ) -> Result:
+        """Measure a kernel of `gpu_kernels`, or any callable that launches on the current stream.
+
+        Args:
+            function: what is launched.
+            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature does not reach
+                `function`; wrap it in a lambda, or use `case`.
+            label: tells this measurement from others of the same test.
+            stream: from `persisting_stream`; default: a stream of the test's own.
+            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
+            min_bandwidth, max_latency, max_regression: limits of this measurement; they go before the marker's and the
+                session's, and None lifts those.
+
+        Raises:
+            BadCall: arguments do not fit, or the label is missing or was used.
+            WrongResult: the result of one launch is not the reference's; no speed is reported.
+            Unsupported: the device cannot do it; the test skips with the reason.
+        """
+        __tracebackhide__ = True
+        test = self._test
+        label = self._check_label(label)
+        limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
+        nbytes = None if moved is None else parse_bytes(moved)
+        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
+        return self._measure(target, label, limits)
+
+    def case(
+        self,
+        build: Callable[[Memory], Case],
+        *,
+        label: str | None = None,
+        min_bandwidth: str | float | None = NOT_GIVEN,
+        max_latency: str | float | None = NOT_GIVEN,
+        max_regression: str | float | None = NOT_GIVEN,
+    ) -> Result:
+        """Measure a `Case`, built anew by `build(memory)` for each placement.
+
+        Args and errors as for the short form.
+        """
+        __tracebackhide__ = True
+        test = self._test
+        label = self._check_label(label)
+        limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
+        return self._measure(test.conductor.case(build, arena=test.arena), label, limits)
+
+    def _measure(self, target: Target, label: str, limits: Limits) -> Result:
+        __tracebackhide__ = True
+        test = self._test
+        with test.spending() as plan:
+            measurement = test.conductor.measure(target, plan, arena=test.arena, label=label, name=test.range_name)
+        test.taken.append((measurement, limits))
+        return Result(measurement, test.device.facts)
+
+    def _check_label(self, label: str | None) -> str:
+        if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):
+            raise BadCall(f"label={label!r}; it is a short text that tells this measurement from others of the same test")
+        label = label or ""
+        used = [measurement.label for measurement, _ in self._test.taken]
+        if label in used:
+            raise BadCall(
+                f"label={label!r} was used for another measurement of this test"
+                if label
+                else "this test measures a second time without label=; pass a different label= to each, so that results can be told apart"
+            )
+        return label
+
+    def _limits(self, **limits: Any) -> Limits:
+        given = {name: value for name, value in limits.items() if value is not NOT_GIVEN}
+        return merge_limits(marker_limits(given, "call"), self._test.limits, self._test.session.settings)

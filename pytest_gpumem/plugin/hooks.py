@@ -1,0 +1,120 @@
+"""The entry point: options, the marker, and the switch. Without `--gpumem` nothing else of the package is imported.
+
+pytest imports this module in every session of everyone who has the plugin installed. PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.plugin.fixtures import (
+    NEEDS_GPUMEM,
+    TEST_FIXTURE,
+    _gpumem_benchmark,
+    _gpumem_memory,
+    _gpumem_test,
+    _gpumem_timer,
+    device_buffer,
+    gpu_benchmark,
+    gpu_device,
+    gpu_kernels,
+    managed_buffer,
+    persisting_stream,
+    pinned_buffer,
+    prefetched_buffer,
+    registered_buffer,
+)
+from pytest_gpumem.settings import (
+    MARKER_KEYWORDS,
+    OPTIONS,
+    Settings,
+    SettingsError,
+    marker_keywords,
+    marker_limits,
+    marker_overrides,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.session import GpuSession
+
+__all__ = [
+    "_gpumem_benchmark",
+    "_gpumem_memory",
+    "_gpumem_test",
+    "_gpumem_timer",
+    "device_buffer",
+    "gpu_benchmark",
+    "gpu_device",
+    "gpu_kernels",
+    "managed_buffer",
+    "persisting_stream",
+    "pinned_buffer",
+    "prefetched_buffer",
+    "registered_buffer",
+]
+
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
+"""The session's state on `config.stash`; absent while the plugin is off."""
+
+MARKER = "gpumem"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpumem", "GPU memory performance")
+    for option in OPTIONS:
+        # Everything defaults to None, flags too: what the command line does not say is left to the environment and the ini file.
+        text = option.help.replace("%%", "%")
+        if option.is_flag:
+            group.addoption(option.flag, dest=option.key, action="store_true", default=None, help=text.replace("%", "%%"))
+        else:
+            group.addoption(option.flag, dest=option.key, metavar=option.metavar, default=None, help=text.replace("%", "%%"))
+        parser.addini(option.key, text, default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
+    )
+    settings = _settings(config)
+    if settings.enabled:
+        from pytest_gpumem.plugin.session import start
+
+        start(config, settings)
+
+
+def _settings(config: pytest.Config) -> Settings:
+    try:
+        return resolve(
+            {option.key: getattr(config.option, option.key, None) for option in OPTIONS},
+            os.environ,
+            {option.key: config.getini(option.key) for option in OPTIONS},
+            config.inipath.name if config.inipath else "the ini file",
+        )
+    except SettingsError as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    off = SESSION not in config.stash
+    skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
+    for item in items:
+        if any(True for _ in item.iter_markers(MARKER)):
+            _check_marker(item)
+        # By origin: a user's own `gpu_benchmark` does not depend on our private fixture.
+        if off and TEST_FIXTURE in getattr(item, "fixturenames", ()):
+            item.add_marker(skip, append=False)
+
+
+def _check_marker(item: pytest.Item) -> None:
+    """Have a mistake in a marker stop the session before anything is measured."""
+    try:
+        keywords = marker_keywords(item.iter_markers(MARKER))
+        marker_limits(keywords)
+        marker_overrides(keywords)
+    except SettingsError as error:
+        raise pytest.UsageError(f"gpumem: {item.nodeid}: {error}") from None

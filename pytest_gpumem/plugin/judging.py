@@ -1,0 +1,116 @@
+"""The end of a test's body: judge its measurements, and hand the rows to pytest-benchmark and to the report."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.judge import is_failure, judge
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.running import GpuTest
+    from pytest_gpumem.plugin.session import GpuSession
+
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
+"""The test's device side, once a fixture of ours was set up."""
+
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+"""The test's rows, once it was judged."""
+
+PROPERTY = "gpumem"
+"""Name, and prefix of the names, of the JUnit properties."""
+
+
+def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
+    """Judge what the test measured.
+
+    Args:
+        item: the test, whose body has ended.
+        session: its session.
+        error: what ended the body early, as pytest will report it; None if it passed.
+
+    Returns:
+        The rows that fail the test by their verdict; empty if `error` ended it anyway.
+    """
+    test = item.stash.get(TEST, None)
+    if test is None:
+        return []
+    skipped = isinstance(error, pytest.skip.Exception)
+    verdicts = [_verdict(test, measurement, limits, error if skipped else None) for measurement, limits in test.taken]
+    failed = error is not None and not skipped
+    failed = failed or any(is_failure(verdict, session.settings.strict) for verdict in verdicts)
+    rows = [
+        Row(item.nodeid, limits, verdict, measurement, measurement.label, failed, test.range_name)
+        for (measurement, limits), verdict in zip(test.taken, verdicts, strict=True)
+    ]
+    if failed and not rows and test.replay is not None:
+        rows = [unmeasured(item, session, str(error))]
+    item.stash[ROWS] = rows
+    for row in rows:
+        figures = summary(row, session)
+        if test.replay is not None and row.measurement is not None:
+            test.replay.feed(row.label, row.measurement.samples, figures, failed=failed)
+        item.user_properties += _properties(row, figures)
+    return [row for row in rows if is_failure(row.verdict, session.settings.strict)] if error is None else []
+
+
+def _verdict(test: GpuTest, measurement: Measurement, limits: Limits, skip: BaseException | None) -> Verdict:
+    facts = test.device.facts
+    if skip is not None:
+        return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
+    key = Row(test.item.nodeid, limits, Verdict(Outcome.PASS, ""), label=measurement.label).key
+    session = test.session
+    return judge(measurement, limits, facts, session.history(key), strict=session.settings.strict)
+
+
+def unmeasured(item: pytest.Item, session: GpuSession, why: str) -> Row:
+    """The row of a test that failed before anything was measured."""
+    lines = [line for line in why.splitlines() if line.strip()]
+    reason = f"failed before anything was measured: {lines[0].strip() if lines else 'no message'}"
+    verdict = Verdict(Outcome.FAIL, reason, simulated=session.facts.simulated)
+    return Row(item.nodeid, Limits(), verdict, failed=True, range_name=session.names.unique(item.nodeid))
+
+
+def summary(row: Row, session: GpuSession) -> dict[str, Any]:
+    """The figures of a row without its samples, JSON-able: `extra_info` and the JUnit property. SI units."""
+    figures: dict[str, Any] = {
+        "device": session.facts.key,
+        "simulated": session.facts.simulated,
+        "verdict": row.verdict.outcome.value,
+        "reason": row.verdict.reason,
+        "failed": row.failed,
+        "range": row.range_name,
+    }
+    if row.label:
+        figures["label"] = row.label
+    measurement = row.measurement
+    if measurement is not None:
+        figures |= {
+            "target": measurement.target,
+            "latency_s": measurement.latency,
+            "half_width_s": measurement.half_width,
+            "bandwidth_bytes_per_s": measurement.bandwidth,
+            "samples": len(measurement.samples),
+            "placements": len(measurement.placements),
+            "mode": measurement.mode,
+            "sampler": measurement.sampler,
+            "profiled": measurement.profiled,
+        }
+    if row.verdict.comparison is not None:
+        figures["delta"] = row.verdict.comparison.delta
+    return figures
+
+
+def _properties(row: Row, figures: dict[str, Any]) -> list[tuple[str, object]]:
+    """JUnit properties: the summary as JSON, and the figures that a person looks for, each on its own."""
+    suffix = f"[{row.label}]" if row.label else ""
+    readable = ("latency_s", "bandwidth_bytes_per_s", "delta", "verdict", "simulated")
+    return [
+        (f"{PROPERTY}{suffix}", json.dumps(figures)),
+        *((f"{PROPERTY}_{name}{suffix}", figures[name]) for name in readable if figures.get(name) is not None),
+    ]

@@ -1,0 +1,191 @@
+"""Hand device-timed durations to pytest-benchmark, so that its storage, JSON, histogram and compare work on them unchanged.
+
+The documented way in is the marker's `timer=` with `benchmark.pedantic`: pedantic never calibrates and reads the timer exactly twice a
+round, so a timer that yields 0.0, d0, 0.0, d1, ... stores the exact durations. Seen to hold for pytest-benchmark 4.0.0 to 5.3.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+DEFAULT_STORAGE = "file://./.benchmarks"
+"""pytest-benchmark's own default of `--benchmark-storage`."""
+
+
+class NotOurTimer(RuntimeError):
+    """The test uses pytest-benchmark's `benchmark` in a way that would store a wrong time."""
+
+
+class ReplayTimer:
+    """A clock that reads out durations which were measured before, in seconds."""
+
+    __name__ = "gpumem_device_time"  # what pytest-benchmark writes into "options"
+
+    def __init__(self) -> None:
+        self._ticks: deque[float] = deque()
+
+    def load(self, durations: Sequence[float]) -> None:
+        """Have the next reads give each duration as the difference of two."""
+        self._ticks = deque(tick for duration in durations for tick in (0.0, duration))
+
+    def __call__(self) -> float:
+        if not self._ticks:
+            raise NotOurTimer(
+                "this test uses gpu_benchmark, whose device times go through pytest-benchmark's `benchmark`; "
+                "calling `benchmark` besides would have no clock: move that call to a test of its own"
+            )
+        return self._ticks.popleft()
+
+
+_TIMER = pytest.StashKey[ReplayTimer]()
+
+
+def attach_timer(item: pytest.Item) -> None:
+    """Merge our timer into the closest `benchmark` marker, before pytest-benchmark's fixture reads it. A second call does nothing.
+
+    Under CodSpeed the fixture is another one, which refuses `timer`: nothing is done.
+    """
+    if _TIMER in item.stash or item.config.getoption("codspeed", False) or "CODSPEED_ENV" in os.environ:
+        return
+    timer = item.stash[_TIMER] = ReplayTimer()
+    closest = item.get_closest_marker("benchmark")
+    kwargs = dict(closest.kwargs) if closest else {}
+    item.add_marker(pytest.mark.benchmark(**{**kwargs, "timer": timer}), append=False)
+
+
+def check_timer(item: pytest.Item, benchmark: object) -> None:
+    """See that `benchmark` reads our timer.
+
+    Raises:
+        NotOurTimer: it was set up before the test asked for `gpu_benchmark`, so that it would store host time.
+    """
+    if isinstance(benchmark, BenchmarkFixture) and benchmark._timer is not item.stash.get(_TIMER, None):
+        raise NotOurTimer(
+            "gpu_benchmark was asked for by getfixturevalue after `benchmark` was set up with the host's clock; "
+            "ask for gpu_benchmark first, or name it in the test's signature"
+        )
+
+
+class Replay:
+    """One test's way into pytest-benchmark: each measurement gets a fixture of its own."""
+
+    def __init__(self, item: pytest.Item, benchmark: object) -> None:
+        self._timer = item.stash.get(_TIMER, None)
+        # Another plugin's fixture of that name (CodSpeed's) is left alone: it would time an empty function.
+        self._fixture = benchmark if isinstance(benchmark, BenchmarkFixture) else None
+
+    def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
+        """Store one measurement.
+
+        Args:
+            label: tells it apart inside its test; empty for the only one.
+            durations: seconds of each sample.
+            summary: JSON-able figures for `extra_info`.
+            failed: neither save nor compare may take it.
+        """
+        if self._fixture is None or self._timer is None or not durations:
+            return
+        fixture = self._fixture
+        if fixture._mode is None:
+            self._unused = copy.copy(fixture)
+        else:
+            # pytest-benchmark's fixture takes one measurement. A copy of the unused one takes another; its `add_stats` is the session's.
+            fixture = copy.copy(self._unused)
+        fixture.extra_info = {**fixture.extra_info, "gpumem": dict(summary)}
+        if label:
+            fixture.name, fixture.fullname = f"{fixture.name}[{label}]", f"{fixture.fullname}[{label}]"
+        fixture.has_error = failed
+        self._timer.load(durations)
+        fixture.pedantic(_nothing, rounds=len(durations), iterations=1)
+
+    def excuse(self) -> None:
+        """Keep pytest-benchmark from warning that its fixture was not used, in a test that ended early."""
+        if self._fixture is not None and self._fixture._mode is None:
+            self._fixture._mode = "gpu_benchmark(...)"
+
+
+def _nothing() -> None:
+    """What the replayed rounds run."""
+
+
+def default_storage(config: pytest.Config, key: str) -> None:
+    """Give each GPU its own folder below pytest-benchmark's default storage; a storage that the user chose stays.
+
+    pytest-benchmark's own machine id names only the operating system and the interpreter: another GPU's results would be compared
+    with a mere warning.
+    """
+    if config.option.benchmark_storage == DEFAULT_STORAGE:
+        config.option.benchmark_storage = f"{DEFAULT_STORAGE}/{key}"
+
+
+def storage_folder(config: pytest.Config) -> Path:
+    """The folder of pytest-benchmark's storage, before it is split by GPU; its default where the storage is not a folder."""
+    uri = str(config.option.benchmark_storage)
+    if "://" in uri and not uri.startswith("file://"):
+        uri = DEFAULT_STORAGE
+    return Path(uri.removeprefix("file://")).expanduser()
+
+
+def check_machine(machine_info: Mapping[str, Any], compared: dict[str, Any]) -> None:
+    """Refuse to compare with another GPU's results, or simulated with real ones.
+
+    Raises:
+        pytest.UsageError: the saved run was taken on a device with another key.
+    """
+    ours, theirs = machine_info["gpu"], compared.setdefault("machine_info", {}).get("gpu")
+    if theirs is None:
+        # A run from before this plugin says nothing of a GPU; that alone must not make the machines differ.
+        compared["machine_info"]["gpu"] = ours
+    elif theirs.get("key") != ours["key"]:
+        raise pytest.UsageError(
+            f"--benchmark-compare: the saved run is of {theirs.get('key', 'an unnamed GPU')}, this session's device is {ours['key']}; "
+            "results of different devices are not comparable"
+        )
+
+
+def write_json(config: pytest.Config) -> Path | None:
+    """Write the `--benchmark-json` file where pytest-benchmark does not: under xdist, or if no measurement passed.
+
+    Goes through the same hooks, with an empty list of benchmarks. Gives the path, or None if there was nothing to do.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None or not session.json or session.benchmarks:
+        return None
+    machine_info = session.get_machine_info()
+    output: dict[str, Any] = config.hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info(config)
+    )
+    config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
+    path = Path(session.json)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        written.write_text(json.dumps(output, indent=4, allow_nan=False, default=str), encoding="utf-8")
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+    return path
+
+
+def commit_info(config: pytest.Config) -> dict[str, Any]:
+    """The commit as pytest-benchmark finds it, the project's own hooks included."""
+    info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
+    return info
+
+
+def revision(config: pytest.Config) -> str | None:
+    """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
+    info = commit_info(config)
+    commit = info.get("id")
+    if not commit or commit in ("unversioned", "unknown"):
+        return None
+    return f"{commit}-dirty" if info.get("dirty") else str(commit)

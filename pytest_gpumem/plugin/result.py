@@ -1,0 +1,83 @@
+"""What a test gets from a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.units import format_rate, format_share, format_time
+
+
+class NoTraffic(ValueError):
+    """A bandwidth was asked for, but how many bytes one launch moves is unknown."""
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The figures of one measurement, for assertions in the test that took it."""
+
+    measurement: Measurement
+    """Everything that was recorded."""
+    device: DeviceFacts
+    """The device, with its `peak_bandwidth` in bytes per second."""
+
+    @property
+    def latency(self) -> float:
+        """Seconds of one launch: the mean over placements of each placement's median."""
+        return self.measurement.latency
+
+    @property
+    def latency_per_access(self) -> float:
+        """Seconds of one dependent access, for a pointer chase.
+
+        Raises:
+            NoTraffic: the kernel's accesses do not depend on each other.
+        """
+        latency = self.measurement.latency_per_access
+        if latency is None:
+            raise NoTraffic(f"{self.measurement.target} has no dependent accesses; its latency is `.latency`")
+        return latency
+
+    @property
+    def bandwidth(self) -> float:
+        """Compulsory bytes per second.
+
+        Raises:
+            NoTraffic: nobody said how many bytes one launch of this callable moves.
+        """
+        bandwidth = self.measurement.bandwidth
+        if bandwidth is None:
+            raise NoTraffic(
+                f"the traffic of {self.measurement.target} is unknown: pass gpu_benchmark(..., moved=<bytes that must be read plus written>), "
+                "or name the arrays in the Case's reads= and writes="
+            )
+        return bandwidth
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """Seconds of each sample, in the order in which they were taken."""
+        return self.measurement.samples
+
+    @property
+    def placements(self) -> tuple[tuple[float, ...], ...]:
+        """The samples by buffer placement, in seconds."""
+        return self.measurement.placements
+
+    @property
+    def noise(self) -> float | None:
+        """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer than two placements."""
+        return self.measurement.noise
+
+    def __repr__(self) -> str:
+        measurement = self.measurement
+        parts = [measurement.target, format_time(measurement.latency)]
+        if measurement.bandwidth is not None:
+            parts.append(format_rate(measurement.bandwidth))
+        if measurement.noise is not None:
+            parts.append(f"±{format_share(measurement.noise)}")
+        parts.append(f"{len(measurement.samples)} samples on {len(measurement.placements)} placements")
+        parts.append(measurement.mode)
+        if self.device.simulated:
+            parts.append("simulated")
+        return f"<Result {', '.join(parts)}>"

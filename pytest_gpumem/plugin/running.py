@@ -1,0 +1,173 @@
+"""One test from setup to its report: device memory, ranges, verdicts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpumem.devices.protocol import Device, DeviceError, Unsupported
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import BadCall, Kernels
+from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.memory.buffers import Arena, BadBuffer
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, persisting
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.plugin.failure import explain, where
+from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
+from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+from pytest_gpumem.plugin.hooks import MARKER
+from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
+from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
+from pytest_gpumem.plugin.result import NoTraffic
+from pytest_gpumem.ranges import phase
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.schema import row_to_json
+from pytest_gpumem.settings import SettingsError, marker_keywords, marker_limits, marker_overrides
+from pytest_gpumem.units import QuantityError
+
+if TYPE_CHECKING:
+    from pytest_gpumem.memory.buffers import Buffer
+    from pytest_gpumem.plugin.session import GpuSession
+
+ROWS_ATTRIBUTE = "gpumem_rows"
+"""Attribute of an xdist worker's report that carries the rows, samples included, to the controller."""
+
+MISTAKES = (BadCall, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
+"""Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
+
+
+def uses(item: pytest.Item, fixture: str) -> bool:
+    """Whether a test uses one of our fixtures, by origin: only ours depend on the private ones."""
+    return fixture in getattr(item, "fixturenames", ())
+
+
+class GpuTest:
+    """What one test has of the device. Everything allocated through it is freed by `close`."""
+
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        self.item = item
+        self.session = session
+        keywords = marker_keywords(item.iter_markers(MARKER))
+        self.limits = marker_limits(keywords)
+        self.overrides = marker_overrides(keywords)
+        self.range_name = session.names.unique(item.nodeid)
+        self.device: Device = session.device
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()))
+        self.memory = Memory(self.arena)
+        self.taken: list[tuple[Measurement, Limits]] = []
+        """Measurements so far, each with its limits."""
+        self.replay: Replay | None = None
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.session.kernels
+
+    @property
+    def conductor(self) -> Conductor:
+        return self.session.conductor
+
+    def benchmark(self, benchmark: object) -> GpuBenchmark:
+        """What `gpu_benchmark` gives; `benchmark` is pytest-benchmark's fixture."""
+        check_timer(self.item, benchmark)
+        self.replay = Replay(self.item, benchmark)
+        return GpuBenchmark(self)
+
+    def persisting_stream(self, buffer: Buffer, **options: Any) -> AbstractContextManager[PersistingStream]:
+        """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`."""
+        return persisting(self.device, buffer, **options)
+
+    @contextmanager
+    def spending(self) -> Iterator[Plan]:
+        """The plan of the next measurement; books the time that it takes."""
+        begun = self.device.now()
+        try:
+            yield self.session.plan(self.overrides)
+        finally:
+            self.session.spent += self.device.now() - begun
+
+    def close(self) -> None:
+        """Free everything; the next test gets its share of what is left of a total budget."""
+        if uses(self.item, BENCHMARK_FIXTURE):
+            self.session.to_measure -= 1
+        self.arena.close()
+
+
+class RunningHooks:
+    """The hooks around a test; registered only with `--gpumem`."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        # A rerun of the test starts anew.
+        item.user_properties[:] = [p for p in item.user_properties if not p[0].startswith(PROPERTY)]
+        item.stash[ROWS] = []
+        if uses(item, BENCHMARK_FIXTURE):
+            attach_timer(item)
+        with self._session.ranges.range(phase(self._session.names.unique(item.nodeid), "setup")):
+            try:
+                return (yield)
+            except Exception as error:
+                spoken = _spoken(error, item)
+                if spoken is None:
+                    raise
+                raise spoken from None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            result = yield
+        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+            raise
+        except BaseException as error:  # pytest's own outcomes are no Exceptions
+            spoken = _spoken(error, item) or error
+            judge_test(item, self._session, spoken)
+            if spoken is error:
+                raise
+            raise spoken from None
+        failing = judge_test(item, self._session, None)
+        if failing:
+            raise pytest.fail.Exception(explain(failing), pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
+        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
+            report.outcome = "failed"
+            report.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
+        test = item.stash.get(TEST, None)
+        if test is not None and test.replay is not None and not report.passed:
+            test.replay.excuse()
+        if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
+            item.stash[ROWS] = [unmeasured(item, self._session, report.longreprtext)]
+        if report.when == "call" or (report.when == "setup" and report.failed):
+            rows = item.stash.get(ROWS, [])
+            if self._session.is_worker:
+                setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+            else:
+                self._session.rows.add(rows)
+        return report
+
+
+def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:
+    """What pytest is to see instead of an error of ours: a skip, or a failure in one line with the place; None for other errors."""
+    if isinstance(error, Unsupported):
+        return pytest.skip.Exception(str(error), _use_item_location=True)
+    if isinstance(error, (WrongResult, *MISTAKES)):
+        place = where(error.__traceback__, item.path, item.config.rootpath)
+        return pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
+    return None

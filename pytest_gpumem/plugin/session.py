@@ -1,0 +1,240 @@
+"""One session with `--gpumem`: its device, baseline and rows, and the hooks that begin and end it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.baselines.store import Baseline, BaselineError, Store
+from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
+from pytest_gpumem.plugin.hooks import SESSION
+from pytest_gpumem.plugin.judging import TEST
+from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
+from pytest_gpumem.ranges import Names, Ranges
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import device_to_json, document, row_from_json
+from pytest_gpumem.settings import Overrides, Settings, override
+
+WORKER_BASELINE = "gpumem_baseline"
+"""Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
+
+
+def start(config: pytest.Config, settings: Settings) -> None:
+    """Find the device, load the baseline, and register the hooks.
+
+    Raises:
+        pytest.UsageError: the chosen device is not there, the baseline cannot be used, or pytest-benchmark is switched off.
+    """
+    if not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
+    chosen = _choose(settings)
+    folder = _baseline_folder(config, settings)
+    store = Store(folder, chosen.facts)
+    try:
+        baseline = store.load()
+    except BaselineError as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+    replay.default_storage(config, chosen.facts.key)
+    session = GpuSession(config, settings, chosen, store, baseline)
+    config.stash[SESSION] = session
+    config.pluginmanager.register(SessionHooks(session, folder), "gpumem-session")
+    config.pluginmanager.register(RunningHooks(session), "gpumem-running")
+    if not session.is_worker:
+        from pytest_gpumem.plugin.terminal import TerminalHooks
+
+        config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
+
+
+def _choose(settings: Settings) -> Chosen:
+    origin = settings.origins.get("device", "default")
+    try:
+        chosen = choose(settings.device)
+    except NoDevice as missing:
+        raise pytest.UsageError(
+            f"gpumem: device {settings.device!r} ({origin}): {missing}; "
+            "choose --gpumem-device sim for the simulated device; `gpumem doctor` says what is missing"
+        ) from None
+    if chosen.fallback_reason is None:
+        return chosen
+    if not settings.device_chosen and os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
+        raise pytest.UsageError(
+            f"gpumem: no GPU ({chosen.fallback_reason}), the variable CI is set, and nobody chose a device: a broken driver must not turn "
+            "a pipeline green; choose --gpumem-device sim or auto if the simulated device is meant"
+        )
+    if settings.strict:
+        raise pytest.UsageError(
+            f"gpumem: no GPU ({chosen.fallback_reason}) under --gpumem-strict; choose --gpumem-device sim if the simulated device is meant"
+        )
+    return chosen
+
+
+def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
+    # An xdist worker inherits the controller's rewritten storage option: it cannot find the folder by itself.
+    told = getattr(config, "workerinput", {}).get(WORKER_BASELINE)
+    if told is not None:
+        return Path(told)
+    if settings.baseline is None:
+        return replay.storage_folder(config).absolute()
+    from_ini = settings.origins.get("baseline", "").startswith("gpumem_")
+    base = config.inipath.parent if from_ini and config.inipath else config.invocation_params.dir
+    return base / Path(settings.baseline).expanduser()
+
+
+class Rows:
+    """The session's rows, in the order in which their tests ended; a rerun of a test replaces its rows."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Row] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._by_key.pop(row.key, None)
+            self._by_key[row.key] = row
+
+    def fail(self, nodeid: str) -> None:
+        """The test failed after it was judged, such as in its teardown."""
+        for key, row in self._by_key.items():
+            if row.nodeid == nodeid:
+                self._by_key[key] = replace(row, failed=True)
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+
+class GpuSession:
+    """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline) -> None:
+        self.config = config
+        self.settings = settings
+        self.chosen = chosen
+        self.store = store
+        self.baseline = baseline
+        self.is_worker = hasattr(config, "workerinput")
+        self.ranges = Ranges()
+        self.names = Names()
+        self.rows = Rows()
+        self.to_measure = 0
+        """Tests that measure and have not begun, for sharing out a total budget."""
+        self.spent = 0.0
+        """Seconds used for measuring so far."""
+        self._device: Device | None = None
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self.chosen.facts
+
+    @property
+    def device(self) -> Device:
+        """The open device. Raises `DeviceError` if it cannot be opened."""
+        if self._device is None:
+            self._device = self.chosen.open()
+        return self._device
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.device)
+
+    @cached_property
+    def conductor(self) -> Conductor:
+        return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
+
+    def begin(self, item: pytest.Item) -> GpuTest:
+        """The device side of a test that uses our fixtures."""
+        test = GpuTest(item, self)
+        item.stash[TEST] = test
+        return test
+
+    def history(self, key: str) -> Sequence[Row]:
+        """Accepted rows of earlier processes."""
+        return self.baseline.rows.get(key, ())
+
+    def plan(self, overrides: Overrides) -> Plan:
+        """How to take the next measurement of a test."""
+        settings = override(self.settings, overrides)
+        budget = settings.budget
+        if budget is None:
+            budget = self.share()
+        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, budget)
+
+    def share(self) -> float:
+        """Seconds for the next measurement out of a total budget: what is left, over the tests that are left.
+
+        A test that measures several times uses its share for the first and shrinks what is left; the total is never exceeded by plan.
+        """
+        assert self.settings.total_budget is not None
+        left = max(self.settings.total_budget - self.spent, 0.0)
+        return max(left / max(self.to_measure, 1), 1e-3)
+
+    def close(self) -> None:
+        """Give the device back; a second call does nothing."""
+        device, self._device = self._device, None
+        if device is None:
+            return
+        try:
+            if "conductor" in self.__dict__:
+                self.conductor.close()
+        finally:
+            device.close()
+
+
+class SessionHooks:
+    """Hooks of the session and of pytest-benchmark; registered only with `--gpumem`."""
+
+    def __init__(self, session: GpuSession, baseline_folder: Path) -> None:
+        self._session = session
+        self._baseline_folder = baseline_folder
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._session.names = Names(item.nodeid for item in session.items)
+        self._session.to_measure = sum(uses(item, BENCHMARK_FIXTURE) for item in session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        rows = getattr(report, ROWS_ATTRIBUTE, None)
+        if rows is not None and not self._session.is_worker:
+            self._session.rows.add(row_from_json(row) for row in rows)
+        if report.when == "teardown" and report.failed:
+            self._session.rows.fail(report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self._session.close()
+
+    # xdist
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[WORKER_BASELINE] = str(self._baseline_folder)
+
+    # pytest-benchmark
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        facts = self._session.facts
+        # Identity only: clocks and temperatures would make every two runs differ.
+        machine_info["gpu"] = {"key": facts.key, **device_to_json(facts)}
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_benchmark_compare_machine_info(self, machine_info: Mapping[str, Any], compared_benchmark: dict[str, Any]) -> None:
+        replay.check_machine(machine_info, compared_benchmark)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        session = self._session
+        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings)

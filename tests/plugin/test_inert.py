@@ -1,0 +1,150 @@
+"""Without --gpumem the plugin costs nothing and changes nothing but the tests that use its fixtures, which skip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("cupy", "cuda", "pynvml", "scipy", "numpy", "nvtx", "rich", "msgspec", "click", "numba", "torch")
+
+
+def modules_after(pytester: pytest.Pytester, *arguments: str) -> set[str]:
+    """Top-level packages, and modules of ours, that a whole session imports."""
+    pytester.makeconftest(
+        """
+        import sys
+        def pytest_unconfigure():
+            with open("modules.txt", "w") as file:
+                file.write("\\n".join(sys.modules))
+        """
+    )
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest_subprocess(*arguments)
+    assert result.ret == 0
+    names = (pytester.path / "modules.txt").read_text().splitlines()
+    return {name for name in names if "." not in name or name.startswith("pytest_gpumem")}
+
+
+def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
+    without = modules_after(pytester, "-p", "no:gpumem")
+    off = modules_after(pytester)
+    assert "pytest_gpumem.plugin.hooks" in off
+    assert not {name for name in off - without if name in HEAVY}
+    ours = {name for name in off if name.startswith("pytest_gpumem.")}
+    assert ours == {
+        "pytest_gpumem.plugin",
+        "pytest_gpumem.plugin.hooks",
+        "pytest_gpumem.plugin.fixtures",
+        "pytest_gpumem.settings",
+        "pytest_gpumem.units",
+    }
+
+
+def test_hooks_alone_import_nothing_heavy() -> None:
+    # Also without pytest-benchmark and the others that come with a session.
+    program = (
+        "import pytest, sys; before = set(sys.modules); import pytest_gpumem.plugin.hooks; "
+        f"print(sorted((set(sys.modules) - before) & set({HEAVY!r}) | {{m for m in sys.modules if m == 'statistics'}} - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_simulated_session_imports_no_cuda_package(pytester: pytest.Pytester) -> None:
+    on = modules_after(pytester, "--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
+    assert "pytest_gpumem.devices.simulated.device" in on
+    assert not on & {"cupy", "cuda", "pynvml"}
+
+
+def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def expensive():
+            raise AssertionError("set up although the test skips")
+
+        @pytest.mark.parametrize("name", ["gpu_device", "gpu_kernels", "gpu_benchmark", "device_buffer", "managed_buffer",
+            "prefetched_buffer", "pinned_buffer", "registered_buffer", "persisting_stream"])
+        def test_dynamic(request, name):
+            request.getfixturevalue(name)
+            raise AssertionError("ran")
+
+        def test_direct(expensive, gpu_benchmark):
+            raise AssertionError("ran")
+
+        @pytest.fixture
+        def buffers(device_buffer):
+            raise AssertionError("ran")
+
+        def test_indirect(expensive, buffers):
+            raise AssertionError("ran")
+
+        def test_other(): pass
+        """
+    )
+    result = pytester.runpytest("-rs")
+    result.assert_outcomes(passed=1, skipped=11)
+    result.stdout.fnmatch_lines(["SKIPPED*needs --gpumem"])
+
+
+def test_a_users_own_fixture_of_the_same_name_is_theirs(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def gpu_benchmark():
+            return "mine"
+
+        @pytest.fixture
+        def device_buffer():
+            return "mine"
+
+        @pytest.fixture
+        def gpu_device():
+            return "mine"
+        """
+    )
+    pytester.makepyfile(
+        """
+        def test_mine(gpu_benchmark, device_buffer, gpu_device):
+            assert gpu_benchmark == device_buffer == gpu_device == "mine"
+
+        def test_theirs_is_not_ours(gpu_kernels): ...
+        """
+    )
+    pytester.runpytest().assert_outcomes(passed=1, skipped=1)
+
+
+def test_an_override_that_uses_ours_skips(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def gpu_benchmark(gpu_benchmark):
+            raise AssertionError("ran")
+        """
+    )
+    pytester.makepyfile("def test_it(gpu_benchmark): raise AssertionError('ran')")
+    pytester.runpytest().assert_outcomes(skipped=1)
+
+
+def test_without_pytest_benchmark_tests_still_skip(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(gpu_benchmark): raise AssertionError('ran')")
+    pytester.runpytest("-p", "no:benchmark").assert_outcomes(skipped=1)
+
+
+def test_marker_is_known_with_strict_markers(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latency='1 ms')\ndef test_it(): pass")
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
+
+
+def test_somebody_elses_variable_does_no_harm(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMEM_NONSENSE", "1")
+    pytester.makepyfile("def test_it(): pass")
+    pytester.runpytest().assert_outcomes(passed=1)

@@ -1,0 +1,151 @@
+"""Options: where they come from, and what a mistake in one says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+SHOW = """
+def test_it(request):
+    from pytest_gpumem.plugin.hooks import SESSION
+    settings = request.config.stash[SESSION].settings
+    print("mode", settings.mode, "from", settings.origins["mode"])
+    print("placements", settings.placements, "from", settings.origins["placements"])
+    print("device", settings.device, "from", settings.origins["device"])
+"""
+
+
+def only_line(result: pytest.RunResult) -> str:
+    """The one line of a usage error: exit 4, no traceback."""
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines = [line for line in result.stderr.lines if line.strip()]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("ERROR: gpumem: ")
+    return lines[0]
+
+
+def test_command_line_over_environment_over_ini(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(SHOW)
+    pytester.makeini("[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:a100")
+    monkeypatch.setenv("GPUMEM_PLACEMENTS", "4")
+    result = pytester.runpytest_subprocess("-s", "--gpumem", "--gpumem-device", "sim:h200", "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(
+        ["*mode hot from gpumem_mode in tox.ini", "*placements 4 from GPUMEM_PLACEMENTS", "*device sim:h200 from --gpumem-device"]
+    )
+
+
+@pytest.mark.parametrize("switch", ["command line", "environment", "ini"])
+def test_the_switch(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
+    pytester.makeini("[pytest]\ngpumem_device = sim\n" + ("gpumem = true" if switch == "ini" else ""))
+    if switch == "environment":
+        monkeypatch.setenv("GPUMEM", "1")
+    pytester.runpytest_subprocess(*(["--gpumem"] if switch == "command line" else [])).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--gpumem-mode", "lukewarm"], ["--gpumem-mode", "'lukewarm'", "clean-cold, dirty-cold, hot"]),
+        (["--gpumem-placements", "0"], ["--gpumem-placements", "'0'", "from 1"]),
+        (["--gpumem-budget", "soon"], ["--gpumem-budget", "'soon'", "1 s"]),
+        (["--gpumem-max-regression", "2"], ["--gpumem-max-regression", "'2'", "1% + 0.2 us"]),
+        (["--gpumem-device", "tpu"], ["--gpumem-device", "'tpu'", "sim:NAME"]),
+        (["--gpumem-device", "sim:nothing"], ["--gpumem-device", "'sim:nothing'", "h100"]),
+    ],
+)
+def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments: list[str], named: list[str]) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(gpumem(*arguments))
+    for text in named:
+        assert text in line
+
+
+def test_cuda_without_a_gpu(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", "--gpumem-device", "cuda"))
+    assert "--gpumem-device" in line
+    assert "the driver is broken" in line
+    assert "--gpumem-device sim" in line
+
+
+@pytest.fixture(autouse=True)
+def _nogpu_module(pytester: pytest.Pytester) -> None:
+    """`-p nogpu` takes the machine's GPU away, if it has one."""
+    pytester.makepyfile(
+        nogpu="""
+        from pytest_gpumem.devices import opening
+
+        def no_gpu(index):
+            raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
+
+        opening._cuda = no_gpu
+        """
+    )
+    pytester.syspathinsert()
+
+
+def test_auto_without_a_gpu_says_simulated(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
+    result = pytester.runpytest_subprocess("-p", "nogpu", "--gpumem")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*SIMULATED*", "*the driver is broken*"])
+
+
+@pytest.mark.parametrize("value", ["true", "1", "woodpecker"])
+def test_ci_without_a_choice_needs_a_gpu(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CI", value)
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem"))
+    assert "CI" in line
+    assert "the driver is broken" in line
+    assert "--gpumem-device sim" in line
+
+
+@pytest.mark.parametrize("where", ["command line", "environment", "ini"])
+def test_ci_with_a_choice_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setenv("CI", "true")
+    if where == "environment":
+        monkeypatch.setenv("GPUMEM_DEVICE", "auto")
+    if where == "ini":
+        pytester.makeini("[pytest]\ngpumem_device = auto")
+    pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
+    arguments = ["--gpumem-device", "auto"] if where == "command line" else []
+    pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", *arguments).assert_outcomes(passed=1)
+
+
+def test_strict_needs_the_gpu(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    assert "--gpumem-strict" in only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", "--gpumem-strict"))
+
+
+def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    assert "pytest-benchmark" in only_line(gpumem("-p", "no:benchmark"))
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(
+    ("keywords", "named"),
+    [
+        ("max_latncy='1 ms'", "did you mean max_latency?"),
+        ("max_latency='1 light-year'", "'1 light-year'"),
+        ("'1 ms'", "keywords only"),
+        ("mode='lukewarm'", "'lukewarm'"),
+    ],
+)
+def test_a_mistake_in_a_marker_stops_the_session(pytester: pytest.Pytester, gpumem: Run, keywords: str, named: str, on: bool) -> None:
+    pytester.makepyfile(f"import pytest\n@pytest.mark.gpumem({keywords})\ndef test_it(): raise AssertionError('ran')")
+    result = gpumem() if on else pytester.runpytest_subprocess()
+    line = only_line(result)
+    assert "test_a_mistake_in_a_marker_stops_the_session.py::test_it" in line
+    assert named in line
+
+
+def test_help_shows_the_options(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest("--help")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*--gpumem-max-regression=MARGIN*"])
