@@ -1,0 +1,205 @@
+"""The table of results, as plain text of a given width. ASCII only, so that any terminal and log shows it."""
+
+from __future__ import annotations
+
+import posixpath
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.box import Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.units import format_rate, format_share, format_time
+
+# Only a rule under the heading.
+_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+
+_STYLES = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "bold red",
+    Outcome.SUSPECT: "yellow",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.UNRELIABLE: "yellow",
+    Outcome.NO_BASELINE: "cyan",
+}
+
+_GAP = 2
+_LEAST_NAME = 16
+_COMFORTABLE_NAME = 36
+"""Verdicts break into two lines before names get shorter than this."""
+
+
+_UNBOUNDED = 1000
+"""Columns given to rich, so that it never cuts a figure: the widths are worked out here."""
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One row as text."""
+
+    name: str
+    latency: str
+    bandwidth: str
+    share: str
+    noise: str
+    change: str
+    verdict: str
+    outcome: Outcome
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return self.latency, self.bandwidth, self.share, self.noise, self.change
+
+
+_HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
+
+
+def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
+    """The table and the sentences under it, without a trailing line break.
+
+    A column in which no row has a figure is left out. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names
+    go without their file where they are unique without it, and are shortened in the middle if need be; figures never are, and the
+    table gets wider than `width` where they alone need more.
+
+    Args:
+        rows: in the order in which they are shown.
+        facts: the device that was measured.
+        width: columns of the terminal.
+        colour: with ANSI escape sequences.
+    """
+    if not rows:
+        return ""
+    cells = [_cells(row, facts, name) for row, name in zip(rows, _names(rows), strict=True)]
+    usual = Counter((row.measurement.mode, row.measurement.sampler) for row in rows if row.measurement is not None).most_common(1)
+    usual_how = usual[0][0] if usual else None
+    shown = [column for column in range(len(_HEADINGS)) if any(cell.figures[column] for cell in cells)]
+
+    longest = max(len(cell.name) for cell in cells)
+    one_line = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP
+    broken = one_line < min(longest, _COMFORTABLE_NAME)
+    verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
+    verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
+    name_width = max(_LEAST_NAME, min(longest, width - _figures_width(cells, shown) - verdict_width - _GAP))
+
+    drawn = Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
+    drawn.add_column("test", no_wrap=True)
+    for column in shown:
+        drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
+    drawn.add_column("verdict", no_wrap=True)
+    for row, cell, verdict in zip(rows, cells, verdicts, strict=True):
+        name = Text(_shortened(cell.name, name_width))
+        if row.measurement is not None and (row.measurement.mode, row.measurement.sampler) != usual_how:
+            name.append(f"\n  {row.measurement.mode}, {row.measurement.sampler}", style="dim")
+        figures = [Text(cell.figures[column]) for column in shown]
+        drawn.add_row(name, *figures, Text(verdict, style=_STYLES[cell.outcome]))
+
+    text = [_drawn(drawn, max(width, _UNBOUNDED), colour)]
+    text += _sentences(rows, usual_how, width)
+    return "\n".join(text)
+
+
+def _cells(row: Row, facts: DeviceFacts, name: str) -> _Cells:
+    simulated = row.verdict.simulated or facts.simulated
+    verdict = row.verdict.outcome.value + (", simulated" if simulated else "")
+    measurement = row.measurement
+    change = _change(row.verdict.comparison) if row.verdict.comparison is not None else ""
+    if measurement is None:
+        return _Cells(name, "", "", "", "", change, verdict, row.verdict.outcome)
+    share = measurement.share_of_peak(facts)
+    return _Cells(
+        name,
+        latency=_latency(measurement),
+        bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth is not None else "",
+        share=f"{share * 100:.1f} %" if share is not None else "",
+        noise=format_share(measurement.noise) if measurement.noise is not None else "",
+        change=change,
+        verdict=verdict,
+        outcome=row.verdict.outcome,
+    )
+
+
+def _latency(measurement: Measurement) -> str:
+    if measurement.latency_per_access is not None:
+        return f"{format_time(measurement.latency_per_access)}/access"
+    return format_time(measurement.latency)
+
+
+def _change(comparison: Comparison) -> str:
+    delta, low, high = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.delta, comparison.low, comparison.high))
+    return f"{delta} [{low}, {high}] %"
+
+
+def _figures_width(cells: Sequence[_Cells], shown: Sequence[int]) -> int:
+    return sum(max(len(_HEADINGS[c]), *(len(cell.figures[c]) for cell in cells)) + _GAP for c in shown)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Keys without what all of them share: without the file where they stay unique, else without the common folder."""
+    tests = [row.key.partition("::")[2] for row in rows]
+    if all(tests) and len(set(tests)) == len(rows):
+        return tests
+    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
+    common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
+    return [row.key.removeprefix(f"{common}/") for row in rows]
+
+
+def _shortened(name: str, width: int) -> str:
+    """`name` in at most `width` characters: the middle goes, and of the rest two thirds are the end, which tells tests apart."""
+    if len(name) <= width:
+        return name
+    end = (width - 3) * 2 // 3
+    return f"{name[: width - 3 - end]}...{name[-end:]}"
+
+
+def _drawn(drawn: Table, width: int, colour: bool) -> str:
+    console = Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as capture:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int) -> list[str]:
+    """What a reader needs besides the figures: how they were taken, and the reason of every verdict that is not a pass."""
+    text = []
+    if usual is not None:
+        others = any(r.measurement is not None and (r.measurement.mode, r.measurement.sampler) != usual for r in rows)
+        how = f"{usual[0]}, sampler {usual[1]}{' where not said otherwise' if others else ''}"
+        text.append(f"{how}; noise is half of the 95 % interval over placements")
+    resolvable = [row.verdict.comparison.resolvable for row in rows if row.verdict.comparison is not None]
+    if resolvable:
+        best, worst = format_share(min(resolvable)), format_share(max(resolvable))
+        span = best if best == worst else f"{best} to {worst}, by test"
+        text.append(f"change is against the baseline, with its interval; smallest slow-down that could be resolved: {span}")
+    for row in rows:
+        if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
+            text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
+        if row.measurement is not None:
+            text += [f"note {row.key}: {note}" for note in row.measurement.notes]
+    if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
+        text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
+    return [line for sentence in text for line in _wrapped(sentence, width)]
+
+
+def _wrapped(sentence: str, width: int) -> list[str]:
+    # A number stays with its percent sign; an id is never cut, so that it can be copied.
+    kept = sentence.replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

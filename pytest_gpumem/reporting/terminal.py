@@ -1,0 +1,127 @@
+"""What stands above the results in a terminal: the device, how it is measured, and a banner where it is not a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TextIO
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+
+_ON = {True: "on", False: "off", None: "unknown"}
+
+
+def header(
+    facts: DeviceFacts,
+    settings: Mapping[str, object],
+    baseline: str = "",
+    *,
+    fallback_reason: str | None = None,
+    conditions: Conditions | None = None,
+) -> list[str]:
+    """Lines about the device and the run, without colour.
+
+    Args:
+        facts: the device under test.
+        settings: what the run was asked for, by the names of the options: mode, sampler, placements, precision (a share), budget and
+            total_budget (seconds), max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left out.
+        baseline: one sentence about the baseline, as `baseline_line` makes it.
+        fallback_reason: why the simulated device was taken, where nobody chose it.
+        conditions: clocks and throttle reasons at the start.
+    """
+    lines = banner(facts, fallback_reason) if facts.simulated else []
+    lines.append(f"gpumem: {_device(facts)}")
+    lines.append(f"  {_software(facts)}")
+    if conditions is not None and (clocks := _clocks(conditions)):
+        lines.append(f"  {clocks}")
+    if plan := _plan(settings):
+        lines.append(f"  {plan}")
+    if baseline:
+        lines.append(f"  baseline: {baseline}")
+    return lines
+
+
+def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
+    """Says that no GPU is measured, and why; in capitals, because a green run would otherwise be taken for a real one."""
+    lines = [f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***"]
+    if fallback_reason:
+        lines.append(f"*** Reason: {fallback_reason} ***")
+    return lines
+
+
+def baseline_line(processes: int, resolvable: float | None, where: str) -> str:
+    """One sentence about a baseline.
+
+    Args:
+        processes: accepted processes that it holds for this device.
+        resolvable: the smallest slow-down that it can resolve, as a share; None where it is not known yet.
+        where: its folder.
+    """
+    if processes == 0:
+        return f"none for this device in {where}; --gpumem-save makes one"
+    held = f"{processes} {'process' if processes == 1 else 'processes'} in {where}"
+    return held if resolvable is None else f"{held}; resolves slow-downs from {format_share(resolvable)}"
+
+
+def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether to colour output: only on a terminal, and not where NO_COLOR is set (https://no-color.org)."""
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+def _device(facts: DeviceFacts) -> str:
+    parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", f"L2 {format_bytes(facts.l2_bytes)}"]
+    parts.append(f"peak {format_rate(facts.peak_bandwidth)}")
+    profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
+    return f"{facts.name}{profile} ({', '.join(parts)})"
+
+
+def _software(facts: DeviceFacts) -> str:
+    if facts.simulated:
+        return "a model: no driver, no clocks, no MIG, no MPS"
+    parts = [
+        f"driver {facts.driver or 'unknown'}",
+        f"CUDA {facts.cuda or 'unknown'}",
+        f"ECC {_ON[facts.ecc]}",
+        f"MIG {facts.mig_profile or 'off'}",
+        f"MPS {_ON[facts.mps]}",
+    ]
+    return ", ".join([*parts, facts.link] if facts.link else parts)
+
+
+def _clocks(conditions: Conditions) -> str:
+    parts = []
+    if conditions.sm_clock_hz is not None:
+        parts.append(f"SM {conditions.sm_clock_hz / 1e6:.0f} MHz")
+    if conditions.memory_clock_hz is not None:
+        parts.append(f"memory {conditions.memory_clock_hz / 1e6:.0f} MHz")
+    if conditions.temperature_c is not None:
+        parts.append(f"{conditions.temperature_c:.0f} degrees C")
+    if conditions.throttle_reasons:
+        parts.append(f"THROTTLED by {', '.join(conditions.throttle_reasons)}")
+    if conditions.other_processes:
+        parts.append(f"OTHER PROCESSES on the device: {conditions.other_processes}")
+    return f"clocks: {', '.join(parts)}" if parts else ""
+
+
+def _plan(settings: Mapping[str, object]) -> str:
+    parts = []
+    for name, form in (
+        ("mode", "mode {}"),
+        ("sampler", "sampler {}"),
+        ("placements", "{} placements"),
+        ("max_regression", "max_regression {}"),
+        ("min_bandwidth", "min_bandwidth {}"),
+        ("max_latency", "max_latency {}"),
+    ):
+        if settings.get(name) is not None:
+            parts.append(form.format(settings[name]))
+    if isinstance(precision := settings.get("precision"), float):
+        parts.append(f"precision {format_share(precision)}")
+    if isinstance(each := settings.get("budget"), (int, float)):
+        parts.append(f"{format_time(each)} a measurement")
+    if isinstance(total := settings.get("total_budget"), (int, float)):
+        parts.append(f"{format_time(total)} in total")
+    if settings.get("strict"):
+        parts.append("strict")
+    return ", ".join(parts)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.reporting.table import table
+from pytest_gpumem.units import MiB
+
+MakeRow = Callable[..., Row]
+COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
+
+
+def draw(rows: list[Row], facts: DeviceFacts, width: int = 100) -> list[str]:
+    return table(rows, facts, width=width, colour=False).splitlines()
+
+
+def fields(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_one_row_shows_its_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
+    heading, rule, line, *_ = draw([make_row(comparison=COMPARISON)], facts)
+    assert fields(heading) == ["test", "latency", "bandwidth", "of peak", "noise", "change", "verdict"]
+    assert set(rule) <= {"-"}
+    # 805 306 368 bytes in 268.3 us are 3001.5 GB/s, 89.5 % of 3352.3 GB/s.
+    assert fields(line) == ["test_triad", "268.3 us", "3002 GB/s", "89.5 %", "0.100 %", "+12.34 [+12.01, +12.66] %", "PASS"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"footprint": 200 * MiB}, True),
+        ({"footprint": 200 * MiB - 1}, False),
+        ({"footprint": None}, False),
+        ({"mode": "hot"}, False),
+        ({"mode": "dirty-cold"}, True),
+        ({"traffic": Traffic(512 * MiB, 256 * MiB, link=True)}, False),
+        ({"traffic": None}, False),
+    ],
+)
+def test_share_of_the_peak_only_where_it_means_dram(
+    changes: dict[str, object], shown: bool, facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    heading, _, line, *_ = draw([make_row(**changes)], facts)
+    assert ("of peak" in heading) == shown
+    assert ("89.5 %" in line) == shown
+
+
+def test_columns_without_any_figure_are_left_out(facts: DeviceFacts, make_row: MakeRow) -> None:
+    heading, _, line, *_ = draw([make_row(traffic=None, half_width=None)], facts)
+    assert fields(heading) == ["test", "latency", "verdict"]
+    assert fields(line) == ["test_triad", "268.3 us", "PASS"]
+
+
+def test_every_simulated_verdict_says_so(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_{outcome.name}", outcome, simulated=True) for outcome in Outcome]
+    for width in (60, 100, 200):
+        lines = draw(rows, facts, width)[2:]
+        body = lines[: next(i for i, line in enumerate(lines) if line.startswith("clean-cold"))]
+        assert sum("simulated" in line for line in body) == len(rows)
+
+
+def test_latency_per_access_is_the_value_of_a_chase(facts: DeviceFacts, make_row: MakeRow) -> None:
+    line = draw([make_row(accesses_per_launch=1000, traffic=None)], facts)[2]
+    assert fields(line)[1] == "268.3 ns/access"
+
+
+def test_a_small_change_has_no_negative_zero(facts: DeviceFacts, make_row: MakeRow) -> None:
+    tiny = replace(COMPARISON, delta=-0.00001, low=-0.001, high=0.001)
+    assert "+0.00 [-0.10, +0.10] %" in draw([make_row(comparison=tiny)], facts)[2]
+
+
+def test_a_test_that_measured_nothing_is_still_a_row(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(), make_row("tests/test_stream.py::test_wrong", Outcome.FAIL, reason="3 of 64 elements differ", measured=False)]
+    lines = draw(rows, facts)
+    assert fields(lines[3]) == ["test_wrong", "FAIL"]
+    assert "FAIL tests/test_stream.py::test_wrong: 3 of 64 elements differ" in lines
+
+
+def test_a_row_taken_in_another_way_says_how(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_a"), make_row("t.py::test_b"), make_row("t.py::test_c", mode="hot", sampler="batched")]
+    lines = draw(rows, facts)
+    assert lines[5] == "  hot, batched"
+    assert lines[6].startswith("clean-cold, sampler graph where not said otherwise")
+
+
+def test_reasons_of_all_but_passes_are_given_in_full(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_{outcome.name}", outcome, reason=f"because of {outcome.name}") for outcome in Outcome]
+    text = "\n".join(draw(rows, facts))
+    for outcome in (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.UNRELIABLE):
+        assert f"{outcome.value} t.py::test_{outcome.name}: because of {outcome.name}" in text
+    assert "NO BASELINE: 1 of 6; --gpumem-save" in text
+    assert "because of PASS" not in text
+
+
+def test_the_span_of_resolvable_slow_downs_is_said(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [
+        make_row("t.py::test_a", comparison=COMPARISON),
+        make_row("t.py::test_b", comparison=replace(COMPARISON, resolvable=0.032)),
+    ]
+    assert "could be resolved: 0.800 % to 3.20 %" in " ".join(line.strip() for line in draw(rows, facts))
+
+
+def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow) -> None:
+    assert "note tests/test_stream.py::test_triad: 3 of 8 placements" in draw([make_row(notes=("3 of 8 placements",))], facts)
+
+
+def test_long_names_are_shortened_in_the_middle_and_the_table_fits(facts: DeviceFacts, make_row: MakeRow) -> None:
+    name = "test_lookup_table_stays_in_l2_" + "x" * 60 + "[264-8MiB]"
+    rows = [make_row(f"tests/memory/test_l2.py::{name}", Outcome.NO_BASELINE, comparison=COMPARISON, simulated=True, label="off")]
+    lines = draw(rows, facts)
+    assert max(map(len, lines)) <= 100
+    shown = lines[2].split("  ")[0]
+    assert re.fullmatch(r"test_.*\.\.\..*\]\[off\]", shown)
+
+
+def test_figures_are_never_cut_however_narrow_the_terminal(facts: DeviceFacts, make_row: MakeRow) -> None:
+    line = draw([make_row(comparison=COMPARISON)], facts, width=20)[2]
+    assert fields(line)[1:] == ["268.3 us", "3002 GB/s", "89.5 %", "0.100 %", "+12.34 [+12.01, +12.66] %", "PASS"]
+
+
+def test_the_file_is_shown_where_names_need_it(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("tests/memory/test_a.py::test_x"), make_row("tests/memory/test_b.py::test_x")]
+    lines = draw(rows, facts)
+    assert [fields(line)[0] for line in lines[2:4]] == ["test_a.py::test_x", "test_b.py::test_x"]
+
+
+def test_brackets_in_ids_are_no_markup(facts: DeviceFacts, make_row: MakeRow) -> None:
+    assert fields(draw([make_row("t.py::test_a[bold]", label="red")], facts)[2])[0] == "test_a[bold][red]"
+
+
+def test_plain_text_is_ascii_and_colour_changes_nothing_else(
+    facts: DeviceFacts, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    rows = [make_row(f"t.py::test_{outcome.name}", outcome, comparison=COMPARISON) for outcome in Outcome]
+    plain = table(rows, facts, width=100, colour=False)
+    assert plain.isascii()
+    assert "\x1b" not in plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    coloured = table(rows, facts, width=100, colour=True)
+    assert "\x1b[1;31mFAIL" in coloured
+    stripped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert [line.rstrip() for line in stripped.splitlines()] == plain.splitlines()
+
+
+def test_no_rows_no_table(facts: DeviceFacts) -> None:
+    assert table([], facts, width=100, colour=False) == ""

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.reporting.terminal import baseline_line, header, wants_colour
+
+
+def test_header_of_a_gpu(facts: DeviceFacts) -> None:
+    settings = {"mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0, "max_regression": "1%"}
+    conditions = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9, temperature_c=34)
+    assert header(facts, settings, baseline_line(3, 0.008, ".benchmarks"), conditions=conditions) == [
+        "gpumem: NVIDIA H100 80GB HBM3 (sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s)",
+        "  driver 580.95.05, CUDA 13.0, ECC on, MIG off, MPS off, PCIe Gen5 x16",
+        "  clocks: SM 1980 MHz, memory 2619 MHz, 34 degrees C",
+        "  mode clean-cold, sampler auto, 8 placements, max_regression 1%, precision 0.100 %, 1.000 s a measurement",
+        "  baseline: 3 processes in .benchmarks; resolves slow-downs from 0.800 %",
+    ]
+
+
+def test_what_spoils_a_measurement_stands_out(facts: DeviceFacts) -> None:
+    conditions = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
+    text = "\n".join(header(replace(facts, mps=True, mig_profile="1g.10gb", ecc=None), {}, conditions=conditions))
+    assert "clocks: THROTTLED by sw_power_cap, OTHER PROCESSES on the device: 2" in text
+    assert "ECC unknown, MIG 1g.10gb, MPS on" in text
+
+
+def test_a_simulated_device_is_announced_with_its_reason(facts: DeviceFacts) -> None:
+    lines = header(replace(facts, simulated=True), {}, fallback_reason="no CUDA device 0: no driver")
+    assert lines[0] == "*** SIMULATED DEVICE: no GPU is measured. Times come from a model of NVIDIA H100 80GB HBM3. ***"
+    assert lines[1] == "*** Reason: no CUDA device 0: no driver ***"
+    assert not any("driver 580" in line for line in lines)
+
+
+def test_a_real_device_has_no_banner(facts: DeviceFacts) -> None:
+    assert not any("SIMULATED" in line for line in header(facts, {}))
+
+
+def test_baseline_lines() -> None:
+    assert baseline_line(0, None, ".benchmarks") == "none for this device in .benchmarks; --gpumem-save makes one"
+    assert baseline_line(1, None, ".benchmarks") == "1 process in .benchmarks"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "expected"),
+    [
+        (Terminal(), {}, True),
+        (io.StringIO(), {}, False),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"TERM": "dumb"}, False),
+    ],
+)
+def test_colour_only_on_a_terminal_that_wants_it(stream: io.StringIO, environment: dict[str, str], expected: bool) -> None:
+    assert wants_colour(stream, environment) is expected
