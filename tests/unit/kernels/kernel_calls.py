@@ -1,0 +1,72 @@
+"""What the kernels' tests share: calls and facts built from NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, Role
+
+KiB = 1024
+MiB = 1024 * KiB
+GiB = 1024 * MiB
+
+
+def call_of(kernel: Kernel, arrays: Mapping[str, np.ndarray[Any, Any]], blocks: int | None = None, **scalars: float) -> Call:
+    """The call of a kernel on these arrays, defaults filled in."""
+    facts = {name: ArrayFacts(a.size, a.dtype.str[1:], a.itemsize) for name, a in arrays.items()}
+    given = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
+    return Call(facts, given, blocks)
+
+
+def sized(dtype: str = "f4", /, **sizes: int) -> dict[str, ArrayFacts]:
+    """Facts of arrays of these sizes in elements."""
+    return {name: ArrayFacts(size, dtype, np.dtype(dtype).itemsize) for name, size in sizes.items()}
+
+
+def random_array(rng: np.random.Generator, size: int, dtype: str) -> np.ndarray[Any, Any]:
+    """Content as buffers hold it: floats uniform in [0, 1), integers over their full range."""
+    if dtype.startswith("f"):
+        return rng.random(size).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, size, dtype=dtype, endpoint=True)
+
+
+def cycle(rng: np.random.Generator, nodes: int, words: int = 16) -> np.ndarray[Any, Any]:
+    """One random cycle over nodes of `words` 4-byte words; the words after the index are junk."""
+    order = rng.permutation(nodes)
+    content = rng.integers(-(2**31), 2**31, nodes * words, dtype="i4")
+    content[order * words] = np.roll(order, -1)
+    return content
+
+
+def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays for a kernel of the catalogue whose largest has about `size` elements; awkward where the kernel allows it."""
+    width = np.dtype(dtype).itemsize
+    if name in ("read", "dot"):
+        tile = (4096 if name == "read" else 2048) // width
+        size = -(-size // tile) * tile
+        sources = ("a",) if name == "read" else ("a", "b")
+        return {**{s: random_array(rng, size, dtype) for s in sources}, "sums": random_array(rng, size // tile, dtype)}
+    if name == "chase":
+        return {"nodes": cycle(rng, max(size // 16, 1)), "out": random_array(rng, 1, "i4")}
+    sizes: dict[str, dict[str, int]] = {
+        "copy": {"c": size, "a": size},
+        "mul": {"b": size, "c": size},
+        "stream_add": {"c": size, "a": size, "b": size},
+        "triad": {"a": size, "b": size, "c": size},
+        "write": {"a": size},
+        "reset_data": {"data_streaming": size, "lut_persistent": size // 3 + 1},
+        "sliding_window": {"data_persistent": size // 3 + 1, "data_streaming": size},
+        "add": {"x": size, "y": size},
+        "init": {"x": size},
+        "init_warp_per_page": {"x": size},
+        "offset_copy": {"odata": size, "idata": size},
+        "stride_copy": {"odata": size, "idata": size},
+        "permuted_copy": {"odata": size, "idata": size},
+        "memcpy": {"destination": size, "source": size},
+        "elementwise": {"x": size},
+    }
+    return {parameter: random_array(rng, n, dtype) for parameter, n in sizes[name].items()}

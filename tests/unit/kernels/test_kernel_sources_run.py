@@ -1,0 +1,139 @@
+"""The CUDA sources themselves, compiled for the host and run thread by thread, against the catalogue's references.
+
+It checks indices, tails, grids, parameter order and arithmetic of what ships; what it cannot check is the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel_calls import arguments_of, call_of
+
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import LaunchShape, Role
+
+C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "i4": ("int", ctypes.c_int)}
+COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
+GUARD = 256
+"""Bytes after every array that no kernel may touch."""
+
+
+def entry_points() -> str:
+    """One C function for each kernel and element type, called with what `launch_arguments` lists."""
+    rng = np.random.default_rng(0)
+    text = []
+    for name, dtype in COMPILED:
+        kernel = CATALOGUE[name]
+        arrays = arguments_of(name, 64, dtype, rng)
+        order = kernel.launch_arguments(call_of(kernel, arrays, steps=1))
+        c_type = C_TYPES[dtype][0]
+        kinds = ["Pointer" if a in arrays else c_type if isinstance(a, str) else "unsigned long long" for a in order]
+        parameters = ", ".join(f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds))
+        values = ", ".join(f"Pointer{{p{i}}}" if kind == "Pointer" else f"p{i}" for i, kind in enumerate(kinds))
+        function = f"{Path(kernel.source).stem}_cu::{kernel.entry.replace('{dtype}', c_type)}"
+        shuffles = "true" if name in ("read", "dot") else "false"
+        text.append(
+            f'extern "C" void {name}_{dtype}(unsigned blocks, unsigned threads, {parameters})\n'
+            f"{{ launch(blocks, threads, {shuffles}, [=] {{ {function}({values}); }}); }}\n"
+        )
+    return "".join(text)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on this machine")
+    folder = tmp_path_factory.mktemp("host_kernels")
+    shutil.copy(Path(__file__).with_name("host_cuda.hpp"), folder)
+    names = sorted({k.source for k in CATALOGUE.values() if k.source})
+    spaces = "".join(f"namespace {Path(name).stem}_cu {{\n{sources.read(name)}\n}}\n" for name in names)
+    (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
+    command = [compiler, "-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-pthread", "-shared", "-fPIC"]
+    built = subprocess.run([*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-3000:]
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+class Guarded:
+    """A copy of an array at an address that is a multiple of 256, with guard bytes behind it."""
+
+    def __init__(self, content: np.ndarray) -> None:
+        self._raw = np.full(content.nbytes + 2 * GUARD, 0xA5, dtype="u1")
+        first = -self._raw.ctypes.data % GUARD
+        self._guard = self._raw[first + content.nbytes : first + content.nbytes + GUARD]
+        self.array = self._raw[first : first + content.nbytes].view(content.dtype)
+        self.array[:] = content
+
+    @property
+    def intact(self) -> bool:
+        return bool((self._guard == 0xA5).all())
+
+
+SCALARS = {
+    "mul": [{"s": 3}, {"s": -7}],
+    "triad": [{"s": 3}, {"s": -7}],
+    "write": [{"value": 5}],
+    "init": [{"value": 5}],
+    "init_warp_per_page": [{"value": -2}],
+    "offset_copy": [{"offset": 0}, {"offset": 5}, {"offset": 32}],
+    "stride_copy": [{"stride": 1}, {"stride": 3}, {"stride": 32}],
+    "chase": [{"steps": 1}, {"steps": 12345, "start": 2}],
+    "elementwise": [{"rounds": 1}, {"rounds": 9}],
+}
+
+# A lone vector's rest, one tile and a rest, several tiles, more than a 64 KiB page.
+SIZES = (35, 4096, 4099, 33001)
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 3])
+@pytest.mark.parametrize(("name", "dtype"), COMPILED)
+def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
+    kernel = CATALOGUE[name]
+    rng = np.random.default_rng(7)
+    for size in SIZES:
+        if name == "chase" and (size < 48 or blocks == 3):
+            continue
+        for scalars in SCALARS.get(name, [{}]):
+            arrays = arguments_of(name, size, dtype, rng)
+            call = call_of(kernel, arrays, blocks, **scalars)
+            assert kernel.check(call) is None
+            expected = kernel.reference(arrays, call.scalars)
+            # Outputs are poisoned, as a measurement does before it checks.
+            guarded = {}
+            for parameter in kernel.parameters:
+                if parameter.role is not Role.SCALAR:
+                    guarded[parameter.name] = Guarded(arrays[parameter.name])
+                if parameter.role is Role.WRITE:
+                    guarded[parameter.name].array.view("u1")[:] = 0xFF
+            run(library, kernel.shape(h100, call), kernel, dtype, call, guarded)
+            for parameter in kernel.parameters:
+                if parameter.role is Role.SCALAR:
+                    continue
+                actual = guarded[parameter.name]
+                assert actual.intact, f"{parameter.name}: written past its end"
+                content = expected.get(parameter.name, arrays[parameter.name])
+                assert content.dtype == actual.array.dtype
+                assert len(content) == len(actual.array)
+                tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
+                np.testing.assert_allclose(actual.array, content, rtol=tolerance, atol=0, err_msg=f"{parameter.name}, {size}, {scalars}")
+
+
+def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:
+    arguments = []
+    for item in kernel.launch_arguments(call):
+        if isinstance(item, int):
+            arguments.append(ctypes.c_ulonglong(item))
+        elif item in guarded:
+            arguments.append(ctypes.c_void_p(guarded[item].array.ctypes.data))
+        else:
+            c_type = C_TYPES[dtype][1]
+            value = call.scalars[item]
+            arguments.append(c_type(int(value)) if dtype == "i4" else c_type(value))
+    getattr(library, f"{kernel.name}_{dtype}")(ctypes.c_uint(shape.blocks), ctypes.c_uint(shape.threads), *arguments)

@@ -1,0 +1,181 @@
+"""Compulsory traffic, sectors, launch shapes and refusals, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_calls import GiB, KiB, MiB, sized
+
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
+
+N = 128 * MiB  # elements: 512 MiB of f4
+
+
+def traffic(name, arrays, **scalars):
+    got = CATALOGUE[name].traffic(Call(arrays, scalars))
+    return got.reads, got.writes
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "reads", "writes"),
+    [
+        ("copy", sized(c=N, a=N), 512 * MiB, 512 * MiB),
+        ("mul", sized(b=N, c=N), 512 * MiB, 512 * MiB),
+        ("stream_add", sized(c=N, a=N, b=N), GiB, 512 * MiB),
+        ("triad", sized(a=N, b=N, c=N), GiB, 512 * MiB),
+        ("triad", sized("f8", a=N, b=N, c=N), 2 * GiB, GiB),
+        ("write", sized(a=N), 0, 512 * MiB),
+        # one 4-byte sum for each 4 KiB, or for each 2 KiB of both arrays
+        ("read", sized(a=N, sums=N // 1024), 512 * MiB, 512 * KiB),
+        ("read", sized(a=N, sums=N), 512 * MiB, 512 * KiB),
+        ("dot", sized(a=N, b=N, sums=N // 512), GiB, MiB),
+        ("reset_data", sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB), 8 * MiB, GiB),
+        ("sliding_window", sized("i4", data_persistent=MiB, data_streaming=256 * MiB), 4 * MiB + GiB, 4 * MiB + GiB),
+        ("add", sized(x=16 * MiB, y=16 * MiB), 128 * MiB, 64 * MiB),
+        ("init", sized(x=16 * MiB), 0, 64 * MiB),
+        ("init_warp_per_page", sized(x=16 * MiB), 0, 64 * MiB),
+        ("permuted_copy", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
+        ("memcpy", sized(destination=N, source=N), 512 * MiB, 512 * MiB),
+        ("elementwise", sized(x=N), 512 * MiB, 512 * MiB),
+    ],
+)
+def test_compulsory_bytes(name, arrays, reads, writes):
+    assert traffic(name, arrays) == (reads, writes)
+
+
+def test_copies_count_the_words_they_copy():
+    arrays = sized(odata=1000, idata=1000)
+    assert traffic("offset_copy", arrays, offset=0) == (4000, 4000)
+    assert traffic("offset_copy", arrays, offset=32) == (3872, 3872)
+    assert traffic("stride_copy", arrays, stride=1) == (4000, 4000)
+    assert traffic("stride_copy", arrays, stride=32) == (128, 128)  # words 0, 32, ..., 992
+
+
+def test_a_copy_over_the_link_counts_once():
+    host = ArrayFacts(MiB, "f4", 4, on_host=True)
+    got = CATALOGUE["memcpy"].traffic(Call({"destination": ArrayFacts(MiB, "f4", 4), "source": host}))
+    assert got.total == 4 * MiB
+
+
+def sectors(name, **scalars):
+    return {a.sectors_per_request for a in CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars))}
+
+
+def test_sectors_of_the_access_patterns():
+    # Best Practices Guide 9.2.1: four when aligned, five when not; four more for each step of the stride, up to one for each thread.
+    assert [sectors("offset_copy", offset=o) for o in (0, 1, 7, 8, 9, 32)] == [{4}, {5}, {5}, {4}, {5}, {4}]
+    assert [sectors("stride_copy", stride=s) for s in (1, 2, 3, 8, 9, 32)] == [{4}, {8}, {12}, {32}, {32}, {32}]
+    assert sectors("permuted_copy") == {4}
+
+
+def test_the_table_is_asked_for_again_and_again():
+    table, data = CATALOGUE["reset_data"].accesses(Call(sized("i4", data_streaming=1000, lut_persistent=10)))
+    assert (table.argument, table.footprint, table.requested) == ("lut_persistent", 40, 4000)
+    assert (data.argument, data.footprint, data.requested) == ("data_streaming", 4000, 4000)
+
+
+def test_a_table_that_is_not_used_up_counts_what_is_read():
+    assert traffic("reset_data", sized("i4", data_streaming=10, lut_persistent=1000)) == (40, 40)
+
+
+def test_chase_reads_one_index_a_node():
+    kernel = CATALOGUE["chase"]
+    nodes = sized("i4", nodes=16 * 1000, out=1)
+    for steps, visited in ((10, 10), (1000, 1000), (5000, 1000)):
+        call = Call(nodes, {"steps": steps, "start": 0})
+        walk, last = kernel.accesses(call)
+        assert (walk.footprint, walk.requested, walk.sectors_per_request) == (4 * visited, 4 * steps, 32)
+        assert walk.dependent
+        assert walk.random
+        assert last.footprint == 4
+        assert kernel.accesses_per_launch(call) == steps
+
+
+def shape(name, facts, arrays, blocks=None, **scalars):
+    got = CATALOGUE[name].shape(facts, Call(arrays, scalars, blocks))
+    return got.blocks, got.threads
+
+
+def test_launch_shapes(h100):
+    # two vectors of 16 bytes a thread and array: tiles of 8 KiB
+    assert shape("triad", h100, sized(a=N, b=N, c=N)) == (65536, 256)
+    assert shape("triad", h100, sized(a=1, b=1, c=1)) == (1, 256)
+    assert shape("copy", h100, sized(c=N, a=N)) == (32768, 256)
+    assert shape("read", h100, sized(a=N, sums=N // 1024)) == (16384, 256)
+    table = sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB)
+    assert shape("reset_data", h100, table) == (264, 1024)
+    assert shape("reset_data", h100, table, blocks=32) == (32, 1024)
+    assert shape("sliding_window", h100, sized("i4", data_persistent=MiB, data_streaming=256 * MiB)) == (262144, 1024)
+    assert shape("add", h100, sized(x=1025, y=1025)) == (5, 256)
+    # 64 MiB are 1024 pages of 64 KiB: eight warps a block
+    assert shape("init_warp_per_page", h100, sized(x=16 * MiB)) == (128, 256)
+    assert shape("offset_copy", h100, sized(odata=1032, idata=1032), offset=8) == (4, 256)
+    assert shape("stride_copy", h100, sized(odata=8192, idata=8192), stride=32) == (1, 256)
+    assert shape("chase", h100, sized("i4", nodes=160, out=1), steps=3, start=0) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "scalars", "blocks", "problem"),
+    [
+        ("triad", sized(a=8, b=8, c=9), {"s": 3.0}, None, "the arrays must have the same number of elements: a has 8, b has 8, c has 9"),
+        ("triad", sized(a=8, b=8, c=8), {"s": float("nan")}, None, "s is nan; a finite number is needed"),
+        ("triad", sized("i4", a=8, b=8, c=8), {"s": 0.4}, None, "s is 0.4, which arrays of i4 cannot hold"),
+        ("write", sized("i4", a=8), {"value": 2**31}, None, "value is 2147483648, which arrays of i4 cannot hold"),
+        ("copy", sized("f2", c=8, a=8), {}, None, "c holds f2; accepted: f4, f8, i4"),
+        ("copy", sized("f4", c=8) | sized("i4", a=8), {}, None, "the arrays must have one element type: c holds f4, a holds i4"),
+        ("copy", sized(c=0, a=0), {}, None, "c is empty"),
+        ("copy", sized(c=8, a=8), {}, 0, "a grid of 0 blocks launches nothing; at least 1 is needed"),
+        ("read", sized(a=1000, sums=1), {}, None, "read adds up tiles of 4096 bytes; a has 4000 bytes, which is no multiple of that"),
+        (
+            "dot",
+            sized(a=2048, b=2048, sums=3),
+            {},
+            None,
+            "dot gives one sum for each 2048 bytes of a: sums needs 4 elements, it has 3",
+        ),
+        ("offset_copy", sized(odata=8, idata=8), {"offset": 8}, None, "offset is 8, but the arrays have only 8 elements"),
+        ("offset_copy", sized(odata=8, idata=8), {"offset": 1.5}, None, "offset is 1.5; a whole number of at least 0 is needed"),
+        ("stride_copy", sized(odata=8, idata=8), {"stride": 0}, None, "stride is 0; a whole number of at least 1 is needed"),
+        (
+            "chase",
+            sized("i4", nodes=100, out=1),
+            {"steps": 1, "start": 0},
+            None,
+            "nodes has 400 bytes, which is no multiple of a node's 64",
+        ),
+        ("chase", sized("i4", nodes=160, out=1), {"steps": 1, "start": 10}, None, "start is 10, but there are only 10 nodes"),
+        ("chase", sized("i4", nodes=160, out=2), {"steps": 1, "start": 0}, None, "out takes one index, it has 2 elements"),
+        (
+            "chase",
+            sized("i4", nodes=160, out=1),
+            {"steps": 1, "start": 0},
+            2,
+            "one thread follows the cycle; a grid of 2 blocks is not possible",
+        ),
+        ("memcpy", sized(destination=8, source=8), {}, 4, "a copy by the copy engine has no grid; 4 blocks were asked for"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_in_one_sentence(name, arrays, scalars, blocks, problem):
+    assert CATALOGUE[name].check(Call(arrays, scalars, blocks)) == problem
+
+
+def test_the_catalogue_is_complete():
+    for name, kernel in CATALOGUE.items():
+        assert kernel.name == name
+        assert kernel.section
+        assert kernel.reference is not None
+        assert kernel.check is not None
+        assert kernel.source is None or (kernel.entry and kernel.launch_arguments is not None)
+        assert len({p.name for p in kernel.parameters}) == len(kernel.parameters)
+
+
+def test_updated_arguments_are_those_whose_old_content_matters():
+    updated = {(k.name, p.name) for k in CATALOGUE.values() for p in k.parameters if p.role is Role.UPDATE}
+    assert updated == {
+        ("sliding_window", "data_persistent"),
+        ("sliding_window", "data_streaming"),
+        ("add", "y"),
+        ("offset_copy", "odata"),
+        ("stride_copy", "odata"),
+        ("elementwise", "x"),
+    }
