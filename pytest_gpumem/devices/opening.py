@@ -54,14 +54,19 @@ def choose(choice: str, *, seed: int = 0) -> Chosen:
 
 
 def _cuda(index: int) -> Chosen:
-    from pytest_gpumem.devices.cuda.device import CudaDevice
     from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
 
     try:
         facts = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return Chosen(facts, lambda: CudaDevice(index, facts))
+    return Chosen(facts, lambda: _open_cuda(index, facts))
+
+
+def _open_cuda(index: int, facts: DeviceFacts) -> Device:
+    from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
+
+    return CudaDevice(index, facts)
 
 
 def _simulated(name: str, seed: int, fallback_reason: str | None) -> Chosen:

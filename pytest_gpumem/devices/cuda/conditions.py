@@ -1,0 +1,85 @@
+"""The state of the GPU now, from NVML: clocks, throttle reasons, temperature, power, other processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pynvml
+
+from pytest_gpumem.devices.cuda import nvml
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+
+# Left out, because they do not say that a running kernel is slowed below what was asked for: GpuIdle, ApplicationsClocksSetting (a
+# clock that somebody chose), DisplayClockSetting.
+_SLOWING = {
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+}
+
+
+class ConditionReader:
+    """Reads one GPU's state. Where NVML is missing, everything is None."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._gpu = nvml.handle(facts.pci_bus_id)
+        # Processes are listed by MIG instance; clocks, temperature and power belong to the whole GPU.
+        self._instance = self._gpu
+        if self._gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
+            self._instance = nvml.asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+
+    def read(self) -> Conditions:
+        """The state now."""
+        gpu = self._gpu
+        if gpu is None:
+            return Conditions()
+        sm = nvml.asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM)
+        memory = nvml.asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM)
+        temperature = nvml.asked(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
+        power = nvml.asked(pynvml.nvmlDeviceGetPowerUsage, gpu)
+        return Conditions(
+            sm_clock_hz=None if sm is None else sm * 1e6,
+            memory_clock_hz=None if memory is None else memory * 1e6,
+            temperature_c=None if temperature is None else float(temperature),
+            power_w=None if power is None else power * 1e-3,
+            throttle_reasons=reason_names(_reasons(gpu)),
+            other_processes=self._others(),
+        )
+
+    def _others(self) -> int | None:
+        if self._instance is None:
+            return None
+        running = nvml.asked(pynvml.nvmlDeviceGetComputeRunningProcesses, self._instance)
+        return None if running is None else other_processes((p.pid for p in running), os.getpid())
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if self._gpu is not None:
+            self._gpu = self._instance = None
+            pynvml.nvmlShutdown()
+
+
+def _reasons(gpu: Any) -> int:
+    mask = nvml.asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+    if mask is None:  # drivers before 535 know the call by its older name
+        mask = nvml.asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+    return mask or 0
+
+
+def reason_names(mask: int) -> tuple[str, ...]:
+    """Names of the reasons in NVML's mask that slow the device."""
+    return tuple(name for bit, name in _SLOWING.items() if mask & bit)
+
+
+def other_processes(pids: Any, own: int) -> int | None:
+    """How many processes besides `own` have a context; None if `own`, which has one, is not listed.
+
+    In a container NVML lists the host's process numbers, or none: a list without us says nothing.
+    """
+    listed = set(pids)
+    return len(listed) - 1 if own in listed else None

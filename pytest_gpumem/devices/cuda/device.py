@@ -1,0 +1,210 @@
+"""A CUDA device: the protocol's verbs, each handed to the module that knows how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import cupy
+from cuda.bindings import runtime as R  # noqa: N812
+from cupy.cuda import runtime
+
+from pytest_gpumem.devices.cuda import content as contents
+from pytest_gpumem.devices.cuda import graphs, guests, holds, l2, managed
+from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.comparing import Comparing
+from pytest_gpumem.devices.cuda.compiler import Compiler
+from pytest_gpumem.devices.cuda.conditions import ConditionReader
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, translated
+from pytest_gpumem.devices.cuda.graphs import CudaGraph
+from pytest_gpumem.devices.cuda.launches import Launches, copied
+from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, elapsed
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    DeviceError,
+    Event,
+    Foreign,
+    Graph,
+    Hold,
+    Launch,
+    MemoryKind,
+    Stream,
+    WindowSpec,
+)
+from pytest_gpumem.kernels.kernel import Kernel
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+
+
+class CudaDevice:
+    """One GPU through CuPy and cuda-bindings. Opening it creates (or joins) the primary context and makes the device current."""
+
+    def __init__(self, index: int, facts: DeviceFacts) -> None:
+        self._index = index
+        self._facts = facts
+        with translated(f"opening device {index}"):
+            cupy.cuda.Device(index).use()
+            runtime.free(0)  # creates the context now
+        # cuda-bindings carries a runtime of its own; both share the primary context.
+        check(R.cudaSetDevice(index), f"opening device {index}")
+        self._compiler = Compiler()
+        self._launches = Launches(self._compiler)
+        self._allocations = Allocations(index, facts)
+        self._content = contents.Content(self._compiler, facts)
+        self._comparing = Comparing(self._compiler, facts)
+        self._capturing = graphs.Capturing()
+        self._holds: holds.Holds | None = None
+        self._conditions = ConditionReader(facts)
+        self._streams: list[CudaStream] = []
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self._facts
+
+    # Streams, events, graphs
+
+    def stream(self) -> Stream:
+        with translated("creating a stream"):
+            made = CudaStream()
+        self._streams.append(made)  # it lives as long as the device
+        return made
+
+    def event(self) -> Event:
+        with translated("creating an event"):
+            return CudaEvent()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        try:
+            self._capturing.record(cast(CudaEvent, event), cast(CudaStream, stream))
+        except CUPY_ERRORS as error:
+            raise DeviceError(message(error.status, str(error), "recording an event")) from error
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        with translated("reading the time between two events"):
+            return elapsed(cast(CudaEvent, start), cast(CudaEvent, end))
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        with translated("waiting for the device" if stream is None else "waiting for a stream"):
+            if stream is None:
+                runtime.deviceSynchronize()
+            else:
+                runtime.streamSynchronize(stream.handle)
+        if self._holds is not None:
+            self._holds.settle(cast("CudaStream | None", stream))
+
+    def capture(self, stream: Stream, body: Callable[[], None]) -> Graph:
+        return self._capturing.capture(cast(CudaStream, stream), body)
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        with translated("replaying a graph"):
+            graphs.replay(cast(CudaGraph, graph), cast(CudaStream, stream))
+
+    def hold(self, stream: Stream, timeout: float) -> Hold:
+        with translated("holding a stream"):
+            if self._holds is None:
+                self._holds = holds.Holds(self._compiler.private(holds.SOURCE, "gpumem_hold"))
+            return self._holds.hold(cast(CudaStream, stream), timeout)
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    # Work
+
+    def compile(self, kernel: Kernel, dtype: str) -> None:
+        if kernel.source is not None:
+            self._compiler.function(kernel, dtype)
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        queue = cast(CudaStream, stream)
+        if launch.kernel.source is None:
+            contents.copy(*copied(launch), queue)
+            return
+        prepared = self._launches.prepared(launch)
+        try:  # not `translated`: this is what samples repeat
+            prepared.queue(queue)
+        except CUPY_ERRORS as error:
+            raise DeviceError(message(error.status, str(error), f"launching kernel {launch.kernel.name!r}")) from error
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        with guests.current(self._index, cast(CudaStream, stream)):
+            foreign.function()
+
+    # Memory
+
+    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
+        return self._allocations.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+
+    def adopt(self, array: Any, *, register: bool) -> Allocation:
+        return self._allocations.adopt(array, register=register)
+
+    def free(self, allocation: Allocation) -> None:
+        self._allocations.free(allocation)
+
+    def free_bytes(self, kind: MemoryKind) -> int:
+        return self._allocations.free_bytes(kind)
+
+    def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        return self._allocations.view(allocation, dtype, size)
+
+    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        return contents.to_host(allocation, dtype, size)
+
+    def from_host(self, allocation: Allocation, content: Any) -> None:
+        contents.from_host(allocation, content)
+
+    def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        return guests.guest(self._allocations, allocation, dtype, shape, like)
+
+    def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
+        self._content.fill_random(allocation, dtype, seed, cast(CudaStream, stream))
+
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+        self._content.fill_cycle(allocation, node_bytes, seed, cast(CudaStream, stream))
+
+    def poison(self, allocation: Allocation, stream: Stream) -> None:
+        self._content.poison(allocation, cast(CudaStream, stream))
+
+    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+        contents.copy(destination, source, nbytes, cast(CudaStream, stream))
+
+    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+        return self._comparing.mismatch(actual, expected, relative_tolerance)
+
+    # Persisting L2
+
+    def set_aside(self) -> int:
+        return l2.set_aside()
+
+    def request_set_aside(self, nbytes: int) -> int:
+        return l2.request_set_aside(nbytes, self._facts)
+
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        l2.set_window(cast(CudaStream, stream), window, self._facts)
+
+    def window(self, stream: Stream) -> WindowSpec | None:
+        return l2.window(cast(CudaStream, stream))
+
+    def reset_persisting(self) -> None:
+        l2.reset_persisting()
+
+    # Managed memory
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        managed.prefetch(allocation, self._index, to_host, cast(CudaStream, stream), self._facts)
+
+    # Conditions
+
+    def conditions(self) -> Conditions:
+        return self._conditions.read()
+
+    def close(self) -> None:
+        try:
+            if self._holds is not None:
+                self._holds.release_all()
+            runtime.deviceSynchronize()
+        except CUPY_ERRORS:
+            pass  # a lost context: there is nothing left to free
+        self._holds = None
+        self._streams.clear()
+        self._conditions.close()

@@ -1,0 +1,70 @@
+"""CUDA's errors as `DeviceError`: one line with the error's name, and whether the context survives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cuda.bindings import runtime as R  # noqa: N812
+from cupy.cuda import driver as cupy_driver
+from cupy.cuda import runtime as cupy_runtime
+
+from pytest_gpumem.devices.protocol import DeviceError
+
+# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further CUDA work will return the same
+# error." Driver and runtime number these alike.
+_STICKY_NAMES = (
+    "cudaErrorECCUncorrectable",
+    "cudaErrorNvlinkUncorrectable",
+    "cudaErrorContained",
+    "cudaErrorIllegalAddress",
+    "cudaErrorLaunchTimeout",
+    "cudaErrorContextIsDestroyed",
+    "cudaErrorAssert",
+    "cudaErrorHardwareStackError",
+    "cudaErrorIllegalInstruction",
+    "cudaErrorMisalignedAddress",
+    "cudaErrorInvalidAddressSpace",
+    "cudaErrorInvalidPc",
+    "cudaErrorLaunchFailure",
+)
+STICKY = frozenset(int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name))
+
+CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
+
+
+def message(code: int, text: str, doing: str) -> str:
+    """One line for the user; `text` is "name: description" as CUDA gives it."""
+    lost = " The CUDA context is lost: every later CUDA call of this process fails." if code in STICKY else ""
+    return f"{doing}: {text}.{lost}"
+
+
+def is_sticky(error: Exception) -> bool:
+    """Whether a CuPy error means that the context, and all memory in it, is gone."""
+    return getattr(error, "status", None) in STICKY
+
+
+def check(result: Any, doing: str) -> Any:
+    """Give the values of a cuda-bindings call, which returns (error, value, ...) and never raises.
+
+    Raises:
+        DeviceError: the call failed; the runtime's last error is cleared.
+    """
+    error, *values = result
+    if int(error) != 0:
+        R.cudaGetLastError()
+        name, text = R.cudaGetErrorName(error)[1].decode(), R.cudaGetErrorString(error)[1].decode()
+        raise DeviceError(message(int(error), f"{name}: {text}", doing))
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turn what CuPy raises inside into a `DeviceError` that says what was being done. CuPy has cleared the last error by then."""
+    try:
+        yield
+    except CUPY_ERRORS as error:
+        raise DeviceError(message(error.status, str(error), doing)) from error

@@ -1,0 +1,196 @@
+"""Facts of a CUDA device, read without creating a context on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpumem.records.device import DeviceFacts
+
+_INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+
+# Bytes per second of one lane, one way, after line coding (PCI Express Base Specification: 8b/10b up to generation 2, 128b/130b up to
+# generation 5, 242 of 256 bytes of a FLIT in generation 6).
+_LANE_BANDWIDTH = {
+    1: 2.5e9 * 8 / 10 / 8,
+    2: 5e9 * 8 / 10 / 8,
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 * 242 / 256 / 8,
+}
+
+
+class CudaUnavailable(Exception):
+    """Why no CUDA device can be used; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class _Link:
+    words: str
+    bandwidth: float | None
+
+
+def read_facts(index: int) -> DeviceFacts:
+    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see.
+
+    Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
+    no GPU memory.
+
+    Raises:
+        CudaUnavailable: CuPy or cuda-bindings is missing, there is no driver, no device or no such device.
+    """
+    for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
+        if not _installed(module):
+            raise CudaUnavailable(f"{name} is not installed: {_INSTALL}")
+    from cuda.bindings import driver
+
+    count = _device_count(driver)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
+    if count == 0:
+        raise CudaUnavailable(f"the driver sees no GPU{among}")
+    if index >= count:
+        raise CudaUnavailable(f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}")
+    runtime = _runtime_version(driver)
+    return _read(driver, _value(driver.cuDeviceGet(index)), runtime)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _device_count(driver: Any) -> int:
+    try:
+        (error,) = driver.cuInit(0)
+    except Exception as missing:  # cuda-bindings raises RuntimeError or its own class, by version, where libcuda is not found
+        raise CudaUnavailable(f"no NVIDIA driver: {str(missing).splitlines()[0] if str(missing) else missing!r}") from None
+    if error == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        return 0
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise CudaUnavailable(f"the NVIDIA driver does not start: {error.name}")
+    return int(_value(driver.cuDeviceGetCount()))
+
+
+def _runtime_version(driver: Any) -> int:
+    """CuPy's CUDA version, as 1000 x major + 10 x minor; refuses a driver of an older major version, under which nothing runs."""
+    from cupy.cuda import runtime
+
+    linked, supported = int(runtime.runtimeGetVersion()), int(_value(driver.cuDriverGetVersion()))
+    if supported // 1000 < linked // 1000:
+        raise CudaUnavailable(
+            f"the driver supports CUDA {_dotted(supported)}, the installed CuPy needs CUDA {linked // 1000}: "
+            f"update the driver or pip install 'pytest-gpumem[cuda{supported // 1000}]'"
+        )
+    return linked
+
+
+def _read(driver: Any, device: Any, runtime: int) -> DeviceFacts:
+    import pynvml
+
+    from pytest_gpumem.devices.cuda import nvml
+
+    def attribute(name: str) -> int:
+        """An attribute, or 0 where this driver or these bindings do not know it yet."""
+        number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if number is None:
+            return 0
+        error, value = driver.cuDeviceGetAttribute(number, device)
+        return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+    name, profile = split_mig(_text(_value(driver.cuDeviceGetName(256, device))))
+    bus_id = _text(_value(driver.cuDeviceGetPCIBusId(32, device)))
+    handle = nvml.handle(bus_id)
+    try:
+        version = nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None
+        link = _link(handle) if handle is not None else None
+    finally:
+        if handle is not None:
+            pynvml.nvmlShutdown()
+    # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
+    clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
+    return DeviceFacts(
+        name=name,
+        simulated=False,
+        compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        sm_count=attribute("MULTIPROCESSOR_COUNT"),
+        max_threads_per_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        memory_bytes=int(_value(driver.cuDeviceTotalMem(device))),
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        persisting_l2_max_bytes=attribute("MAX_PERSISTING_L2_CACHE_SIZE"),
+        access_policy_max_window_bytes=attribute("MAX_ACCESS_POLICY_WINDOW_SIZE"),
+        memory_clock_hz=clock,
+        memory_bus_bits=bus,
+        peak_bandwidth=peak_bandwidth(clock, bus),
+        async_engines=attribute("ASYNC_ENGINE_COUNT"),
+        can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),
+        concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),
+        pageable_memory_access=bool(attribute("PAGEABLE_MEMORY_ACCESS")),
+        integrated=bool(attribute("INTEGRATED")),
+        uuid=_uuid(driver, device, mig=profile is not None),
+        ecc=bool(attribute("ECC_ENABLED")),
+        mig_profile=profile,
+        # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
+        mps=bool(attribute("MPS_ENABLED")),
+        driver=version,
+        cuda=_dotted(runtime),
+        link=link.words if link is not None else None,
+        link_bandwidth=link.bandwidth if link is not None else None,
+        pci_bus_id=bus_id,
+    )
+
+
+def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
+    """Theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1): the factor 2 is the double data rate."""
+    return 2 * memory_clock_hz * bus_bits / 8
+
+
+def split_mig(name: str) -> tuple[str, str | None]:
+    """Name of the GPU and profile of the MIG instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb" holds both."""
+    found = re.fullmatch(r"(.+?) MIG (\S+)", name)
+    return (found[1], found[2]) if found else (name, None)
+
+
+def link_words(generation: int, width: int) -> tuple[str, float | None]:
+    """The host link in words and its theoretical bandwidth one way in bytes per second, where the generation is known."""
+    lane = _LANE_BANDWIDTH.get(generation)
+    return f"PCIe Gen{generation} x{width}", None if lane is None else lane * width
+
+
+def _link(handle: Any) -> _Link | None:
+    import pynvml
+
+    from pytest_gpumem.devices.cuda import nvml
+
+    # The largest that GPU and slot can do together: the current generation drops while the GPU idles.
+    generation = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    return _Link(*link_words(generation, width)) if generation and width else None
+
+
+def _uuid(driver: Any, device: Any, *, mig: bool) -> str:
+    # CUDA 12 gives the GPU's UUID for a MIG instance unless asked for the second version; CUDA 13 has that version alone.
+    ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
+    return f"{'MIG' if mig else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode()
+
+
+def _value(result: Any) -> Any:
+    error, value = result
+    if int(error) != 0:
+        raise CudaUnavailable(f"the NVIDIA driver does not answer: {error.name}")
+    return value
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

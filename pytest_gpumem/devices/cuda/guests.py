@@ -1,0 +1,108 @@
+"""Other libraries: arrays of theirs over our memory, and our stream as their current one. Each is imported only in its own factory."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import cupy
+
+from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
+
+
+def _cupy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    if not allocation.address:
+        raise Unsupported(f"CuPy cannot see {allocation.kind.value} memory")
+    return view
+
+
+def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    import torch
+
+    if allocation.kind.on_host:  # a CPU tensor; torch finds out by itself that it is pinned
+        return torch.from_numpy(host.array(allocation, dtype, size))
+    return torch.as_tensor(view, device=f"cuda:{view.device.id}")
+
+
+def _numba(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    from numba import cuda
+
+    if not allocation.address:
+        raise Unsupported(f"Numba's CUDA target cannot see {allocation.kind.value} memory")
+    return cuda.as_cuda_array(view, sync=False)
+
+
+def _numpy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    return host.array(allocation, dtype, size)
+
+
+_GUESTS: dict[str, Callable[[Any, Allocation, str, int], Any]] = {
+    "cupy": _cupy,
+    "torch": _torch,
+    "numba": _numba,
+    "numba.cuda": _numba,
+    "numba_cuda.numba.cuda": _numba,  # the package numba-cuda puts itself in numba.cuda's place
+    "numpy": _numpy,
+}
+
+
+def guest(allocations: Allocations, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+    """An array of the library `like` over an allocation.
+
+    Raises:
+        Unsupported: no bridge to that library, or the library cannot take this memory or type.
+    """
+    name = getattr(like, "__name__", None)
+    if not isinstance(name, str) or name not in _GUESTS:
+        raise Unsupported(f"no bridge to {name or like!r}: like= takes the module cupy, torch, numba.cuda or numpy")
+    size = math.prod(shape)
+    view = allocations.view(allocation, dtype, size)
+    try:
+        return _GUESTS[name](view, allocation, dtype, size).reshape(shape)
+    except DeviceError:
+        raise
+    except (ImportError, TypeError, ValueError, RuntimeError) as error:
+        raise Unsupported(f"{name} cannot take {allocation.kind.value} memory of {dtype}: {error}") from error
+
+
+@contextmanager
+def current(index: int, stream: CudaStream) -> Iterator[None]:
+    """Make `stream` the current stream of CuPy, and of PyTorch if that is imported. Libraries that are not imported stay so.
+
+    Numba has no current stream: its kernels take the stream in their launch configuration.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(cupy.cuda.Device(index))
+        stack.enter_context(stream.cupy)
+        torch = _usable_torch()
+        if torch is not None:
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")))
+        yield
+
+
+@contextmanager
+def private_torch_pool() -> Iterator[Any]:
+    """Have PyTorch, if it is in use, allocate from a pool of its own; give the pool, which must live as long as what was captured.
+
+    Without it, memory that captured work writes to would go back to the general pool and be handed to others.
+    """
+    torch = _usable_torch()
+    if torch is None or not torch.cuda.is_initialized():
+        yield None
+        return
+    if not hasattr(torch.cuda, "use_mem_pool"):
+        raise Unsupported(f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be kept for a graph")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        yield pool
+
+
+def _usable_torch() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() else None

@@ -1,0 +1,119 @@
+"""A launch in the form that the driver takes: function, grid, block and packed arguments, prepared once per `Launch`."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.cuda.compiler import Compiler
+from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
+from pytest_gpumem.kernels.kernel import Kernel, Role
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a launch needs besides its stream."""
+
+    function: Any
+    grid: tuple[int]
+    block: tuple[int]
+    arguments: tuple[Any, ...]
+    shared_bytes: int
+    memory: tuple[Allocation, ...]
+
+    def queue(self, stream: CudaStream) -> None:
+        """Queue it. Raises `DeviceError` if its memory was freed since, or if the driver refuses."""
+        for allocation in self.memory:
+            if allocation.freed:
+                raise DeviceError(f"a launch needs {allocation.kind.value} memory that is freed")
+        self.function(self.grid, self.block, self.arguments, shared_mem=self.shared_bytes, stream=stream.cupy)
+
+
+class Launches:
+    """Prepared launches, each kept for as long as its `Launch` lives: repeating one costs a look-up."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        # A Launch holds mappings and cannot be hashed, so it is found by identity and forgotten when it dies.
+        self._prepared: dict[int, tuple[weakref.ref[Launch], Prepared]] = {}
+
+    def prepared(self, launch: Launch) -> Prepared:
+        """Compile if need be and pack the arguments. Raises `DeviceError` for a memory that the device cannot see."""
+        key = id(launch)
+        found = self._prepared.get(key)
+        if found is not None:
+            return found[1]
+        shape = launch.shape
+        function = self._compiler.function(launch.kernel, element_type(launch), shape.shared_bytes)
+        prepared = Prepared(
+            function,
+            (shape.blocks,),
+            (shape.threads,),
+            packed_arguments(launch),
+            shape.shared_bytes,
+            tuple(launch.arrays.values()),
+        )
+        self._prepared[key] = (weakref.ref(launch, functools.partial(self._forget, key)), prepared)
+        return prepared
+
+    def _forget(self, key: int, _dead: weakref.ref[Launch]) -> None:
+        self._prepared.pop(key, None)
+
+
+def element_type(launch: Launch) -> str:
+    """Element type of the first array parameter, which instantiates the kernel's template."""
+    return launch.call.arrays[_array_names(launch.kernel)[0]].dtype
+
+
+def packed_arguments(launch: Launch) -> tuple[Any, ...]:
+    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array.
+
+    NumPy scalars are passed by CuPy with exactly their own size and bits.
+    """
+    kernel, call = launch.kernel, launch.call
+    arrays = _array_names(kernel)
+    scalars = [p for p in kernel.parameters if p.role is Role.SCALAR]
+    if kernel.launch_arguments is not None:
+        order: tuple[str | int, ...] = kernel.launch_arguments(call)
+    else:
+        order = (*arrays, call.arrays[arrays[0]].size, *(p.name for p in scalars))
+    element = np.dtype(element_type(launch)).type
+    defaults = {p.name: p.default for p in scalars}
+    packed: list[Any] = []
+    for item in order:
+        if isinstance(item, (int, np.integer)):
+            packed.append(np.int64(item))
+        elif item in launch.arrays:
+            packed.append(np.uint64(_address(launch, item)))
+        elif item in defaults:
+            value = call.scalars.get(item, defaults[item])
+            if value is None:
+                raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
+            packed.append(element(value))
+        else:
+            raise DeviceError(f"kernel {kernel.name!r}: no argument {item!r}")
+    return tuple(packed)
+
+
+def _array_names(kernel: Kernel) -> list[str]:
+    return [p.name for p in kernel.parameters if p.role is not Role.SCALAR]
+
+
+def _address(launch: Launch, name: str) -> int:
+    allocation = launch.arrays[name]
+    if not allocation.address:
+        raise DeviceError(f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}")
+    return allocation.address
+
+
+def copied(launch: Launch) -> tuple[Allocation, Allocation, int]:
+    """Destination, source and bytes of a launch without a source: a copy from its read to its written array."""
+    by_role = {p.role: p.name for p in launch.kernel.parameters}
+    destination, source = by_role[Role.WRITE], by_role[Role.READ]
+    nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
+    return launch.arrays[destination], launch.arrays[source], nbytes

@@ -1,0 +1,33 @@
+"""Streams and events: CuPy's, under the names of the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+from cupy.cuda import runtime
+
+
+class CudaStream:
+    """A non-blocking stream: it does not wait for the legacy default stream, nor that for it."""
+
+    __slots__ = ("cupy", "handle")
+
+    def __init__(self) -> None:
+        self.cupy: Any = cupy.cuda.Stream(non_blocking=True)
+        self.handle: int = int(self.cupy.ptr)
+
+
+class CudaEvent:
+    """An event that can be timed."""
+
+    __slots__ = ("cupy", "handle")
+
+    def __init__(self) -> None:
+        self.cupy: Any = cupy.cuda.Event()
+        self.handle: int = int(self.cupy.ptr)
+
+
+def elapsed(start: CudaEvent, end: CudaEvent) -> float:
+    """Seconds between two completed events; CUDA gives milliseconds. Raises CuPy's error if one is not complete."""
+    return float(runtime.eventElapsedTime(start.handle, end.handle)) * 1e-3
