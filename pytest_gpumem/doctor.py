@@ -1,0 +1,244 @@
+"""What this machine can measure, and what is missing for the rest. Looks only: runs nothing, creates no CUDA context."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+from pytest_gpumem.devices import opening
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import format_bytes, format_rate
+
+INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+"""Distributions of CuPy: the wheels of two CUDA majors, and a build from source or conda."""
+COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+
+
+class Status(str, Enum):
+    OK = "OK"
+    WARNING = "warning"
+    """It works, with a restriction."""
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    detail: str
+    """What was found, or what cannot be done without it."""
+    remedy: str = ""
+    """What to do about it; empty where nothing is to be done."""
+
+
+@dataclass(frozen=True)
+class Report:
+    checks: tuple[Check, ...]
+    simulated_only: bool
+    """No GPU can be used: every result of this machine is simulated."""
+    summary: str
+    """One sentence: what this machine can measure."""
+
+    def to_json(self) -> dict[str, object]:
+        """The report for programs, schema 1."""
+        return {
+            "schema": 1,
+            "simulated_only": self.simulated_only,
+            "summary": self.summary,
+            "checks": [
+                {"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks
+            ],
+        }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _glob(pattern: str) -> list[str]:
+    return [str(path) for path in sorted(Path("/").glob(pattern.lstrip("/")))]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The questions that the examination asks, so that a test can answer them."""
+
+    choose: Callable[[str], opening.Chosen] = opening.choose
+    version: Callable[[str], str | None] = _version
+    """Version of an installed distribution. CUDA packages are not imported to ask them."""
+    which: Callable[[str], str | None] = shutil.which
+    glob: Callable[[str], list[str]] = _glob
+    """Paths that match an absolute pattern, in order."""
+    read: Callable[[str], str | None] = _read
+    """Text of a file, or None."""
+    kernels: Callable[[], Path] = sources.folder
+    administrator: Callable[[], bool] = lambda: hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def examine(machine: Machine | None = None) -> Report:
+    """Look at everything; never raises for something that is missing or broken, because that is what it is asked to find."""
+    machine = machine or Machine()
+    facts, reason = _gpu(machine)
+    checks = [
+        _driver(machine, facts),
+        Check("GPU", Status.OK, _identity(facts)) if facts else Check("GPU", Status.MISSING, reason, "tests run on the simulated device"),
+    ]
+    if facts is not None:
+        checks += _abilities(facts)
+    checks += [
+        _cupy(machine),
+        _package(machine, "CUDA bindings", "cuda-bindings", "no GPU can be used without it", INSTALL),
+        _package(machine, "NVML", "nvidia-ml-py", "no clocks, throttle reasons and ECC", "pip install nvidia-ml-py"),
+        _kernels(machine),
+        _package(machine, "pytest-benchmark", "pytest-benchmark", "nothing can be stored", "pip install pytest-benchmark"),
+        _package(machine, "NVTX", "nvtx", "no named ranges in Nsight tools", "pip install nvtx (there is no wheel for macOS)"),
+        _package(machine, "CUPTI", "cupti-python", "page faults and migrations can be counted with nsys only", "pip install cupti-python"),
+        _tool(machine, "nsys", "Nsight Systems", ("/opt/nvidia/nsight-systems/*/bin/nsys", "/usr/local/cuda/bin/nsys")),
+        _tool(machine, "ncu", "Nsight Compute", ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu")),
+    ]
+    if facts is not None:
+        checks.append(_counters(machine))
+    guests = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
+    checks += [_guest(machine, name, distribution) for name, distribution in guests]
+    return Report(tuple(checks), facts is None, _summary(facts, checks))
+
+
+def text(report: Report) -> list[str]:
+    """The report for people: a line for each check, and the summary."""
+    names = max(len(check.name) for check in report.checks)
+    lines = []
+    for check in report.checks:
+        remedy = f" -> {check.remedy}" if check.remedy else ""
+        lines.append(f"{check.status.value:<7}  {check.name:<{names}}  {check.detail}{remedy}")
+    return [*lines, "", report.summary]
+
+
+def _gpu(machine: Machine) -> tuple[DeviceFacts | None, str]:
+    try:
+        return machine.choose("cuda").facts, ""
+    except opening.NoDevice as missing:
+        return None, str(missing)
+    except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded: that is a finding
+        first = str(broken).strip().partition("\n")[0]
+        return None, f"looking for a GPU failed with {type(broken).__name__}: {first}"
+
+
+def _driver(machine: Machine, facts: DeviceFacts | None) -> Check:
+    if facts is not None:
+        return Check("driver", Status.OK, f"{facts.driver or 'version unknown'}, CUDA {facts.cuda or 'unknown'}")
+    module = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", machine.read("/proc/driver/nvidia/version") or "")
+    if module:
+        return Check("driver", Status.WARNING, f"{module[1]} is loaded, but no GPU can be used through it")
+    return Check("driver", Status.MISSING, "no NVIDIA driver is loaded", "install the driver; in a container, start it with GPU access")
+
+
+def _identity(facts: DeviceFacts) -> str:
+    link = f", {facts.link}" if facts.link else ""
+    return (
+        f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
+        f"L2 {format_bytes(facts.l2_bytes)}, peak {format_rate(facts.peak_bandwidth)}{link}"
+    )
+
+
+def _abilities(facts: DeviceFacts) -> list[Check]:
+    checks = [Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")]
+    if facts.mps:
+        checks.append(
+            Check("MPS", Status.WARNING, "a server runs: its other clients disturb every measurement", "stop it while measuring")
+        )
+    else:
+        checks.append(Check("MPS", Status.OK, "off"))
+    checks.append(Check("ECC", Status.OK, {True: "on", False: "off", None: "the driver does not say"}[facts.ecc]))
+    if facts.persisting_l2_max_bytes:
+        most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
+        window = format_bytes(facts.access_policy_max_window_bytes)
+        checks.append(Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}"))
+    else:
+        checks.append(Check("set-aside", Status.MISSING, "no persisting L2 on this device: tests of persisting_stream skip"))
+    if facts.concurrent_managed_access:
+        checks.append(Check("managed memory", Status.OK, "pages migrate on demand, prefetch works"))
+    else:
+        checks.append(Check("managed memory", Status.MISSING, "no concurrent managed access: tests of prefetched_buffer skip"))
+    return checks
+
+
+def _cupy(machine: Machine) -> Check:
+    found = {name: version for name in CUPY if (version := machine.version(name)) is not None}
+    listed = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found:
+        return Check("CuPy", Status.MISSING, "no GPU can be used without it", INSTALL)
+    if len(found) > 1:
+        return Check("CuPy", Status.WARNING, f"{listed} overwrite each other", "uninstall all of them and install one")
+    return Check("CuPy", Status.OK, listed)
+
+
+def _package(machine: Machine, name: str, distribution: str, without: str, remedy: str) -> Check:
+    version = machine.version(distribution)
+    if version is None:
+        return Check(name, Status.MISSING, without, remedy)
+    return Check(name, Status.OK, f"{distribution} {version}")
+
+
+def _kernels(machine: Machine) -> Check:
+    try:
+        folder = machine.kernels()
+    except sources.SourceMissing as missing:
+        return Check("kernels", Status.MISSING, str(missing))
+    count = len(list(folder.glob("*.cu")))
+    return Check("kernels", Status.OK, f"{count} source files in {folder}")
+
+
+def _tool(machine: Machine, command: str, name: str, places: Sequence[str]) -> Check:
+    if path := machine.which(command):
+        return Check(command, Status.OK, path)
+    if elsewhere := [path for pattern in places for path in machine.glob(pattern)]:
+        newest = elsewhere[-1]
+        return Check(command, Status.WARNING, f"{newest} is not on PATH", f'export PATH="{Path(newest).parent}:$PATH"')
+    return Check(command, Status.MISSING, f"no profiles with {name}", f"install {name} (part of the CUDA Toolkit)")
+
+
+def _counters(machine: Machine) -> Check:
+    parameters = machine.read("/proc/driver/nvidia/params") or ""
+    restricted = re.search(r"^RmProfilingAdminOnly:\s*1", parameters, re.MULTILINE)
+    if restricted and not machine.administrator():
+        return Check("counters", Status.WARNING, "hardware counters are for administrators only: ncu fails", f"see {COUNTERS_DOCUMENT}")
+    if not parameters:
+        return Check("counters", Status.WARNING, "the driver does not say who may read hardware counters", f"see {COUNTERS_DOCUMENT}")
+    return Check("counters", Status.OK, "this user may read hardware counters")
+
+
+def _guest(machine: Machine, name: str, distribution: str) -> Check:
+    version = machine.version(distribution)
+    return Check(name, Status.OK, version) if version else Check(name, Status.MISSING, f"optional: {name} code cannot be measured here")
+
+
+def _summary(facts: DeviceFacts | None, checks: Sequence[Check]) -> str:
+    if facts is None:
+        return "This machine can run the suite on the simulated device only: its times come from a model and say nothing about a GPU."
+    usable = {check.name for check in checks if check.status is not Status.MISSING}
+    can = ["latency and bandwidth"]
+    can += [words for name, words in (("set-aside", "L2 persistence"), ("managed memory", "managed memory")) if name in usable]
+    listed = ", ".join(can[:-1]) + (" and " if len(can) > 1 else "") + can[-1]
+    tools = [tool for tool in ("nsys", "ncu") if tool in usable]
+    profiled = f", and its tests can be profiled with {' and '.join(tools)}" if tools else ""
+    return f"This machine can measure {listed} on {facts.name}{profiled}."

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pytest_gpumem import doctor
+from pytest_gpumem.cli import main
+from pytest_gpumem.doctor import Check, Report, Status
+
+REPORT = Report((Check("GPU", Status.MISSING, "none", "get one"),), True, "Simulated only.")
+
+
+@pytest.fixture(autouse=True)
+def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: REPORT)
+
+
+def test_doctor_on_a_simulated_only_machine_exits_with_0_and_says_so() -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    assert result.output.splitlines() == ["missing  GPU  none -> get one", "", "Simulated only."]
+
+
+def test_doctor_as_json() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "schema": 1,
+        "simulated_only": True,
+        "summary": "Simulated only.",
+        "checks": [{"name": "GPU", "status": "missing", "detail": "none", "remedy": "get one"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [([], "Missing command"), (["docter"], "docter"), (["doctor", "--jsn"], "--jsn"), (["doctor", "extra"], "extra")],
+)
+def test_usage_errors_are_one_line_and_exit_with_4(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 4
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpumem: ")
+    assert named in line
+
+
+def test_other_errors_are_one_line_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Report:
+        raise click.ClickException("no such file")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    result = CliRunner().invoke(main, ["doctor"])
+    assert (result.exit_code, result.stderr) == (4, "gpumem: no such file\n")
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"gpumem {version('pytest-gpumem')}\n")
+
+
+def test_help_lists_the_commands() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert "doctor" in result.output
+
+
+def test_the_doctor_of_this_machine_imports_no_cuda_library_of_its_own() -> None:
+    # The device's own door is closed here: whatever is imported then, the doctor imported.
+    program = """
+import sys
+from pytest_gpumem import doctor
+from pytest_gpumem.devices.opening import NoDevice
+def none(choice):
+    raise NoDevice("none")
+doctor.examine(doctor.Machine(choose=none))
+assert not {"cupy", "cuda", "pynvml", "torch", "numba", "nvtx"} & set(sys.modules), sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.devices.opening import Chosen, NoDevice
+from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
+from pytest_gpumem.kernels.sources import SourceMissing
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import MiB
+
+H100 = DeviceFacts(
+    name="NVIDIA H100 80GB HBM3",
+    simulated=False,
+    compute_capability=(9, 0),
+    sm_count=132,
+    max_threads_per_sm=2048,
+    memory_bytes=85_031_714_816,
+    l2_bytes=50 * MiB,
+    persisting_l2_max_bytes=32_768_000,
+    access_policy_max_window_bytes=128 * MiB,
+    memory_clock_hz=2.619e9,
+    memory_bus_bits=5120,
+    peak_bandwidth=3.35232e12,
+    async_engines=3,
+    can_map_host=True,
+    concurrent_managed_access=True,
+    pageable_memory_access=False,
+    integrated=False,
+    ecc=True,
+    driver="580.95.05",
+    cuda="13.0",
+    link="PCIe Gen5 x16",
+)
+INSTALLED = {
+    "cupy-cuda13x": "14.2.0",
+    "cuda-bindings": "13.0.1",
+    "nvidia-ml-py": "13.580",
+    "pytest-benchmark": "5.3.1",
+    "nvtx": "0.2.17",
+    "cupti-python": "13.0.1",
+    "torch": "2.9.0",
+    "triton": "3.5.0",
+    "numba": "0.62.0",
+}
+FILES = {"/proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0\n"}
+
+
+def gpu(facts: DeviceFacts) -> Callable[[str], Chosen]:
+    def choose(choice: str) -> Chosen:
+        assert choice == "cuda"
+        return Chosen(facts, lambda: pytest.fail("the doctor must not open the device"))
+
+    return choose
+
+
+def no_gpu(choice: str) -> Chosen:
+    raise NoDevice("no CUDA device 0: no NVIDIA driver")
+
+
+def never(path: str) -> None:
+    return None
+
+
+WHOLE = Machine(
+    choose=gpu(H100),
+    version=INSTALLED.get,
+    which=lambda command: f"/usr/bin/{command}",
+    glob=lambda pattern: [],
+    read=FILES.get,
+    administrator=lambda: False,
+)
+
+
+def found(report: Report, name: str) -> Check:
+    (check,) = [check for check in report.checks if check.name == name]
+    return check
+
+
+def test_a_whole_machine_is_all_ok() -> None:
+    report = examine(WHOLE)
+    assert [check.name for check in report.checks if check.status is not Status.OK] == []
+    assert not report.simulated_only
+    assert found(report, "driver").detail == "580.95.05, CUDA 13.0"
+    assert found(report, "GPU").detail == (
+        "NVIDIA H100 80GB HBM3, sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s, PCIe Gen5 x16"
+    )
+    assert found(report, "set-aside").detail == "up to 31.25 MiB of L2 in steps of 3.125 MiB, windows up to 128 MiB"
+    assert found(report, "CuPy").detail == "cupy-cuda13x 14.2.0"
+    assert report.summary == (
+        "This machine can measure latency and bandwidth, L2 persistence and managed memory on NVIDIA H100 80GB HBM3, "
+        "and its tests can be profiled with nsys and ncu."
+    )
+
+
+def test_without_a_gpu_everything_missing_says_so_and_what_to_do() -> None:
+    report = examine(Machine(choose=no_gpu, version=never, which=never, glob=lambda pattern: [], read=never))
+    assert report.simulated_only
+    assert found(report, "GPU") == Check("GPU", Status.MISSING, "no CUDA device 0: no NVIDIA driver", "tests run on the simulated device")
+    assert found(report, "driver").status is Status.MISSING
+    assert "pytest-gpumem[cuda13]" in found(report, "CuPy").remedy
+    assert "simulated device only" in report.summary
+    assert {"MIG", "set-aside", "counters"}.isdisjoint(check.name for check in report.checks)
+
+
+def test_a_driver_without_a_usable_gpu_is_told_apart_from_no_driver() -> None:
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"
+    report = examine(replace(WHOLE, choose=no_gpu, read={"/proc/driver/nvidia/version": version}.get))
+    assert found(report, "driver") == Check("driver", Status.WARNING, "580.95.05 is loaded, but no GPU can be used through it")
+
+
+def test_a_cupy_that_breaks_while_it_is_loaded_is_a_finding() -> None:
+    def broken(choice: str) -> Chosen:
+        raise OSError("libcublas.so.13: cannot open shared object file\nmore")
+
+    report = examine(replace(WHOLE, choose=broken))
+    assert report.simulated_only
+    assert found(report, "GPU").detail == "looking for a GPU failed with OSError: libcublas.so.13: cannot open shared object file"
+
+
+def test_two_cupys_are_a_warning() -> None:
+    check = found(examine(replace(WHOLE, version={**INSTALLED, "cupy-cuda12x": "14.1.0"}.get)), "CuPy")
+    assert check.status is Status.WARNING
+    assert "cupy-cuda13x 14.2.0, cupy-cuda12x 14.1.0 overwrite each other" in check.detail
+
+
+def test_a_tool_beside_the_path_is_a_warning_that_names_its_newest_folder() -> None:
+    places = {"/opt/nvidia/nsight-compute/*/ncu": ["/opt/nvidia/nsight-compute/2025.1/ncu", "/opt/nvidia/nsight-compute/2025.3/ncu"]}
+    report = examine(replace(WHOLE, which=never, glob=lambda pattern: places.get(pattern, [])))
+    assert found(report, "ncu").remedy == 'export PATH="/opt/nvidia/nsight-compute/2025.3:$PATH"'
+    assert found(report, "ncu").status is Status.WARNING
+    assert found(report, "nsys").status is Status.MISSING
+
+
+@pytest.mark.parametrize(
+    ("administrator", "parameters", "status"),
+    [
+        (False, "RmProfilingAdminOnly: 1\n", Status.WARNING),
+        (True, "RmProfilingAdminOnly: 1\n", Status.OK),
+        (False, "RmProfilingAdminOnly: 0\n", Status.OK),
+        (False, None, Status.WARNING),
+    ],
+)
+def test_who_may_read_counters(administrator: bool, parameters: str | None, status: Status) -> None:
+    machine = replace(WHOLE, administrator=lambda: administrator, read=lambda path: parameters)
+    assert found(examine(machine), "counters").status is status
+
+
+def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
+    facts = replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
+    report = examine(replace(WHOLE, choose=gpu(facts), which=never))
+    assert found(report, "set-aside").status is Status.MISSING
+    assert found(report, "managed memory").status is Status.MISSING
+    assert found(report, "MPS").status is Status.WARNING
+    assert found(report, "MIG").detail == "instance 1g.10gb"
+    assert report.summary == "This machine can measure latency and bandwidth on NVIDIA H100 80GB HBM3."
+
+
+def test_missing_kernel_sources_are_a_finding() -> None:
+    def missing() -> Path:
+        raise SourceMissing("no CUDA sources: reinstall pytest-gpumem")
+
+    check = found(examine(replace(WHOLE, kernels=missing)), "kernels")
+    assert (check.status, check.detail) == (Status.MISSING, "no CUDA sources: reinstall pytest-gpumem")
+
+
+def test_text_has_one_line_for_each_check_and_ends_with_the_summary() -> None:
+    report = Report(
+        (Check("GPU", Status.OK, "there"), Check("set-aside", Status.MISSING, "none", "buy another")), False, "This machine can."
+    )
+    assert text(report) == [
+        "OK       GPU        there",
+        "missing  set-aside  none -> buy another",
+        "",
+        "This machine can.",
+    ]
