@@ -16,7 +16,7 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, persisting
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.failure import explain, where
+from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import MARKER
@@ -28,6 +28,7 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.settings import SettingsError, marker_keywords, marker_limits, marker_overrides
 from pytest_gpumem.units import QuantityError
+from pytest_gpumem.verdicts.report import report
 
 if TYPE_CHECKING:
     from pytest_gpumem.memory.buffers import Buffer
@@ -137,30 +138,31 @@ class RunningHooks:
             raise spoken from None
         failing = judge_test(item, self._session, None)
         if failing:
-            raise pytest.fail.Exception(explain(failing), pytrace=False)
+            facts = self._session.facts
+            raise pytest.fail.Exception("\n\n".join(report(row, facts) for row in failing), pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
+        shown = yield
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
-        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
-            report.outcome = "failed"
-            report.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
+        if ours and shown.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
+            shown.outcome = "failed"
+            shown.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
         test = item.stash.get(TEST, None)
-        if test is not None and test.replay is not None and not report.passed:
+        if test is not None and test.replay is not None and not shown.passed:
             test.replay.excuse()
-        if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
-            item.stash[ROWS] = [unmeasured(item, self._session, report.longreprtext)]
-        if report.when == "call" or (report.when == "setup" and report.failed):
+        if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
+            item.stash[ROWS] = [unmeasured(item, self._session, shown.longreprtext)]
+        if shown.when == "call" or (shown.when == "setup" and shown.failed):
             rows = item.stash.get(ROWS, [])
             if self._session.is_worker:
-                setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+                setattr(shown, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
             else:
                 self._session.rows.add(rows)
-        return report
+        return shown
 
 
 def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:

@@ -30,6 +30,9 @@ from pytest_gpumem.settings import Overrides, Settings, override
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
 
+GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
+"""Facts that go into pytest-benchmark's `machine_info`."""
+
 
 def start(config: pytest.Config, settings: Settings) -> None:
     """Find the device, load the baseline, and register the hooks.
@@ -227,8 +230,9 @@ class SessionHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         facts = self._session.facts
-        # Identity only: clocks and temperatures would make every two runs differ.
-        machine_info["gpu"] = {"key": facts.key, **device_to_json(facts)}
+        # Identity only: clocks, temperatures and serial numbers would make every two runs differ.
+        whole = device_to_json(facts)
+        machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_benchmark_compare_machine_info(self, machine_info: Mapping[str, Any], compared_benchmark: dict[str, Any]) -> None:
@@ -237,4 +241,4 @@ class SessionHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
-        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings)
+        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json())

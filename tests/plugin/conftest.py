@@ -6,10 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-
-SIMULATED = ("--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
-"""Measure on the simulated device."""
-
+from sessions import SIMULATED
 
 @pytest.fixture(autouse=True)
 def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +24,3 @@ def gpumem(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
         return pytester.runpytest_subprocess(*SIMULATED, *arguments)
 
     return run
-
-
-TRIAD = """
-def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
-    a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
-    result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
-    assert result.latency > 0
-"""
-"""A test that measures once."""

@@ -1,0 +1,14 @@
+"""What the tests of the plugin run."""
+
+from __future__ import annotations
+
+SIMULATED = ("--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
+"""Measure on the simulated device."""
+
+TRIAD = """
+def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
+    a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
+    result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+    assert result.latency > 0
+"""
+"""A test that measures once."""

@@ -1,0 +1,162 @@
+"""pytest-benchmark's own storage, JSON and compare, xdist, and NVTX."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from nvtx_injection import Trace
+from sessions import SIMULATED, TRIAD
+
+Run = Callable[..., pytest.RunResult]
+
+LABELLED = """
+import pytest
+
+@pytest.mark.parametrize("nbytes", [1 << 20])
+def test_pair(gpu_benchmark, device_buffer, gpu_kernels, nbytes):
+    a, b = device_buffer(nbytes), device_buffer(nbytes)
+    gpu_benchmark(gpu_kernels.copy, a, b, label="there")
+    gpu_benchmark(gpu_kernels.copy, b, a, label="back")
+    gpu_benchmark(gpu_kernels.read, a)
+"""
+
+
+def test_json_has_the_exact_samples(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LABELLED)
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    document = json.loads((pytester.path / "out.json").read_text())
+    stored = {bench["fullname"].split("::")[1]: bench for bench in document["benchmarks"]}
+    rows = {row["label"]: row for row in document["gpumem"]["rows"]}
+    assert set(rows) == {"there", "back", ""}
+    assert set(stored) == {"test_pair[1048576][there]", "test_pair[1048576][back]", "test_pair[1048576]"}
+    for name, bench in stored.items():
+        row = rows[bench["extra_info"]["gpumem"].get("label", "")]
+        assert bench["stats"]["data"] == [s for placement in row["measurement"]["placements"] for s in placement], name
+        assert bench["extra_info"]["gpumem"]["simulated"] is True
+        assert bench["params"] == {"nbytes": 1 << 20}
+
+
+def test_the_same_seed_gives_the_same_document(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LABELLED)
+    documents = []
+    for name in ("one.json", "two.json"):
+        gpumem(f"--benchmark-json={name}").assert_outcomes(passed=1)
+        documents.append(json.loads((pytester.path / name).read_text()))
+    one, two = documents
+    assert one["gpumem"]["rows"] == two["gpumem"]["rows"]
+    assert [(b["stats"]["data"], b["extra_info"]) for b in one["benchmarks"]] == [(b["stats"]["data"], b["extra_info"]) for b in two["benchmarks"]]
+
+
+def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LABELLED)
+    gpumem("--benchmark-save=first").assert_outcomes(passed=1)
+    (saved,) = pytester.path.glob(".benchmarks/*/*/0001_first.json")
+    assert "simulated" in saved.parts[-3]
+    again = gpumem("--benchmark-compare", "--benchmark-compare-fail=median:5%")
+    again.assert_outcomes(passed=1)
+    again.stdout.fnmatch_lines(["*test_pair*there* (NOW)*", "*test_pair*there* (0001_first)*"])
+    printed = pytester.run(sys.executable, "-m", "pytest_benchmark", "compare", str(saved))
+    printed.stdout.fnmatch_lines(["*test_pair*there*"])
+
+
+def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD)
+    gpumem("--benchmark-save=first", "--benchmark-storage=file://./kept").assert_outcomes(passed=1)
+    other = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept", "-p", "no:cacheprovider"
+    )
+    assert other.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = (line for line in other.stderr.lines if line.startswith("ERROR"))
+    assert "--benchmark-compare" in line
+    assert "A100" in line
+    assert "H100" in line
+
+
+def test_a_run_without_a_gpu_can_be_compared_with(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("def test_host(benchmark): benchmark(lambda: None)")
+    pytester.runpytest_subprocess("--benchmark-save=first", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
+    again = gpumem("--benchmark-compare", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
+    again.assert_outcomes(passed=1)
+
+
+def test_only_skip_and_disable(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD + "\ndef test_other(): pass\n")
+    gpumem("--benchmark-only").assert_outcomes(passed=1, skipped=1)
+    gpumem("--benchmark-skip").assert_outcomes(passed=1, skipped=1)
+    disabled = gpumem("--benchmark-disable", "--benchmark-json=out.json")
+    disabled.assert_outcomes(passed=2)
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert document["benchmarks"] == []
+    assert len(document["gpumem"]["rows"]) == 1
+
+
+def test_users_benchmark_marker_is_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.benchmark(group='mine')" + TRIAD)
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    (bench,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    assert bench["group"] == "mine"
+
+
+def test_host_benchmarks_keep_their_clock(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD + "\ndef test_host(benchmark): benchmark(sum, range(1000))\n")
+    gpumem("--benchmark-json=out.json", "--benchmark-max-time=0.01").assert_outcomes(passed=2)
+    stored = {b["name"]: b for b in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    assert stored["test_host"]["options"]["timer"] == "perf_counter"
+    assert stored["test_triad"]["options"]["timer"] == "gpumem_device_time"
+
+
+def test_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile(
+        LABELLED
+        + TRIAD
+        + """
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20), max_latency="1 ns")
+
+def test_early(gpu_benchmark):
+    raise ValueError
+"""
+    )
+    result = gpumem("-n2", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*test_pair*there*PASS*"])
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert len(document["gpumem"]["rows"]) == 6
+    assert document["benchmarks"] == []
+    assert "FAIL (simulated)" in (pytester.path / "junit.xml").read_text()
+    (saved,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    assert "test_slow" not in saved.read_text()
+    # The workers read what the controller stored.
+    second = gpumem("-n2", "--gpumem-max-regression=5%", "-k", "triad")
+    second.assert_outcomes(passed=1)
+    assert "NO BASELINE" not in second.stdout.str()
+
+
+def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytest.importorskip("xdist")
+    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latncy='1 ms')\ndef test_it(): pass")
+    result = gpumem("-n2")
+    assert result.ret not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert "did you mean max_latency" in result.stdout.str() + result.stderr.str()
+
+
+def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
+    pytester.makepyfile(TRIAD + "\ndef test_other(): pass\n")
+    environment = {**os.environ, **nvtx_trace.environment}
+    program = [sys.executable, "-m", "pytest", *SIMULATED]
+    done = subprocess.run(program, cwd=pytester.path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    ranges = set(nvtx_trace.ranges())  # fails if one is not closed
+    for part in ("setup", "check", "warm-up", "measure"):
+        assert f"test_triad/test_triad.{part}" in ranges
+    assert "test_other" in ranges
+    marks = [event.message for event in nvtx_trace.events() if event.kind == "mark"]
+    assert marks == ["test_ranges.py::test_triad", "test_ranges.py::test_other"]
+    # A tool was attached: these times are for the tool, not for a baseline.
+    assert "not comparable" in done.stdout

@@ -1,0 +1,186 @@
+"""Limits, baselines and what a failure looks like from outside."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessions import TRIAD
+
+Run = Callable[..., pytest.RunResult]
+
+LIMITED = """
+import pytest
+
+@pytest.mark.gpumem(max_latency="1 ns")
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20))
+
+def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), max_latency="1 s")
+"""
+
+SIZED = """
+import os
+
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    nbytes = int(os.environ.get("NBYTES", 64 << 20))
+    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
+"""
+
+
+def rows_of(path: Path) -> dict[str, dict]:
+    """Rows of a JSON document by test name and label."""
+    rows = json.loads(path.read_text())["gpumem"]["rows"]
+    return {row["nodeid"].split("::")[1] + (f"[{row['label']}]" if row["label"] else ""): row for row in rows}
+
+
+def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LIMITED)
+    result = gpumem("--junitxml=junit.xml", "--benchmark-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1, failed=1)
+    text = result.stdout.str()
+    for figure in ("FAIL (simulated)", "copy: latency ", " placements, clean-cold", 'max_latency = "1 ns" (marker)', "conditions before: "):
+        assert figure in text
+
+    suite = ET.parse(pytester.path / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "2")
+    cases = {case.get("name"): case for case in suite.findall("testcase")}
+    failure = cases["test_slow"].find("failure")
+    assert failure is not None
+    assert "max_latency" in (failure.get("message") or "")
+    properties = {p.get("name"): p.get("value") or "" for p in cases["test_fine"].findall("properties/property")}
+    assert float(properties["gpumem_latency_s"]) == json.loads(properties["gpumem"])["latency_s"] > 0
+    assert properties["gpumem_simulated"] == "True"
+    assert properties["gpumem_verdict"] == "PASS"
+
+    # pytest-benchmark's own list has the passing row only, ours has both.
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert [bench["name"] for bench in document["benchmarks"]] == ["test_fine"]
+    rows = rows_of(pytester.path / "out.json")
+    assert (rows["test_slow"]["failed"], rows["test_fine"]["failed"]) == (True, False)
+    assert rows["test_slow"]["verdict"]["outcome"] == "FAIL"
+    assert document["gpumem"]["schema"] == 1
+    assert document["gpumem"]["simulated"] is True
+    assert document["machine_info"]["gpu"]["simulated"] is True
+
+
+def test_json_also_where_every_test_failed(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_early(gpu_benchmark):
+            raise ValueError("before anything was measured")
+
+        def test_late(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+            raise ValueError("after it")
+
+        import pytest
+        @pytest.fixture
+        def broken(): raise ValueError("in setup")
+
+        def test_setup(broken, gpu_benchmark): ...
+        """
+    )
+    gpumem("--benchmark-json=out.json").assert_outcomes(failed=2, errors=1)
+    rows = rows_of(pytester.path / "out.json")
+    assert all(row["failed"] for row in rows.values())
+    assert rows["test_early"]["measurement"] is None
+    assert "before anything was measured" in rows["test_early"]["verdict"]["reason"]
+    assert rows["test_late"]["measurement"]["target"] == "read"
+    assert rows["test_setup"]["measurement"] is None
+
+
+def test_json_where_nothing_was_ever_measured(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("def test_early(gpu_benchmark): raise ValueError")
+    gpumem("--benchmark-json=out.json").assert_outcomes(failed=1)
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert document["benchmarks"] == []
+    assert len(document["gpumem"]["rows"]) == 1
+    assert document["machine_info"]["gpu"]["simulated"] is True
+    assert not list(pytester.path.glob(".out.json*"))
+
+
+def test_a_failing_teardown_fails_the_rows(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def messy():
+            yield
+            raise ValueError("teardown")
+
+        def test_it(messy, gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+        """
+    )
+    gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=1, errors=1)
+    assert rows_of(pytester.path / "out.json")["test_it"]["failed"]
+    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+
+
+def test_a_slower_run_fails_and_so_does_the_next(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(SIZED)
+    first = gpumem("--gpumem-save")
+    first.assert_outcomes(passed=1)
+    first.stdout.fnmatch_lines(["*NO BASELINE*", "--gpumem-save: *1*"])
+    assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 1
+    same = gpumem("--gpumem-save")
+    same.assert_outcomes(passed=1)
+    monkeypatch.setenv("NBYTES", str(72 << 20))
+    for _ in range(2):
+        slower = gpumem("--gpumem-save", "--benchmark-autosave")
+        slower.assert_outcomes(failed=1)
+        slower.stdout.fnmatch_lines(["*gpumem: FAIL (simulated): *", '*max_regression = "2%" (call)*'])
+    assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 2
+    # Nor does pytest-benchmark's own storage take the regressed row.
+    for saved in pytester.path.glob(".benchmarks/*/*/*.json"):
+        assert json.loads(saved.read_text()).get("benchmarks", []) == []
+
+
+def test_no_baseline_is_a_warning_and_fails_when_strict(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(SIZED)
+    relaxed = gpumem()
+    relaxed.assert_outcomes(passed=1)
+    relaxed.stdout.fnmatch_lines(["*NO BASELINE*"])
+    strict = gpumem("--gpumem-strict")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(["gpumem: NO BASELINE (simulated): *"])
+
+
+def test_a_foreign_baseline_is_refused(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(SIZED)
+    gpumem("--gpumem-save", "--gpumem-baseline", "kept").assert_outcomes(passed=1)
+    (h100,) = (pytester.path / "kept").iterdir()
+    other = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim:a100", "--gpumem-baseline", "kept", "-p", "no:cacheprovider")
+    other.assert_outcomes(passed=1)
+    other.stdout.fnmatch_lines([f"*{h100.name}*"])  # said: there is one, of another device
+    # The same file under this device's key is a lie.
+    name = "".join(p.name for p in (pytester.path / "kept").iterdir())
+    pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim:a100", "--gpumem-save", "--gpumem-baseline", "kept")
+    (a100,) = (p for p in (pytester.path / "kept").iterdir() if p.name != name)
+    (saved,) = (h100 / "gpumem").iterdir()
+    (a100 / "gpumem" / saved.name).write_text(saved.read_text())
+    lie = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim:a100", "--gpumem-baseline", "kept")
+    assert lie.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = lie.stderr.lines
+    assert saved.name in line
+
+
+def test_rows_of_a_failed_body_are_no_baseline(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD + "    raise ValueError\n")
+    result = gpumem("--gpumem-save")
+    result.assert_outcomes(failed=1)
+    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    result.stdout.fnmatch_lines(["--gpumem-save: *test_triad*"])
+
+
+def test_an_expected_failure_stays_one(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LIMITED.replace("@pytest.mark.gpumem", "@pytest.mark.xfail\n@pytest.mark.gpumem"))
+    gpumem("--gpumem-strict").assert_outcomes(passed=1, xfailed=1)

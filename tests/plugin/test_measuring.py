@@ -1,0 +1,281 @@
+"""What a test gets from gpu_benchmark, and how its mistakes are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sessions import TRIAD
+
+Run = Callable[..., pytest.RunResult]
+
+
+def json_of(pytester: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((pytester.path / name).read_text())
+    return document
+
+
+def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from statistics import fmean, median
+
+        def test_triad(gpu_benchmark, device_buffer, gpu_kernels, gpu_device):
+            a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
+            result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+            assert result.latency == fmean(median(p) for p in result.placements)
+            assert result.bandwidth == 3 * (1 << 20) / result.latency
+            assert len(result.samples) == sum(map(len, result.placements)) > 8
+            assert result.device.peak_bandwidth == gpu_device.facts.peak_bandwidth
+            assert "triad" in repr(result) and "simulated" in repr(result)
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS, simulated", "1 measured: 1 PASS"])
+
+
+def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD)
+    result = gpumem("-q", "--benchmark-quiet")
+    assert "test_triad" not in result.stdout.str()
+    result.stdout.fnmatch_lines(["1 measured: 1 PASS"])
+
+
+def test_several_measurements_have_labels(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_labels(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            gpu_benchmark(gpu_kernels.copy, a, b, label="there")
+            gpu_benchmark(gpu_kernels.copy, b, a, label="back")
+
+        def test_same_label(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            gpu_benchmark(gpu_kernels.copy, a, b, label="there")
+            gpu_benchmark(gpu_kernels.copy, b, a, label="there")
+
+        def test_no_label(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            gpu_benchmark(gpu_kernels.copy, a, b)
+            gpu_benchmark(gpu_kernels.copy, b, a)
+
+        @pytest.mark.parametrize("label", ["", "a\\nb", 3])
+        def test_bad_label(gpu_benchmark, device_buffer, gpu_kernels, label):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            gpu_benchmark(gpu_kernels.copy, a, b, label=label)
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1, failed=5)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_several_measurements_have_labels.py:11: BadCall: label='there' was used for another measurement of this test*",
+            "*test_several_measurements_have_labels.py:16: BadCall: this test measures a second time without label=*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert "pytest_gpumem/" not in result.stdout.str()
+
+
+def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_too_big(device_buffer):
+            device_buffer(1 << 50)
+
+        def test_size(device_buffer):
+            device_buffer(-1)
+
+        def test_limit(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20), max_latency="soon")
+
+        def test_traffic(gpu_benchmark, device_buffer, gpu_kernels):
+            from pytest_gpumem import Case
+            def case(memory):
+                x = memory.device(1 << 20)
+                return Case(lambda: None, reference=lambda: None)
+            gpu_benchmark.case(case).bandwidth
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=4)
+    name = "test_mistakes_are_told_with_the_users_line.py"
+    result.stdout.fnmatch_lines(
+        [
+            f"{name}:2: OutOfMemory: *",
+            f"{name}:5: BadBuffer: *-1*",
+            f"{name}:8: SettingsError: call: max_latency: 'soon'*",
+            f"{name}:15: NoTraffic: *moved=*",
+        ]
+    )
+
+
+def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(gpu_benchmark):
+            def case(memory):
+                raise ZeroDivisionError("the user's own")
+            gpu_benchmark.case(case)
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([">*raise ZeroDivisionError*", "E*ZeroDivisionError: the user's own"])
+
+
+def test_a_wrong_result_fails_before_any_speed(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import Case
+
+        def test_it(gpu_benchmark):
+            def case(memory):
+                x = memory.device((1024,), "f4")
+                def check():
+                    assert (x.view() == 1).all(), "not all ones"
+                return Case(lambda: None, writes=[x], check=check, reference=lambda: None)
+            gpu_benchmark.case(case)
+            raise AssertionError("a speed was reported")
+        """
+    )
+    result = gpumem("--benchmark-json=out.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*WrongResult: *not all ones*"])
+    assert "a speed was reported" not in result.stdout.str()
+
+
+def test_what_the_device_cannot_do_skips(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_body(gpu_benchmark):
+            gpu_benchmark(lambda: None)  # no reference: the simulated device cannot run it
+
+        @pytest.fixture
+        def mine(gpu_device):
+            from pytest_gpumem.devices.protocol import Unsupported
+            raise Unsupported("no such thing on this device")
+
+        def test_setup(mine): ...
+        """
+    )
+    result = gpumem("-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED*no such thing on this device"])
+    strict = gpumem("--gpumem-strict")
+    strict.assert_outcomes(failed=1, errors=1)
+    strict.stdout.fnmatch_lines(["*--gpumem-strict fails a skip: no such thing on this device"])
+
+
+def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_first(request, device_buffer, gpu_kernels):
+            benchmark = request.getfixturevalue("gpu_benchmark")
+            result = benchmark(gpu_kernels.read, device_buffer(1 << 20))
+            assert 0 < result.latency < 1
+
+        def test_after_benchmark(request, benchmark):
+            request.getfixturevalue("gpu_benchmark")
+
+        def test_both(benchmark, gpu_benchmark, device_buffer, gpu_kernels):
+            benchmark.extra_info["mine"] = 1
+            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+
+        def test_called_besides(benchmark, gpu_benchmark):
+            benchmark(lambda: None)
+        """
+    )
+    result = gpumem("--benchmark-json=out.json")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*", "*NotOurTimer: this test uses gpu_benchmark*"])
+    document = json_of(pytester)
+    stored = {bench["name"]: bench for bench in document["benchmarks"]}
+    assert set(stored) == {"test_first", "test_both"}
+    assert stored["test_both"]["extra_info"]["mine"] == 1
+    rows = {row["nodeid"].split("::")[1]: row for row in document["gpumem"]["rows"] if row["measurement"]}
+    for name, bench in stored.items():
+        samples = [s for placement in rows[name]["measurement"]["placements"] for s in placement]
+        assert bench["stats"]["data"] == samples
+
+
+def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(placements=3)
+        class TestIt:
+            @pytest.mark.gpumem(mode="hot")
+            def test_it(self, gpu_benchmark, device_buffer, gpu_kernels):
+                result = gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+                assert result.measurement.mode == "hot"
+                assert len(result.placements) == 3
+        """
+    )
+    gpumem("--gpumem-precision", "50%").assert_outcomes(passed=1)
+
+
+def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD + "\ndef test_other(): pass\n" + TRIAD.replace("test_triad", "test_again"))
+    result = gpumem("--gpumem-budget", "10 s total")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["gpumem: budget of 10.00 s shared out over 2 tests that measure, 5.000 s each to begin with"])
+
+
+def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.devices.simulated.device import SimulatedDevice
+
+        live, found = set(), []
+        allocate, free, close = SimulatedDevice.allocate, SimulatedDevice.free, SimulatedDevice.close
+
+        def counted(self, *args, **kwargs):
+            allocation = allocate(self, *args, **kwargs)
+            live.add(allocation.address or allocation.host_address)
+            return allocation
+
+        def freed(self, allocation):
+            live.discard(allocation.address or allocation.host_address)
+            free(self, allocation)
+
+        def closed(self):
+            print("live at close:", len(live), "set-aside:", self.set_aside() == found[0])
+            close(self)
+
+        SimulatedDevice.allocate, SimulatedDevice.free, SimulatedDevice.close = counted, freed, closed
+        """
+    )
+    pytester.makepyfile(
+        """
+        from conftest import found, live
+
+        def test_failing(device_buffer, gpu_device, persisting_stream):
+            found.append(gpu_device.set_aside())
+            table = device_buffer(8 << 20)
+            with persisting_stream(table):
+                assert gpu_device.set_aside() != found[0]
+                assert live
+                raise ValueError("the body fails")
+
+        def test_after():
+            assert not live
+
+        def test_interrupted(device_buffer, persisting_stream):
+            with persisting_stream(device_buffer(8 << 20)):
+                assert live
+                raise KeyboardInterrupt
+        """
+    )
+    result = gpumem("-s")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["live at close: 0 set-aside: True"])
+    result.stdout.fnmatch_lines(["*1 failed, 1 passed*"])
