@@ -3,8 +3,8 @@
 using size = unsigned long long;
 
 // x = 3.75 x (1 - x), `rounds` times, in place. One thread an element, as in the guide; `rounds` sets the time of the kernel against
-// that of the transfer. The logistic map stays in [0, 0.9375] for x in [0, 1] and does not settle, so the data stays random over any
-// number of launches. No multiplication feeds an addition: nothing can be fused, and the result is NumPy's to the last bit.
+// that of the transfer. The logistic map keeps x between 0 and 0.9375 but for rounding and does not settle, so the data stays random
+// over any number of launches. No product feeds an addition: nothing can be fused, and the result is NumPy's to the last bit.
 template <class T>
 __global__ void elementwise(T* x, size n, size rounds)
 {

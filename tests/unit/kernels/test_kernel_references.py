@@ -130,7 +130,8 @@ def test_chase_refuses_what_is_no_cycle():
 def test_elementwise_is_the_logistic_map():
     x = floats(0.1, 0.5, 0.9)
     got = result("elementwise", {"rounds": 3}, x=x)["x"]
-    for value, actual in zip(x, got, strict=True):
+    for first, actual in zip(x, got, strict=True):
+        value = first
         for _ in range(3):
             value = np.float32(3.75) * value * (np.float32(1) - value)
         assert actual == value
@@ -140,7 +141,7 @@ def test_elementwise_stays_random():
     x = np.random.default_rng(0).random(4096).astype("f4")
     got = result("elementwise", {"rounds": 2000}, x=x)["x"]
     assert got.min() >= 0
-    assert got.max() <= 0.9375
+    assert got.max() <= 0.9375 + 1e-6
     assert np.unique(got).size > 1000
 
 

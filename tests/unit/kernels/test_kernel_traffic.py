@@ -9,6 +9,8 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
 
 N = 128 * MiB  # elements: 512 MiB of f4
+NODES = sized("i4", nodes=160, out=1)
+ONE_STEP = {"steps": 1, "start": 0}
 
 
 def traffic(name, arrays, **scalars):
@@ -143,8 +145,8 @@ def test_launch_shapes(h100):
             None,
             "nodes has 400 bytes, which is no multiple of a node's 64",
         ),
-        ("chase", sized("i4", nodes=160, out=1), {"steps": 1, "start": 10}, None, "start is 10, but there are only 10 nodes"),
-        ("chase", sized("i4", nodes=160, out=2), {"steps": 1, "start": 0}, None, "out takes one index, it has 2 elements"),
+        ("chase", NODES, {"steps": 1, "start": 10}, None, "start is 10, but there are only 10 nodes"),
+        ("chase", NODES | sized("i4", out=2), ONE_STEP, None, "out takes one index, it has 2 elements"),
         (
             "chase",
             sized("i4", nodes=160, out=1),

@@ -1,0 +1,117 @@
+"""Every kernel compiles for every architecture, without a GPU, and is the machine code that it is meant to be."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+SOURCES = sorted({k.source for k in CATALOGUE.values() if k.source})
+CPP = {"f4": "float", "f8": "double", "i4": "int"}
+
+
+def expressions(source: str) -> list[str]:
+    return sorted({k.entry.replace("{dtype}", CPP[d]) for k in CATALOGUE.values() if k.source == source for d in k.dtypes})
+
+
+def called(result):
+    """The values of an NVRTC call, whose first is an error code."""
+    status, *values = result
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
+    return values[0] if values else None
+
+
+def compiled(source: str, architecture: str):
+    """A compiled program with all of a source's kernels. Raises AssertionError with the compiler's log."""
+    program = called(nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], []))
+    for expression in expressions(source):
+        called(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
+    options = [option.encode() for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * called(nvrtc.nvrtcGetProgramLogSize(program))
+    called(nvrtc.nvrtcGetProgramLog(program, log))
+    text = log.decode().strip("\0 \n")
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, text
+    assert not text, f"{source} for {architecture}: {text}"
+    return program
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    try:
+        called(nvrtc.nvrtcVersion())
+    except RuntimeError as missing:  # the bindings are there, the library is not
+        pytest.skip(f"no NVRTC on this machine: {missing}")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles_without_a_warning(source, architecture):
+    program = compiled(source, architecture)
+    assert called(nvrtc.nvrtcGetCUBINSize(program)) > 0
+    names = [called(nvrtc.nvrtcGetLoweredName(program, e.encode())) for e in expressions(source)]
+    assert len(set(names)) == len(names)
+
+
+def ptx(source: str) -> dict[str, str]:
+    """PTX by mangled name."""
+    program = compiled(source, "compute_90")
+    text = b" " * called(nvrtc.nvrtcGetPTXSize(program))
+    called(nvrtc.nvrtcGetPTX(program, text))
+    bodies = re.split(r"\.entry ", text.decode())[1:]
+    by_name = {body[: body.index("(")]: body for body in bodies}
+    return {e: by_name[called(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode()] for e in expressions(source)}
+
+
+def accesses(body: str, kind: str) -> list[str]:
+    return re.findall(rf"\b{kind}\.global[\w.]*", body)
+
+
+def test_stream_accesses_are_128_bits_wide():
+    for expression, body in ptx("stream.cu").items():
+        name, cpp, vectors = re.fullmatch(r"(\w+)<(\w+), (\d)>", expression).groups()
+        sources_of = sum(p.role.value == "read" for p in CATALOGUE[name].parameters)
+        vector = r"\.v2\." if cpp == "double" else r"\.v4\."
+        wide = [a for a in accesses(body, "ld") if re.search(vector, a)]
+        reduces = name in ("read", "dot")
+        # one whole tile; a kernel with tails has one vector more for the last tile and a scalar for the rest
+        assert len(wide) == sources_of * (int(vectors) + (not reduces)), expression
+        assert len(accesses(body, "ld")) - len(wide) == (0 if reduces else sources_of), expression
+        wide_stores = [a for a in accesses(body, "st") if re.search(vector, a)]
+        assert len(wide_stores) == (0 if reduces else int(vectors) + 1), expression
+        if sources_of:
+            assert CATALOGUE[name].loads_in_flight == sources_of * int(vectors)
+
+
+def test_the_texts_patterns_stay_one_word_wide():
+    for source in ("l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "transfers.cu"):
+        for expression, body in ptx(source).items():
+            assert not any(".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")), expression
+
+
+def test_chase_bypasses_l1():
+    (body,) = ptx("latency.cu").values()
+    assert set(accesses(body, "ld")) == {"ld.global.cg.s32"}
+
+
+def test_nvcc_takes_the_sources_too(tmp_path):
+    nvcc = shutil.which("nvcc")
+    if nvcc is None or sys.platform != "linux":
+        pytest.skip("no nvcc on this machine")
+    for source in SOURCES:
+        lines = [f"template __global__ decltype({e}) {e};" for e in expressions(source) if "<" in e]
+        (tmp_path / source).write_text(sources.read(source) + "\n".join(lines) + "\n")
+    command = [nvcc, *sources.COMPILE_OPTIONS, "-arch=sm_90", "-ptx", *SOURCES]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for source in SOURCES:
+        assert (tmp_path / source).with_suffix(".ptx").read_text().count(".entry") == len(expressions(source))
