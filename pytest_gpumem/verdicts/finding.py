@@ -1,0 +1,34 @@
+"""What one rule found about one measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.units import format_share
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An outcome and the sentence for it, without a full stop."""
+
+    outcome: Outcome
+    sentence: str
+
+
+def basis(measurement: Measurement) -> str:
+    """What a figure rests on: "1600 samples on 8 placements"."""
+    samples, placements = len(measurement.samples), len(measurement.placements)
+    return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
+
+
+def counted(count: int, thing: str) -> str:
+    """ "1 process", "3 processes", "8 placements"."""
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{count} {thing if count == 1 else plural}"
+
+
+def change(share: float) -> str:
+    """ "+1.20 %": a change of a latency, slower counted up."""
+    return format_share(share, sign=True)

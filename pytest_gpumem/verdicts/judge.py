@@ -1,0 +1,95 @@
+"""The judge: one measurement, its limits and its baseline give one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.units import format_time
+from pytest_gpumem.verdicts.finding import Finding, change, counted
+from pytest_gpumem.verdicts.limits import absolute, physical
+from pytest_gpumem.verdicts.screen import allowed, compare, judge_change, limit_name
+
+_WORST_FIRST = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
+
+
+def judge(
+    measurement: Measurement,
+    limits: Limits,
+    facts: DeviceFacts,
+    history: Sequence[Row | Measurement],
+    *,
+    strict: bool,
+    no_history: str | None = None,
+) -> Verdict:
+    """Judge one measurement.
+
+    Args:
+        measurement: what was measured.
+        limits: what it is held to.
+        facts: the device that it was measured on.
+        history: accepted rows of the same test and label, one for each process. Those of another mode or sampler are left out.
+        strict: only tells the reason's reader that an outcome other than PASS fails; the outcome does not depend on it.
+        no_history: why there is no history, for NO BASELINE.
+
+    Raises:
+        QuantityError: a limit that cannot be read.
+    """
+    if doubts := list(_unreliable(measurement)):
+        return _verdict(Outcome.UNRELIABLE, f"{', '.join(doubts)}: no limit was judged", None, facts, strict)
+    past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
+    alike = [m for m in past if (m.mode, m.sampler, m.profiled) == (measurement.mode, measurement.sampler, False)]
+    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts)]
+    comparison = None
+    if alike:
+        delta = allowed(limits.max_regression, alike)
+        comparison = compare(measurement, alike, delta)
+        if limits.max_regression is not None:
+            name = limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
+            findings.append(judge_change(measurement, comparison, delta, name))
+    elif limits.max_regression is not None:
+        if past:
+            no_history = f"its rows are {past[-1].mode}, {past[-1].sampler}; this one is {measurement.mode}, {measurement.sampler}"
+        name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
+        findings.append(
+            Finding(Outcome.NO_BASELINE, f"{name} has nothing to compare with: {no_history or 'the baseline holds no such row'}")
+        )
+    if not findings:
+        shown = f", {change(comparison.delta)} against {counted(comparison.processes, 'process')}" if comparison else ""
+        return _verdict(Outcome.PASS, f"no limit set{shown}", comparison, facts, strict)
+    outcome = min((f.outcome for f in findings), key=_WORST_FIRST.index)
+    told = [f for f in findings if f.outcome is not Outcome.PASS] or findings
+    told.sort(key=lambda f: _WORST_FIRST.index(f.outcome))
+    return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict)
+
+
+def is_failure(verdict: Verdict, strict: bool) -> bool:
+    """Whether a test with this verdict fails: FAIL always, under `strict` everything but PASS."""
+    return verdict.outcome is Outcome.FAIL or (strict and verdict.outcome is not Outcome.PASS)
+
+
+def _verdict(outcome: Outcome, reason: str, comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:
+    if strict and outcome not in (Outcome.PASS, Outcome.FAIL):
+        reason += " (strict: this fails)"
+    return Verdict(outcome, reason, comparison, simulated=facts.simulated)
+
+
+def _unreliable(measurement: Measurement) -> Iterator[str]:
+    """Why the conditions forbid a judgement."""
+    if measurement.profiled:
+        yield "a profiler was attached"
+    for when, conditions in zip(("before", "after"), measurement.conditions, strict=True):
+        if conditions.throttle_reasons:
+            clock = f" at {conditions.sm_clock_hz / 1e6:.0f} MHz" if conditions.sm_clock_hz is not None else ""
+            yield f"throttled {when} the samples ({', '.join(conditions.throttle_reasons)}{clock})"
+    if others := max((c.other_processes or 0 for c in measurement.conditions), default=0):
+        yield f"{counted(others, 'process')} of others on the device"
+    # Batched launches share two events, so that one launch may well be shorter than they are.
+    if measurement.latency <= measurement.floor and measurement.sampler != "batched":
+        yield (
+            f"{format_time(measurement.latency)} is no longer than two events with nothing between "
+            f"({format_time(measurement.floor)}), as if nothing was launched"
+        )
