@@ -1,0 +1,193 @@
+"""The screen's promises, on simulated processes: no alarm without a change, no slow-down passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.judge import judge
+from pytest_gpumem.verdicts.spread import Variance, between_placements, between_processes
+
+ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
+
+# Kernels of 30 us, as H100s show them: within a process 0.3 %, between placements 0.4 %, between processes 0.1 %.
+SHORT = {"between": 0.001, "placement": 0.004, "within": 0.003, "samples": 5}
+# Kernels of 268 us (256 MiB).
+LONG = {"between": 0.0005, "placement": 0.0005, "within": 0.0005, "samples": 5}
+
+
+def outcomes(
+    bench: Any, facts: DeviceFacts, count: int, *, latency: float, processes: int, slower: float, noise: dict[str, float]
+) -> Counter[Outcome]:
+    seen: Counter[Outcome] = Counter()
+    for _ in range(count):
+        history = [bench.process(latency, **noise) for _ in range(processes)]
+        verdict = judge(bench.process(latency * (1 + slower), **noise), ONE_PERCENT, facts, history, strict=False)
+        seen[verdict.outcome] += 1
+    return seen
+
+
+@pytest.fixture
+def endless(h100: DeviceFacts) -> DeviceFacts:
+    """A device whose peak no made-up latency passes."""
+    from dataclasses import replace
+
+    return replace(h100, peak_bandwidth=1e18)
+
+
+def test_ten_thousand_unchanged_kernels_raise_no_alarm(bench: Any, endless: DeviceFacts) -> None:
+    """0 in 2995 bounds the rate at 1e-3 (95 %)."""
+    seen = outcomes(bench, endless, 10_000, latency=30e-6, processes=1, slower=0.0, noise=SHORT)
+    assert seen[Outcome.FAIL] == 0
+    assert seen[Outcome.SUSPECT] <= 10
+    assert set(seen) <= {Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.SUSPECT}
+
+
+@pytest.mark.parametrize("processes", [2, 3, 10])
+def test_no_alarm_with_more_processes(bench: Any, endless: DeviceFacts, processes: int) -> None:
+    seen = outcomes(bench, endless, 600, latency=30e-6, processes=processes, slower=0.0, noise=SHORT)
+    assert seen[Outcome.FAIL] + seen[Outcome.SUSPECT] == 0
+
+
+def test_a_noisier_machine_than_expected_is_learnt(bench: Any, endless: DeviceFacts) -> None:
+    """Between processes 1 % where 0.26 % is expected: ten processes show it, and unchanged kernels do not fail."""
+    noisy = {**SHORT, "between": 0.01}
+    seen = outcomes(bench, endless, 400, latency=30e-6, processes=10, slower=0.0, noise=noisy)
+    assert seen[Outcome.FAIL] + seen[Outcome.SUSPECT] <= 1
+
+
+@pytest.mark.parametrize(("latency", "noise"), [(30e-6, SHORT), (268e-6, LONG)])
+@pytest.mark.parametrize("processes", [1, 3, 10])
+def test_ten_percent_slower_fails(bench: Any, endless: DeviceFacts, latency: float, noise: dict[str, float], processes: int) -> None:
+    """0 misses in 299 bounds the power at 99 % (95 %)."""
+    seen = outcomes(bench, endless, 299, latency=latency, processes=processes, slower=0.10, noise=noise)
+    assert seen == {Outcome.FAIL: 299}
+
+
+@pytest.mark.parametrize("processes", [1, 3, 10])
+def test_one_percent_slower_is_caught_on_a_long_kernel(bench: Any, endless: DeviceFacts, processes: int) -> None:
+    seen = outcomes(bench, endless, 299, latency=268e-6, processes=processes, slower=0.01, noise=LONG)
+    assert seen[Outcome.PASS] <= 3
+    assert seen[Outcome.FAIL] + seen[Outcome.SUSPECT] >= 280
+
+
+@pytest.mark.parametrize("processes", [1, 3, 10])
+def test_one_percent_slower_does_not_pass_on_a_short_kernel(bench: Any, endless: DeviceFacts, processes: int) -> None:
+    """What cannot be caught must not pass either: at most 1 %."""
+    seen = outcomes(bench, endless, 500, latency=30e-6, processes=processes, slower=0.01, noise=SHORT)
+    assert seen[Outcome.PASS] <= 10
+    assert seen[Outcome.INCONCLUSIVE] > 400
+
+
+def screened(bench: Any, facts: DeviceFacts, delta: float, *, limit: str = "1%", latency: float = 268e-6) -> Verdict:
+    history = [bench.measurement(latency, spread=0.0003) for _ in range(4)]
+    limits = Limits(max_regression=limit, origin={"max_regression": "marker"})
+    return judge(bench.measurement(latency * (1 + delta), spread=0.0003), limits, facts, history, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("delta", "outcome"),
+    [
+        (-0.05, Outcome.PASS),
+        (0.0, Outcome.PASS),
+        (0.004, Outcome.PASS),
+        (0.008, Outcome.SUSPECT),
+        (0.0099, Outcome.SUSPECT),
+        (0.0101, Outcome.FAIL),
+        (0.10, Outcome.FAIL),
+    ],
+)
+def test_where_the_lines_are(bench: Any, h100: DeviceFacts, delta: float, outcome: Outcome) -> None:
+    assert screened(bench, h100, delta).outcome is outcome
+
+
+def test_the_comparison_and_its_sentence(bench: Any, h100: DeviceFacts) -> None:
+    verdict = screened(bench, h100, 0.10)
+    assert verdict.comparison is not None
+    assert verdict.comparison.delta == pytest.approx(0.10, abs=1e-6)
+    assert verdict.comparison.low < verdict.comparison.delta < verdict.comparison.high
+    assert verdict.comparison.processes == 4
+    assert verdict.reason.startswith(
+        "slower than max_regression 1% (marker) allows: +10.0 % against 4 processes of the baseline, between +9."
+    )
+    assert verdict.reason.endswith("margin 0.500 %, 8 samples on 8 placements")
+
+
+def test_the_absolute_part_is_added(bench: Any, h100: DeviceFacts) -> None:
+    assert screened(bench, h100, 0.025).outcome is Outcome.FAIL
+    # 1 % of 268 us and 5.36 us more, which are 2 % of it.
+    lenient = screened(bench, h100, 0.010, limit="1% + 5.36 us")
+    assert lenient.outcome is Outcome.PASS
+    assert "max_regression 1% + 5.36 us = 3.00 % here (marker)" in lenient.reason
+    assert screened(bench, h100, 0.04, limit="1% + 5.36 us").outcome is Outcome.FAIL
+
+
+def test_inconclusive_says_what_could_have_been_resolved(bench: Any, endless: DeviceFacts) -> None:
+    """A kernel of 7 us varies by 1 % between processes: 1 % cannot be seen."""
+    verdict = screened(bench, endless, 0.0, latency=7e-6)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.comparison is not None
+    assert 0.04 < verdict.comparison.resolvable < 0.15
+    assert f"a slow-down of {100 * verdict.comparison.resolvable:.2f} % could have been resolved" in verdict.reason
+
+
+def test_what_is_called_resolvable_is_caught(bench: Any, h100: DeviceFacts) -> None:
+    resolvable = screened(bench, h100, 0.0).comparison
+    assert resolvable is not None
+    # A true slow-down of that size shows as at least this much in 99 % of runs.
+    least = resolvable.resolvable - (resolvable.high - resolvable.delta)
+    assert screened(bench, h100, least + 1e-5).outcome is Outcome.SUSPECT
+    assert screened(bench, h100, least - 1e-4).outcome is not Outcome.SUSPECT
+
+
+def test_one_placement_is_not_taken_for_certain(bench: Any, h100: DeviceFacts) -> None:
+    """A single placement may be off by 0.4 % at 32 MiB: its spread is the expected one, not zero."""
+    lone = [bench.measurement(39.5e-6, placements=1) for _ in range(2)]
+    eight = [bench.measurement(39.5e-6, spread=0.0037) for _ in range(2)]
+    of_lone = judge(lone[0], ONE_PERCENT, h100, lone[1:], strict=False).comparison
+    of_eight = judge(eight[0], ONE_PERCENT, h100, eight[1:], strict=False).comparison
+    assert of_lone is not None
+    assert of_eight is not None
+    assert of_lone.resolvable > 1.3 * of_eight.resolvable
+
+
+def test_what_varies_between_placements_is_not_trusted_between_processes(bench: Any) -> None:
+    """A pageable copy of some milliseconds varies by percents, far above what its latency alone suggests."""
+    erratic = [bench.measurement(20e-3, spread=0.05)]
+    assert between_processes(erratic).value > 0.015**2
+
+
+def test_three_processes_speak_for_themselves(bench: Any) -> None:
+    quiet = [bench.measurement(268e-6) for _ in range(3)]
+    apart = [bench.measurement(268e-6 * factor) for factor in (0.97, 1.0, 1.03)]
+    assert between_processes(apart).value == pytest.approx(0.03**2, rel=0.05)
+    assert between_processes(apart[:2]).value == pytest.approx(between_processes(quiet[:2]).value, rel=0.05)
+    # Agreement lowers the expected spread only little by little.
+    assert 0.5 < between_processes(quiet).value / between_processes(quiet[:2]).value < 1
+
+
+def test_placement_variance_is_recovered(bench: Any) -> None:
+    many = [bench.process(30e-6, between=0.0, placement=0.004, within=0.0) for _ in range(50)]
+    assert between_placements(many).value ** 0.5 == pytest.approx(0.004, rel=0.1)
+
+
+def test_the_sum_of_variances_is_welchs(bench: Any) -> None:
+    total = Variance(4.0, 7) + Variance(4.0, 7)
+    assert (total.value, total.freedom) == (8.0, 14.0)
+    # Student's t for 14 degrees of freedom, from a table.
+    assert total.reach(0.999) == pytest.approx(3.787 * np.sqrt(8.0), rel=1e-3)
+
+
+def test_a_history_in_another_mode_or_sampler_is_none(bench: Any, h100: DeviceFacts) -> None:
+    cold: Measurement = bench.measurement()
+    for other in (bench.measurement(mode="hot"), bench.measurement(sampler="blocked")):
+        verdict = judge(cold, ONE_PERCENT, h100, [other], strict=False)
+        assert verdict.outcome is Outcome.NO_BASELINE
+        assert f"its rows are {other.mode}, {other.sampler}; this one is clean-cold, graph" in verdict.reason
+        assert verdict.comparison is None
