@@ -38,6 +38,10 @@ class Allocations:
         if nbytes <= 0:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
+        if nbytes > free and not kind.on_host:
+            # References are computed with CuPy, whose pool keeps what they no longer need.
+            cupy.get_default_memory_pool().free_all_blocks()
+            free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(f"{nbytes} bytes of {kind.value} memory asked for, {free} are free")
         with translated(f"allocating {nbytes} bytes of {kind.value} memory"):

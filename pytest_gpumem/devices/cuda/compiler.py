@@ -54,7 +54,7 @@ class Compiler:
 
     def private(self, source: str, entry: str) -> Any:
         """A function of the device's own, from a source string."""
-        return self._compile(source, entry, ("-std=c++17",), entry).kernel
+        return self._compile(source, entry, sources.COMPILE_OPTIONS, entry).kernel
 
     def _allow_shared(self, kernel: Any, key: tuple[str, str], nbytes: int) -> None:
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):

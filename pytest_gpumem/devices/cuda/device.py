@@ -56,7 +56,6 @@ class CudaDevice:
         self._capturing = graphs.Capturing()
         self._holds: holds.Holds | None = None
         self._conditions = ConditionReader(facts)
-        self._streams: list[CudaStream] = []
 
     @property
     def facts(self) -> DeviceFacts:
@@ -66,9 +65,7 @@ class CudaDevice:
 
     def stream(self) -> Stream:
         with translated("creating a stream"):
-            made = CudaStream()
-        self._streams.append(made)  # it lives as long as the device
-        return made
+            return CudaStream()
 
     def event(self) -> Event:
         with translated("creating an event"):
@@ -103,7 +100,7 @@ class CudaDevice:
     def hold(self, stream: Stream, timeout: float) -> Hold:
         with translated("holding a stream"):
             if self._holds is None:
-                self._holds = holds.Holds(self._compiler.private(holds.SOURCE, "gpumem_hold"))
+                self._holds = holds.Holds(self._compiler.private(holds.SOURCE, "gpumem_hold"), self._allocations)
             return self._holds.hold(cast(CudaStream, stream), timeout)
 
     def now(self) -> float:
@@ -206,5 +203,4 @@ class CudaDevice:
         except CUPY_ERRORS:
             pass  # a lost context: there is nothing left to free
         self._holds = None
-        self._streams.clear()
         self._conditions.close()

@@ -71,7 +71,8 @@ def _device_count(driver: Any) -> int:
     try:
         (error,) = driver.cuInit(0)
     except Exception as missing:  # cuda-bindings raises RuntimeError or its own class, by version, where libcuda is not found
-        raise CudaUnavailable(f"no NVIDIA driver: {str(missing).splitlines()[0] if str(missing) else missing!r}") from None
+        reason = str(missing).splitlines() or [type(missing).__name__]
+        raise CudaUnavailable(f"no NVIDIA driver: {reason[0]}") from None
     if error == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         return 0
     if error != driver.CUresult.CUDA_SUCCESS:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
 import numpy as np
-from cupy.cuda import runtime
 
+from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda.allocations import Allocations
 from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import DeviceError, HoldExpired
+from pytest_gpumem.devices.protocol import DeviceError, HoldExpired, MemoryKind, Unsupported
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
 SOURCE = r"""
@@ -57,12 +57,14 @@ class CudaHold:
 class Holds:
     """The flags in mapped host memory, and which of them are in use."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, allocations: Allocations) -> None:
         self._function = function
-        self._memory: Any = cupy.cuda.PinnedMemory(_SLOTS * _SLOT_WORDS * 4, runtime.hostAllocMapped | runtime.hostAllocPortable)
-        pointer = cupy.cuda.PinnedMemoryPointer(self._memory, 0)
-        self._words: Any = np.frombuffer(pointer, dtype=np.uint32).reshape(_SLOTS, _SLOT_WORDS)
-        self._address = int(runtime.pointerGetAttributes(self._memory.ptr).devicePointer)
+        self._allocations = allocations
+        self._memory = allocations.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED, mapped=True, write_combined=False)
+        if not self._memory.address:
+            allocations.free(self._memory)
+            raise Unsupported("the device cannot map host memory: a stream cannot be held")
+        self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
 
@@ -78,7 +80,7 @@ class Holds:
             self._function(
                 (1,),
                 (1,),
-                (np.uint64(self._address + slot * _SLOT_WORDS * 4), np.uint64(round(timeout * 1e9))),
+                (np.uint64(self._memory.address + slot * _SLOT_WORDS * 4), np.uint64(round(timeout * 1e9))),
                 stream=stream.cupy,
             )
         except BaseException:
@@ -104,3 +106,7 @@ class Holds:
         """Let every stream go on."""
         for hold in self._pending:
             hold.release()
+
+    def close(self) -> None:
+        """Free the flags. Nothing may be held any more."""
+        self._allocations.free(self._memory)

@@ -1,0 +1,141 @@
+"""Facts without a GPU: why there is none, in one line; and what is computed from what the driver says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpumem.devices import opening
+from pytest_gpumem.devices.cuda import facts
+from pytest_gpumem.devices.cuda.facts import CudaUnavailable, link_words, peak_bandwidth, read_facts, split_mig
+from pytest_gpumem.devices.opening import NoDevice
+
+
+class Code(int):
+    name = "CUDA_ERROR"
+
+
+class FakeDriver:
+    """The few calls that come before a device is looked at."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
+
+    def __init__(self, count: int = 1, init: int = 0, version: int = 13000) -> None:
+        self.count, self.init, self.version = count, init, version
+
+    def cuInit(self, flags: int) -> tuple[Code]:  # noqa: N802
+        return (Code(self.init),)
+
+    def cuDeviceGetCount(self) -> tuple[Code, int]:  # noqa: N802
+        return Code(0), self.count
+
+    def cuDriverGetVersion(self) -> tuple[Code, int]:  # noqa: N802
+        return Code(0), self.version
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    bindings = pytest.importorskip("cuda.bindings")
+    fake = FakeDriver()
+    monkeypatch.setattr(bindings, "driver", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
+    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(CudaUnavailable) as raised:
+        read_facts(0)
+    assert str(raised.value) == "CuPy is not installed: pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+
+
+def test_a_driver_library_that_is_missing_is_named_in_one_line(driver: FakeDriver) -> None:
+    def missing(flags: int) -> tuple[Code]:
+        raise RuntimeError("libcuda.so.1 not found\nsearched in many places")
+
+    driver.cuInit = missing  # type: ignore[method-assign]
+    with pytest.raises(CudaUnavailable) as raised:
+        read_facts(0)
+    assert str(raised.value) == "no NVIDIA driver: libcuda.so.1 not found"
+
+
+def test_a_driver_that_sees_no_gpu_names_the_mask(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.init = 100
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(CudaUnavailable, match=r"^the driver sees no GPU \(CUDA_VISIBLE_DEVICES=\)$"):
+        read_facts(0)
+
+
+def test_an_index_too_high_says_how_many_there_are(driver: FakeDriver) -> None:
+    driver.count = 2
+    with pytest.raises(CudaUnavailable, match=r"^there is no device 2: CUDA sees 2 GPUs, numbered from 0$"):
+        read_facts(2)
+
+
+def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
+    driver.version = 12040
+    with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
+        read_facts(0)
+
+
+def test_the_door_passes_the_reason_on(driver: FakeDriver) -> None:
+    driver.count = 0
+    with pytest.raises(NoDevice, match=r"^no CUDA device 0: the driver sees no GPU$"):
+        opening.choose("cuda")
+
+
+def test_the_door_imports_no_cuda() -> None:
+    code = (
+        "import sys, pytest_gpumem.devices.opening, pytest_gpumem.devices.cuda.facts\n"
+        "print([m for m in ('cupy', 'cuda', 'cuda.bindings', 'pynvml', 'numpy') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_peak_of_an_h100() -> None:
+    # 2619 MHz, 5120 bit: NVIDIA quotes 3.35 TB/s
+    assert peak_bandwidth(2619e6, 5120) == pytest.approx(3.352e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", ("NVIDIA H100 80GB HBM3", None)),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("NVIDIA H100 80GB HBM3", "1g.10gb")),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", ("NVIDIA A100-SXM4-40GB", "1g.5gb+me")),
+    ],
+)
+def test_a_mig_instance_is_split_from_its_gpu(name: str, expected: tuple[str, str | None]) -> None:
+    assert split_mig(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "width", "rate"), [(3, 16, 15.75e9), (4, 16, 31.5e9), (5, 16, 63.0e9), (5, 8, 31.5e9), (1, 16, 4.0e9)]
+)
+def test_theoretical_bandwidth_of_a_link(generation: int, width: int, rate: float) -> None:
+    words, bandwidth = link_words(generation, width)
+    assert words == f"PCIe Gen{generation} x{width}"
+    assert bandwidth == pytest.approx(rate, rel=2e-3)
+
+
+def test_a_generation_of_the_future_has_no_bandwidth() -> None:
+    assert link_words(9, 16) == ("PCIe Gen9 x16", None)
+
+
+def test_on_a_machine_without_a_driver_the_real_bindings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    pytest.importorskip("cupy")
+    if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(CudaUnavailable) as raised:
+        read_facts(0)
+    assert str(raised.value).startswith(("no NVIDIA driver: ", "the driver sees no GPU", "the NVIDIA driver does not start: "))
+    assert "\n" not in str(raised.value)

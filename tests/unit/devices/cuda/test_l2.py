@@ -1,0 +1,62 @@
+"""Windows as the driver's structures, which can be built without a driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+R = pytest.importorskip("cuda.bindings.runtime")
+
+from pytest_gpumem.devices.cuda import l2  # noqa: E402
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec  # noqa: E402
+from pytest_gpumem.records.device import DeviceFacts  # noqa: E402
+
+
+def test_a_window_is_packed_whole() -> None:
+    policy = l2.packed(WindowSpec(0x7F0000000000, 24 << 20, 0.75)).accessPolicyWindow
+    assert (int(policy.base_ptr), int(policy.num_bytes), float(policy.hitRatio)) == (0x7F0000000000, 24 << 20, 0.75)
+    assert policy.hitProp == R.cudaAccessProperty.cudaAccessPropertyPersisting
+    assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.6, 0.0, 31.25 / 40])
+def test_a_window_comes_back_as_it_went(ratio: float) -> None:
+    window = WindowSpec(0x7F0000000000, 8 << 20, ratio)
+    assert l2.unpacked(l2.packed(window)) == window
+
+
+def test_off_is_a_window_of_no_bytes() -> None:
+    policy = l2.packed(None).accessPolicyWindow
+    assert (int(policy.num_bytes), policy.hitProp) == (0, R.cudaAccessProperty.cudaAccessPropertyNormal)
+    assert l2.unpacked(l2.packed(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"persisting_l2_max_bytes": 0, "compute_capability": (7, 5)}, "compute capability 8.0"),
+        ({"mig_profile": "1g.10gb"}, "MIG"),
+        ({"mps": True}, "MPS"),
+    ],
+)
+def test_where_persistence_cannot_work_the_reason_is_given(h100: DeviceFacts, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        l2.request_set_aside(1 << 20, replace(h100, **change))
+
+
+def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[int] = []
+    ok = R.cudaError_t.cudaSuccess
+    monkeypatch.setattr(R, "cudaDeviceSetLimit", lambda limit, n: requested.append(n) or (ok,))
+    monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (ok, 3 << 20))
+    assert l2.request_set_aside(1 << 40, h100) == 3 << 20
+    assert requested == [h100.persisting_l2_max_bytes]
+
+
+@pytest.mark.parametrize("window", [WindowSpec(4096, (128 << 20) + 1, 1.0), WindowSpec(4096, 0, 1.0), WindowSpec(4096, 4096, 1.5)])
+def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts, window: WindowSpec) -> None:
+    with pytest.raises(DeviceError, match="possible"):
+        l2.set_window(None, window, h100)  # type: ignore[arg-type]

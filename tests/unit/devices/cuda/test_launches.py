@@ -1,0 +1,133 @@
+"""Packing of arguments and the cache of prepared launches, with a fake compiler."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
+from pytest_gpumem.devices.cuda.launches import Launches, copied, packed_arguments
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
+
+SIZE = 3 << 30  # above 2^31: a size must travel as 64 bits
+
+
+def kernel(**changes: Any) -> Kernel:
+    parameters = (Parameter("a", Role.READ), Parameter("out", Role.WRITE), Parameter("scale", Role.SCALAR, 2.5))
+    fields: dict[str, Any] = {
+        "name": "scaled",
+        "parameters": parameters,
+        "shape": lambda facts, call: LaunchShape(4, 128),
+        "accesses": lambda call: (),
+        "source": "scaled.cu",
+        "entry": "scaled<{dtype}>",
+    }
+    return Kernel(**{**fields, **changes})
+
+
+def launch(of: Kernel, dtype: str = "f4", **scalars: float) -> Launch:
+    array = ArrayFacts(SIZE, dtype, np.dtype(dtype).itemsize)
+    allocations = {
+        "a": Allocation(MemoryKind.DEVICE, array.nbytes, 0x7F12_3456_7800, 0),
+        "out": Allocation(MemoryKind.DEVICE, array.nbytes, 0x7F22_0000_0000, 0),
+    }
+    return Launch(of, Call({"a": array, "out": array}, scalars), LaunchShape(4, 128), allocations)
+
+
+def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
+    return [(type(a), a) for a in arguments]
+
+
+@pytest.mark.parametrize(("dtype", "scalar"), [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)])
+def test_by_default_arrays_then_the_size_then_scalars(dtype: str, scalar: type) -> None:
+    assert widths(packed_arguments(launch(kernel(), dtype, scale=3))) == [
+        (np.uint64, 0x7F12_3456_7800),
+        (np.uint64, 0x7F22_0000_0000),
+        (np.int64, SIZE),
+        (scalar, 3),
+    ]
+
+
+def test_a_scalar_left_out_takes_its_default() -> None:
+    assert widths(packed_arguments(launch(kernel())))[-1] == (np.float32, 2.5)
+
+
+def test_a_kernel_orders_its_own_arguments() -> None:
+    own = kernel(launch_arguments=lambda call: ("out", 7, "scale", "a"))
+    assert [t for t, _ in widths(packed_arguments(launch(own)))] == [np.uint64, np.int64, np.float32, np.uint64]
+
+
+def test_an_argument_that_is_not_there_is_named() -> None:
+    with pytest.raises(DeviceError, match="'scaled': no argument 'b'"):
+        packed_arguments(launch(kernel(launch_arguments=lambda call: ("b",))))
+    wanting = kernel(parameters=(Parameter("a", Role.READ), Parameter("scale", Role.SCALAR)))
+    with pytest.raises(DeviceError, match="no value for 'scale'"):
+        packed_arguments(launch(wanting))
+
+
+def test_memory_that_the_device_cannot_see_is_refused() -> None:
+    pageable = launch(kernel())
+    pageable.arrays["a"].address = 0
+    with pytest.raises(DeviceError, match="cannot see"):
+        packed_arguments(pageable)
+
+
+class FakeCompiler:
+    def __init__(self) -> None:
+        self.compiled: list[tuple[str, str]] = []
+        self.launched: list[tuple[Any, ...]] = []
+
+    def function(self, of: Kernel, dtype: str, shared_bytes: int) -> Any:
+        self.compiled.append((of.name, dtype))
+        return lambda grid, block, arguments, *, shared_mem, stream: self.launched.append((grid, block, arguments, shared_mem))
+
+
+class FakeStream:
+    cupy = None
+
+
+def test_a_launch_is_prepared_once_and_forgotten_with_it() -> None:
+    compiler = FakeCompiler()
+    launches = Launches(compiler)  # type: ignore[arg-type]
+    one = launch(kernel())
+    for _ in range(3):
+        launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+    assert compiler.compiled == [("scaled", "f4")]
+    assert [c[:2] for c in compiler.launched] == [((4,), (128,))] * 3
+    del one
+    gc.collect()
+    assert launches._prepared == {}
+
+
+def test_freed_memory_is_noticed_at_every_launch() -> None:
+    launches = Launches(FakeCompiler())  # type: ignore[arg-type]
+    one = launch(kernel())
+    launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+    one.arrays["out"].freed = True
+    with pytest.raises(DeviceError, match="freed"):
+        launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+
+
+def test_a_copy_goes_from_the_read_to_the_written_array() -> None:
+    copying = kernel(source=None, parameters=(Parameter("out", Role.WRITE), Parameter("a", Role.READ)))
+    one = launch(copying)
+    assert copied(one) == (one.arrays["out"], one.arrays["a"], SIZE * 4)
+
+
+def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
+    assert entry_for(kernel(), "i8") == "scaled<long long>"
+    assert entry_for(kernel(entry="plain"), "f4") == "plain"
+    with pytest.raises(DeviceError, match="no C\\+\\+ type for elements of 'f2'"):
+        entry_for(kernel(), "f2")
+
+
+def test_the_first_error_of_a_log_is_shown() -> None:
+    log = '\nkern.cu(1): warning #177-D: unused\nkern.cu(7): error: identifier "x" is undefined\nkern.cu(9): error: more\n'
+    assert first_error(log) == 'kern.cu(7): error: identifier "x" is undefined'
+    assert first_error("nvrtc: failed") == "nvrtc: failed"
