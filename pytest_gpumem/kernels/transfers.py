@@ -43,9 +43,9 @@ def _elementwise_arguments(call: Call) -> tuple[str | int, ...]:
 
 def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
-    rate, one = element(3.75, result), element(1, result)
+    rate = element(3.75, result)
     for _ in range(int(scalars["rounds"])):
-        rest = one - result
+        rest = 1 - result
         result *= rate
         result *= rest
     return {"x": result}
