@@ -110,9 +110,7 @@ def test_margins(text: str, margin: Margin) -> None:
     assert units.parse_margin(text) == margin
 
 
-@pytest.mark.parametrize(
-    "text", ["1% + 2%", "1 us + 2 us", "1% + 1 us + 1 us", "1% +", "+ 1%", "1% - 1 us", "0%", "0% + 0 us", 0.01]
-)
+@pytest.mark.parametrize("text", ["1% + 2%", "1 us + 2 us", "1% + 1 us + 1 us", "1% +", "+ 1%", "1% - 1 us", "0%", "0% + 0 us", 0.01])
 def test_margins_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="accepted is a slow-down such as"):
         units.parse_margin(text)
