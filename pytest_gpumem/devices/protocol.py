@@ -130,7 +130,7 @@ class Device(Protocol):
     # Streams, events, graphs
 
     def stream(self) -> Stream:
-        """A new non-blocking stream. It lives until the device is closed."""
+        """A new non-blocking stream. It lives for as long as somebody holds it."""
 
     def event(self) -> Event:
         """A new timing event."""

@@ -39,6 +39,12 @@ BATCH = 20
 PROFILED_SAMPLES = 5
 """Samples under a profiler, which measures each of them in its own way."""
 FLOOR_SAMPLES = 50
+WAKE_SECONDS = 0.3
+"""Seconds of flushing, at least, before the first measurement of a session: an idle GPU raises its clocks over tens of milliseconds,
+longer than a warm-up by number of samples would see."""
+WAKE_BATCH = 200
+WAKE_LIMIT = 2.0
+"""Seconds after which a GPU that does not become steady is measured all the same; the samples' own warm-up still follows."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class Conductor:
         self._profiled = profiled
         self._flushes: dict[str, Flush] = {}
         self._floor: float | None = None
+        self._awake = False
 
     # Targets
 
@@ -128,6 +135,7 @@ class Conductor:
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
+        self._wake()
         floor = self._measured_floor()
         before = self._device.conditions()
         run = _Run(self, target, plan, arena, name)
@@ -187,6 +195,22 @@ class Conductor:
     def range(self, name: str, what: str) -> Any:
         """The NVTX range of a phase."""
         return self._ranges.range(phase(name, what))
+
+    def _wake(self) -> None:
+        """Keep the device busy, once a session, until its clocks have settled."""
+        if self._awake or self._profiled:
+            return
+        stream, start, end = self._device.stream(), self._device.event(), self._device.event()
+        begun, means = self._device.now(), list[float]()
+        flush = self.flush("clean-cold")
+        while (spent := self._device.now() - begun) < WAKE_SECONDS or (spent < WAKE_LIMIT and not steady(means)):
+            self._device.record(start, stream)
+            for _ in range(WAKE_BATCH):
+                flush(stream)
+            self._device.record(end, stream)
+            self._device.synchronize(stream)
+            means.append(self._device.elapsed(start, end) / WAKE_BATCH)
+        self._awake = True
 
     def _measured_floor(self) -> float:
         """Median of what two events with nothing between them read, in seconds; measured once."""
@@ -305,15 +329,18 @@ class _Run:
         self._target.prepare()
         self._target.launch()
         self._device.synchronize(self._target.stream)
-        begun = self._device.now()
         self.sampler = self._make()
         limit = WARM_UP_SHARE * self._plan.budget
         samples: list[float] = []
         step = 2
+        begun = self._device.now()
         while True:
-            samples += self._take(step)
+            before, sampler = self._device.now(), self.sampler
+            taken = self._take(step)
             spent = self._device.now() - begun
-            cost = spent / len(samples)
+            # What was lost before a fallback is not what a sample costs.
+            cost = (self._device.now() - before) / len(taken) if sampler is self.sampler else taken[-1]
+            samples += taken
             if steady(samples):
                 break
             if spent > limit:

@@ -254,10 +254,12 @@ class KernelTarget:
 
     def _array(self, allocation: Allocation, buffer: Buffer) -> Any:
         # One array module for all arguments: NumPy as soon as one of them lies on the host.
-        device = self._arena.device
+        device, dtype, size = self._arena.device, buffer.dtype_name, buffer.size
+        if self._bound.kernel.source is None:
+            dtype, size = "u1", buffer.nbytes  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
         if any(b.kind.on_host for b in self._buffers.values()):
-            return device.to_host(allocation, buffer.dtype_name, buffer.size)
-        return device.view(allocation, buffer.dtype_name, buffer.size)
+            return device.to_host(allocation, dtype, size)
+        return device.view(allocation, dtype, size)
 
     def _go_home(self) -> None:
         for buffer in self.homes:

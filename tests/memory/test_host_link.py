@@ -13,7 +13,7 @@ SIZE = 256 * MiB
 @pytest.fixture
 def pageable():
     """An ordinary NumPy array, written once so that its pages exist."""
-    return np.random.default_rng(0).integers(0, 2**31, SIZE // 4, dtype="i4").view("f4")
+    return np.random.default_rng(0).random(SIZE // 4, dtype="f4")
 
 
 def test_pinned_to_device_beats_pageable(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, pageable):

