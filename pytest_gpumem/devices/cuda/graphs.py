@@ -14,7 +14,7 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.cuda import guests
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check
 from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream
-from pytest_gpumem.devices.protocol import CannotCapture
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError
 
 
 class CudaGraph:
@@ -112,7 +112,7 @@ def _is_empty(graph: int) -> bool:
 
 def _reason(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if isinstance(error, CUPY_ERRORS) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (DeviceError, *CUPY_ERRORS)) else f"{type(error).__name__}: {text}"
 
 
 def _destroy(executable: int, pools: tuple[Any, ...]) -> None:
