@@ -417,9 +417,10 @@ def _resolve_one(
     """Value and origin of one option."""
     for written, origin in (
         (command_line.get(option.key), option.flag),
-        (environment.get(option.variable) or None, option.variable),
+        (environment.get(option.variable), option.variable),
         (ini.get(option.key), f"{option.key} in {ini_file}"),
     ):
+        # Empty means not set, except where somebody typed it.
         if written is not None and (written != "" or origin == option.flag):
             return _parse(option, written, origin), origin
     return option.default, "default"

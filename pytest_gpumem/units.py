@@ -33,8 +33,8 @@ SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
 BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
 
-# The exponent is short so that no text makes a number of a million digits.
-_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,3})?"
+# Bounded, so that no text makes a number of a million digits.
+_NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)")
 _SHARE = re.compile(rf"({_NUMBER})\s*%")
 _SHARE_OF_PEAK = re.compile(rf"({_NUMBER})\s*%\s+of\s+peak")

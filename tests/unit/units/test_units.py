@@ -22,7 +22,7 @@ PARSERS = [
 
 JUNK: list[object] = [
     *("", "  ", "64", "us", "GiB", "12 parsec", "64 mib", "64 gb/s", "-1 us", "-5%", "+5 us", "nan s", "NaN", "inf s"),
-    *("1,5 us", "1_0 us", "0x10 B", "१ us", "12 us 3", "1e9999 s", "1 us\n2 us"),
+    *("1,5 us", "1_0 us", "0x10 B", "१ us", "12 us 3", "1e9999 s", "1 us\n2 us", "1" * 5000 + " us", "1" * 5000 + "%"),
     *(None, True, float("nan"), float("inf"), -1.0, b"1 us", ["1 s"]),
 ]
 

@@ -172,6 +172,12 @@ def test_three_processes_speak_for_themselves(bench: Any) -> None:
     assert 0.5 < between_processes(quiet).value / between_processes(quiet[:2]).value < 1
 
 
+def test_what_placements_explain_is_not_counted_twice(bench: Any) -> None:
+    """Processes that differ by their placements alone, by 0.4 % / sqrt(8): nothing of it is the processes' own."""
+    alike = [bench.process(30e-6, between=0.0, placement=0.004, within=0.0) for _ in range(60)]
+    assert between_processes(alike).value < 0.7 * 0.004**2 / 8
+
+
 def test_placement_variance_is_recovered(bench: Any) -> None:
     many = [bench.process(30e-6, between=0.0, placement=0.004, within=0.0) for _ in range(50)]
     assert between_placements(many).value ** 0.5 == pytest.approx(0.004, rel=0.1)
