@@ -102,19 +102,40 @@ def _settings(config: pytest.Config) -> Settings:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     off = SESSION not in config.stash
     skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
+    mistakes: dict[str, str] = {}
     for item in items:
-        if any(True for _ in item.iter_markers(MARKER)):
-            _check_marker(item)
+        if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
+            mistakes[item.nodeid] = mistake
         # By origin: a user's own `gpu_benchmark` does not depend on our private fixture.
         if off and TEST_FIXTURE in getattr(item, "fixturenames", ()):
             item.add_marker(skip, append=False)
+    if mistakes and hasattr(config, "workerinput"):
+        # An xdist worker that raises here dies without a word to the user.
+        config.pluginmanager.register(_MarkerMistakes(mistakes))
+    elif mistakes:
+        nodeid, mistake = next(iter(mistakes.items()))
+        more = f" (and {len(mistakes) - 1} more tests with such a mistake)" if len(mistakes) > 1 else ""
+        raise pytest.UsageError(f"gpumem: {nodeid}: {mistake}{more}")
 
 
-def _check_marker(item: pytest.Item) -> None:
-    """Have a mistake in a marker stop the session before anything is measured."""
+def _mistake(item: pytest.Item) -> str | None:
+    """What is wrong with a test's markers."""
     try:
         keywords = marker_keywords(item.iter_markers(MARKER))
         marker_limits(keywords)
         marker_overrides(keywords)
     except SettingsError as error:
-        raise pytest.UsageError(f"gpumem: {item.nodeid}: {error}") from None
+        return str(error)
+    return None
+
+
+class _MarkerMistakes:
+    """Fails the tests whose markers cannot be used, where the session cannot be stopped."""
+
+    def __init__(self, mistakes: dict[str, str]) -> None:
+        self._mistakes = mistakes
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.nodeid in self._mistakes:
+            pytest.fail(f"gpumem: {self._mistakes[item.nodeid]}", pytrace=False)

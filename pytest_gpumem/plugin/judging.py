@@ -63,9 +63,10 @@ def _verdict(test: GpuTest, measurement: Measurement, limits: Limits, skip: Base
     facts = test.device.facts
     if skip is not None:
         return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
-    key = Row(test.item.nodeid, limits, Verdict(Outcome.PASS, ""), label=measurement.label).key
-    session = test.session
-    return judge(measurement, limits, facts, session.history(key), strict=session.settings.strict)
+    key = f"{test.item.nodeid}[{measurement.label}]" if measurement.label else test.item.nodeid
+    history = test.session.baseline.history(key, measurement.mode, measurement.sampler)
+    strict = test.session.settings.strict
+    return judge(measurement, limits, facts, history.measurements, strict=strict, no_history=history.reason)
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, why: str) -> Row:

@@ -49,7 +49,7 @@ class Result:
         bandwidth = self.measurement.bandwidth
         if bandwidth is None:
             raise NoTraffic(
-                f"the traffic of {self.measurement.target} is unknown: pass gpu_benchmark(..., moved=<bytes that must be read plus written>), "
+                f"the traffic of {self.measurement.target} is unknown: pass moved=<bytes that must be read plus written>, "
                 "or name the arrays in the Case's reads= and writes="
             )
         return bandwidth

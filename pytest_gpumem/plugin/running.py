@@ -16,11 +16,11 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, persisting
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import MARKER
 from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
+from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.ranges import phase
@@ -148,7 +148,7 @@ class RunningHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         shown = yield
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
-        if ours and shown.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
+        if ours and shown.skipped and not hasattr(shown, "wasxfail") and self._session.settings.strict:
             shown.outcome = "failed"
             shown.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
         test = item.stash.get(TEST, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -50,9 +50,9 @@ def start(config: pytest.Config, settings: Settings) -> None:
     except BaselineError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     replay.default_storage(config, chosen.facts.key)
-    session = GpuSession(config, settings, chosen, store, baseline)
+    session = GpuSession(config, settings, chosen, store, baseline, folder)
     config.stash[SESSION] = session
-    config.pluginmanager.register(SessionHooks(session, folder), "gpumem-session")
+    config.pluginmanager.register(SessionHooks(session), "gpumem-session")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     if not session.is_worker:
         from pytest_gpumem.plugin.terminal import TerminalHooks
@@ -122,12 +122,15 @@ class Rows:
 class GpuSession:
     """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline) -> None:
+    def __init__(
+        self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline, baseline_folder: Path
+    ) -> None:
         self.config = config
         self.settings = settings
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
+        self.baseline_folder = baseline_folder
         self.is_worker = hasattr(config, "workerinput")
         self.ranges = Ranges()
         self.names = Names()
@@ -163,10 +166,6 @@ class GpuSession:
         item.stash[TEST] = test
         return test
 
-    def history(self, key: str) -> Sequence[Row]:
-        """Accepted rows of earlier processes."""
-        return self.baseline.rows.get(key, ())
-
     def plan(self, overrides: Overrides) -> Plan:
         """How to take the next measurement of a test."""
         settings = override(self.settings, overrides)
@@ -199,11 +198,10 @@ class GpuSession:
 class SessionHooks:
     """Hooks of the session and of pytest-benchmark; registered only with `--gpumem`."""
 
-    def __init__(self, session: GpuSession, baseline_folder: Path) -> None:
+    def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._baseline_folder = baseline_folder
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to announce
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session.names = Names(item.nodeid for item in session.items)
         self._session.to_measure = sum(uses(item, BENCHMARK_FIXTURE) for item in session.items)
@@ -223,7 +221,7 @@ class SessionHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[WORKER_BASELINE] = str(self._baseline_folder)
+        node.workerinput[WORKER_BASELINE] = str(self._session.baseline_folder)
 
     # pytest-benchmark
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
+from pytest_gpumem.baselines.store import BaselineError
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.reporting.table import table
@@ -27,10 +29,10 @@ class TerminalHooks:
         return header(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason)
 
     def _baseline(self) -> str:
-        session = self._session
-        processes = session.baseline.processes
-        line = baseline_line(processes, None, str(session.store.folder))
-        return f"{line}; {session.baseline.note}" if session.baseline.note else line
+        baseline = self._session.baseline
+        if baseline.note is not None:
+            return f"{baseline.note}; --gpumem-save makes one"
+        return baseline_line(baseline.processes, None, str(self._session.baseline_folder))
 
     def pytest_report_collectionfinish(self) -> list[str]:
         session = self._session
@@ -40,24 +42,36 @@ class TerminalHooks:
         tests = f"{session.to_measure} tests that measure"
         return [f"gpumem: budget of {format_time(total)} shared out over {tests}, {format_time(session.share())} each to begin with"]
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        session = self._session
-        if not len(session.rows):
-            if session.settings.save:
-                self._notes.append("--gpumem-save: nothing was measured, nothing is stored")
-            return
-        path = replay.write_json(session.config)
-        if path is not None:
-            self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        if session.settings.save:
-            self._notes += self._save(exitstatus)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        gpu = self._session
+        if len(gpu.rows):
+            path = replay.write_json(gpu.config)
+            if path is not None:
+                self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
+        if gpu.settings.save:
+            try:
+                self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
+            except BaselineError as error:
+                self._notes.append(f"--gpumem-save: {error}")
+                if session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _save(self, exitstatus: int) -> list[str]:
-        session = self._session
+    def _save(self, exitstatus: int) -> Iterator[str]:
+        """Store the accepted rows; says what was stored, and what not and why."""
+        gpu = self._session
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            return ["--gpumem-save: the session was interrupted, nothing is stored"]
-        saved = session.store.save(list(session.rows), replay.revision(session.config))
-        return [f"--gpumem-save: {line}" for line in saved.lines()]
+            yield "the session was interrupted, nothing is stored"
+            return
+        if not len(gpu.rows):
+            yield "nothing was measured, nothing is stored"
+            return
+        saved = gpu.store.save(list(gpu.rows), replay.revision(gpu.config), gpu.settings.to_json())
+        if saved.path is not None:
+            yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {saved.path}"
+        else:
+            yield "no row was accepted, nothing is stored"
+        for row, why in saved.refused:
+            yield f"refused {row.key}: {why}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         session, writer = self._session, terminalreporter

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from sessions import SIMULATED
 
+
 @pytest.fixture(autouse=True)
 def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a CI's variables nor a developer's decide what these tests see."""

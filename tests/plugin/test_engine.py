@@ -22,7 +22,7 @@ def test_pair(gpu_benchmark, device_buffer, gpu_kernels, nbytes):
     a, b = device_buffer(nbytes), device_buffer(nbytes)
     gpu_benchmark(gpu_kernels.copy, a, b, label="there")
     gpu_benchmark(gpu_kernels.copy, b, a, label="back")
-    gpu_benchmark(gpu_kernels.read, a)
+    gpu_benchmark(gpu_kernels.copy, a, b)
 """
 
 
@@ -49,7 +49,9 @@ def test_the_same_seed_gives_the_same_document(pytester: pytest.Pytester, gpumem
         documents.append(json.loads((pytester.path / name).read_text()))
     one, two = documents
     assert one["gpumem"]["rows"] == two["gpumem"]["rows"]
-    assert [(b["stats"]["data"], b["extra_info"]) for b in one["benchmarks"]] == [(b["stats"]["data"], b["extra_info"]) for b in two["benchmarks"]]
+    assert [(b["stats"]["data"], b["extra_info"]) for b in one["benchmarks"]] == [
+        (b["stats"]["data"], b["extra_info"]) for b in two["benchmarks"]
+    ]
 
 
 def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -59,7 +61,9 @@ def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run)
     assert "simulated" in saved.parts[-3]
     again = gpumem("--benchmark-compare", "--benchmark-compare-fail=median:5%")
     again.assert_outcomes(passed=1)
-    again.stdout.fnmatch_lines(["*test_pair*there* (NOW)*", "*test_pair*there* (0001_first)*"])
+    text = again.stdout.str()
+    assert "test_pair[1048576][there] (NOW)" in text
+    assert "test_pair[1048576][there] (0001_first)" in text
     printed = pytester.run(sys.executable, "-m", "pytest_benchmark", "compare", str(saved))
     printed.stdout.fnmatch_lines(["*test_pair*there*"])
 
@@ -117,7 +121,7 @@ def test_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
         + TRIAD
         + """
 def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
-    gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20), max_latency="1 ns")
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, max_latency="1 ns")
 
 def test_early(gpu_benchmark):
     raise ValueError
@@ -142,8 +146,8 @@ def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> No
     pytest.importorskip("xdist")
     pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latncy='1 ms')\ndef test_it(): pass")
     result = gpumem("-n2")
-    assert result.ret not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    assert "did you mean max_latency" in result.stdout.str() + result.stderr.str()
+    result.assert_outcomes(errors=1)
+    assert "did you mean max_latency" in result.stdout.str()
 
 
 def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
@@ -158,5 +162,5 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
     assert "test_other" in ranges
     marks = [event.message for event in nvtx_trace.events() if event.kind == "mark"]
     assert marks == ["test_ranges.py::test_triad", "test_ranges.py::test_other"]
-    # A tool was attached: these times are for the tool, not for a baseline.
-    assert "not comparable" in done.stdout
+    # A tool was attached: these times are not for a baseline.
+    assert "UNRELIABLE" in done.stdout

@@ -92,7 +92,7 @@ def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem
             device_buffer(-1)
 
         def test_limit(gpu_benchmark, device_buffer, gpu_kernels):
-            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20), max_latency="soon")
+            gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, max_latency="soon")
 
         def test_traffic(gpu_benchmark, device_buffer, gpu_kernels):
             from pytest_gpumem import Case
@@ -179,7 +179,7 @@ def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> Non
         """
         def test_first(request, device_buffer, gpu_kernels):
             benchmark = request.getfixturevalue("gpu_benchmark")
-            result = benchmark(gpu_kernels.read, device_buffer(1 << 20))
+            result = benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
             assert 0 < result.latency < 1
 
         def test_after_benchmark(request, benchmark):
@@ -187,7 +187,7 @@ def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> Non
 
         def test_both(benchmark, gpu_benchmark, device_buffer, gpu_kernels):
             benchmark.extra_info["mine"] = 1
-            gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+            gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
 
         def test_called_besides(benchmark, gpu_benchmark):
             benchmark(lambda: None)
@@ -195,7 +195,9 @@ def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> Non
     )
     result = gpumem("--benchmark-json=out.json")
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*", "*NotOurTimer: this test uses gpu_benchmark*"])
+    result.stdout.fnmatch_lines(
+        ["*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*", "*NotOurTimer: this test uses gpu_benchmark*"]
+    )
     document = json_of(pytester)
     stored = {bench["name"]: bench for bench in document["benchmarks"]}
     assert set(stored) == {"test_first", "test_both"}
@@ -215,7 +217,7 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
         class TestIt:
             @pytest.mark.gpumem(mode="hot")
             def test_it(self, gpu_benchmark, device_buffer, gpu_kernels):
-                result = gpu_benchmark(gpu_kernels.read, device_buffer(1 << 20))
+                result = gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
                 assert result.measurement.mode == "hot"
                 assert len(result.placements) == 3
         """
