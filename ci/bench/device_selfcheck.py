@@ -92,6 +92,10 @@ def triad(device: Device, made: list[Allocation]) -> tuple[Launch, list[str]]:
     return launch_of(device, "triad", dict(zip(names, made, strict=True)), "f4", **scalars), names
 
 
+def _mistake() -> None:
+    raise IndexError("a user's mistake")
+
+
 DEVICE, MANAGED, PINNED, REGISTERED, PAGEABLE = MemoryKind
 
 
@@ -379,7 +383,7 @@ def what_synchronises_cannot_be_captured(device: Device, stream: Stream) -> str:
         text,
         raises(CannotCapture, lambda: device.capture(stream, device.synchronize)),
         raises(CannotCapture, lambda: device.capture(stream, lambda: None)),
-        raises(CannotCapture, lambda: device.capture(stream, lambda: {}[1])),
+        raises(CannotCapture, lambda: device.capture(stream, _mistake)),
     }
     with memory(device, DEVICE, nbytes=MIB) as a:
         other = device.stream()

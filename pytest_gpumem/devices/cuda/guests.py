@@ -60,7 +60,8 @@ def guest(allocations: Allocations, allocation: Allocation, dtype: str, shape: t
     """
     name = getattr(like, "__name__", None)
     if not isinstance(name, str) or name not in _GUESTS:
-        raise Unsupported(f"no bridge to {name or like!r}: like= takes the module cupy, torch, numba.cuda or numpy")
+        asked = name if isinstance(name, str) else repr(like)
+        raise Unsupported(f"no bridge to {asked}: like= takes the module cupy, torch, numba.cuda or numpy")
     size = math.prod(shape)
     view = allocations.view(allocation, dtype, size)
     try:

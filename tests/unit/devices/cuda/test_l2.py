@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("cupy")
-R = pytest.importorskip("cuda.bindings.runtime")
+pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import l2  # noqa: E402
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec  # noqa: E402
-from pytest_gpumem.records.device import DeviceFacts  # noqa: E402
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda import l2
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.records.device import DeviceFacts
 
 
 def test_a_window_is_packed_whole() -> None:

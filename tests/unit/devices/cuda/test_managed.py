@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("cupy")
-R = pytest.importorskip("cuda.bindings.runtime")
+pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import managed  # noqa: E402
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, Unsupported  # noqa: E402
-from pytest_gpumem.records.device import DeviceFacts  # noqa: E402
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda import managed
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.records.device import DeviceFacts
 
 
 def test_cuda_12_takes_a_device_number() -> None:

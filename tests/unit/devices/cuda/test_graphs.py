@@ -1,0 +1,177 @@
+"""Capturing cleans up after whatever went wrong: seen on a fake runtime that books its calls."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.runtime")
+
+import cupy
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda import graphs
+from pytest_gpumem.devices.cuda.graphs import Capturing
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError
+
+OK = R.cudaError_t.cudaSuccess
+INVALIDATED = int(R.cudaError_t.cudaErrorStreamCaptureInvalidated)
+Kind = R.cudaGraphNodeType
+
+
+class FakeRuntime:
+    streamCaptureModeThreadLocal = 1  # noqa: N815
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.invalidated = False
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def streamEndCapture(self, stream: int) -> int:  # noqa: N802
+        self.calls.append(("streamEndCapture", stream))
+        if self.invalidated:
+            raise cupy.cuda.runtime.CUDARuntimeError(INVALIDATED)
+        return 77
+
+    def graphInstantiate(self, graph: int) -> int:  # noqa: N802
+        self.calls.append(("graphInstantiate", graph))
+        return 99
+
+    @property
+    def names(self) -> list[str]:
+        return [c[0] for c in self.calls]
+
+
+class FakeBindings:
+    cudaEventRecordExternal = 1  # noqa: N815
+    cudaGraphNodeType = Kind  # noqa: N815
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = [Kind.cudaGraphNodeTypeEventRecord, Kind.cudaGraphNodeTypeKernel]
+        self.external: list[tuple[Any, ...]] = []
+        self.cleared = 0
+
+    def cudaGraphGetNodes(self, graph: int, count: int) -> Any:  # noqa: N802
+        return OK, self.nodes[:count], len(self.nodes)
+
+    def cudaGraphNodeGetType(self, node: Any) -> Any:  # noqa: N802
+        return OK, node
+
+    def cudaEventRecordWithFlags(self, event: int, stream: int, flags: int) -> Any:  # noqa: N802
+        self.external.append((event, stream, flags))
+        return (OK,)
+
+    def cudaGetLastError(self) -> Any:  # noqa: N802
+        self.cleared += 1
+        return (OK,)
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    fake = FakeRuntime()
+    monkeypatch.setattr(graphs, "runtime", fake)
+    return fake
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
+    fake = FakeBindings()
+    monkeypatch.setattr(graphs, "R", fake)
+    monkeypatch.setattr(graphs.cupy.cuda, "MemoryPool", lambda allocator: SimpleNamespace(malloc=allocator))
+    return fake
+
+
+STREAM: Any = SimpleNamespace(handle=5)
+EVENT: Any = SimpleNamespace(handle=6)
+
+
+def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    graph = Capturing().capture(STREAM, lambda: None)
+    graphs.replay(graph, STREAM)
+    assert runtime.calls == [
+        ("streamBeginCapture", 5, 1),
+        ("streamEndCapture", 5),
+        ("graphInstantiate", 77),
+        ("graphDestroy", 77),
+        ("graphLaunch", 99, 5),
+    ]
+    del graph
+    gc.collect()
+    assert runtime.calls[-1] == ("graphExecDestroy", 99)
+
+
+def test_events_are_external_only_on_the_captured_stream(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    capturing = Capturing()
+    other: Any = SimpleNamespace(handle=8)
+
+    def body() -> None:
+        capturing.record(EVENT, STREAM)
+        capturing.record(EVENT, other)
+
+    capturing.capture(STREAM, body)
+    capturing.record(EVENT, STREAM)
+    assert bindings.external == [(6, 5, 1)]
+    assert [c for c in runtime.calls if c[0] == "eventRecord"] == [("eventRecord", 6, 8), ("eventRecord", 6, 5)]
+
+
+@pytest.mark.parametrize("invalidated", [False, True])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (cupy.cuda.runtime.CUDARuntimeError(int(R.cudaError_t.cudaErrorStreamCaptureUnsupported)), "cudaErrorStreamCaptureUnsupported"),
+        (DeviceError("waiting for a stream: it captures"), "^waiting for a stream"),
+        (ValueError("a mistake\nof two lines"), "^ValueError: a mistake$"),
+    ],
+)
+def test_a_body_that_fails_leaves_the_stream_usable(
+    runtime: FakeRuntime, bindings: FakeBindings, error: Exception, reason: str, invalidated: bool
+) -> None:
+    runtime.invalidated = invalidated
+    capturing = Capturing()
+
+    def body() -> None:
+        raise error
+
+    with pytest.raises(CannotCapture, match=reason):
+        capturing.capture(STREAM, body)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture"] + ["graphDestroy"] * (not invalidated)
+    assert bindings.cleared == 1
+    runtime.invalidated = False
+    assert capturing.capture(STREAM, lambda: None).executable == 99
+
+
+def test_an_interrupt_ends_the_capture_and_goes_on(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    def body() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Capturing().capture(STREAM, body)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
+
+
+def test_a_capture_that_was_invalidated_without_an_exception_is_refused(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    runtime.invalidated = True
+    with pytest.raises(CannotCapture, match="cudaErrorStreamCaptureInvalidated"):
+        Capturing().capture(STREAM, lambda: None)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture"]
+
+
+@pytest.mark.parametrize("nodes", [[], [Kind.cudaGraphNodeTypeEventRecord, Kind.cudaGraphNodeTypeEventRecord]])
+def test_work_that_went_elsewhere_is_noticed(runtime: FakeRuntime, bindings: FakeBindings, nodes: list[Any]) -> None:
+    bindings.nodes = nodes
+    with pytest.raises(CannotCapture, match="queued nothing on the stream"):
+        Capturing().capture(STREAM, lambda: None)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
+
+
+def test_captures_do_not_nest(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    capturing = Capturing()
+    with pytest.raises(CannotCapture, match="another capture is under way"):
+        capturing.capture(STREAM, lambda: capturing.capture(STREAM, lambda: None))  # type: ignore[arg-type, return-value]
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]

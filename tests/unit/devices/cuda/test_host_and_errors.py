@@ -1,0 +1,209 @@
+"""Host memory as NumPy sees it, what the host can give, errors in one line, and guests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.runtime")
+
+import cupy
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda import allocations, guests, host
+from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory, Unsupported
+from pytest_gpumem.records.device import DeviceFacts
+
+
+def test_numpy_sees_and_writes_the_memory_itself() -> None:
+    owner = np.arange(64, dtype="f4")
+    there = Allocation(MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner)
+    seen = host.array(there, "f4", 10)
+    seen[3] = -1
+    assert owner[3] == -1
+    assert seen.size == 10
+    with pytest.raises(Unsupported, match="NumPy cannot see device memory"):
+        host.array(Allocation(MemoryKind.DEVICE, 64, 256, 0), "f4", 1)
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Path, Path]:
+    """/proc and a control group: 100 GiB available, no limit."""
+    proc, group = tmp_path / "proc", tmp_path / "cgroup"
+    proc.mkdir()
+    group.mkdir()
+    (proc / "meminfo").write_text(f"MemTotal: {200 * GIB >> 10} kB\nMemAvailable: {100 * GIB >> 10} kB\nHugePages_Total: 0\n")
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text(f"{30 * GIB}\n")
+    (group / "memory.stat").write_text(f"anon {10 * GIB}\ninactive_file {20 * GIB}\n")
+    return proc, group
+
+
+def test_without_a_limit_the_machine_decides(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    assert host.available_bytes(*machine) == 100 * GIB
+    assert host.available_bytes(machine[0], tmp_path / "none") == 100 * GIB
+
+
+def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(machine: tuple[Path, Path]) -> None:
+    (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
+    assert host.available_bytes(*machine) == 54 * GIB
+    (machine[1] / "memory.max").write_text(f"{1 * GIB}\n")
+    assert host.available_bytes(*machine) == 0
+
+
+@pytest.fixture
+def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
+    monkeypatch.setattr(allocations.host, "available_bytes", lambda: 10 * GIB)
+    monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (2 * GIB, 80 * GIB))
+    monkeypatch.setattr(allocations.cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None))
+    return Allocations(0, h100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "free"),
+    [
+        (MemoryKind.DEVICE, 2 * GIB - allocations.RESERVE),
+        (MemoryKind.MANAGED, 2 * GIB - allocations.RESERVE),
+        (MemoryKind.PINNED, 5 * GIB),
+        (MemoryKind.REGISTERED, 5 * GIB),
+        (MemoryKind.PAGEABLE, 10 * GIB),
+    ],
+)
+def test_more_than_is_free_is_refused_without_asking_the_driver(memory: Allocations, kind: MemoryKind, free: int) -> None:
+    assert memory.free_bytes(kind) == free
+    with pytest.raises(OutOfMemory, match=f"{free + 1} bytes of {kind.value} memory asked for, {free} are free"):
+        memory.allocate(free + 1, kind, mapped=True, write_combined=False)
+
+
+def test_what_cupys_pool_keeps_for_nobody_counts_as_free(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [GIB]
+    monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (free[0], 80 * GIB))
+    monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096)
+    pool = SimpleNamespace(free_all_blocks=lambda: free.__setitem__(0, 4 * GIB))
+    monkeypatch.setattr(allocations.cupy, "get_default_memory_pool", lambda: pool)
+    assert memory.allocate(2 * GIB, MemoryKind.DEVICE, mapped=True, write_combined=False).address == 4096
+
+
+def test_memory_that_is_not_aligned_is_given_back(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+    monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096 + 128)
+    monkeypatch.setattr(allocations.runtime, "free", freed.append)
+    with pytest.raises(DeviceError, match="not aligned to 256 bytes"):
+        memory.allocate(64, MemoryKind.DEVICE, mapped=True, write_combined=False)
+    assert freed == [4096 + 128]
+
+
+def test_pageable_memory_is_aligned_and_freed_once(memory: Allocations) -> None:
+    made = memory.allocate(10_000, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
+    assert (made.address, made.host_address % 4096, made.nbytes) == (0, 0, 10_000)
+    view = memory.view(made, "f4", 2500)
+    view[:] = 1
+    memory.free(made)
+    memory.free(made)
+    assert made.freed
+    with pytest.raises(DeviceError, match="is freed"):
+        memory.view(made, "f4", 1)
+
+
+def test_a_view_beyond_the_end_is_refused(memory: Allocations) -> None:
+    made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
+    with pytest.raises(DeviceError, match="26 elements of f4 do not fit in 100 bytes"):
+        memory.view(made, "f4", 26)
+
+
+def test_what_is_freed_with_its_context_is_let_go(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> Any:
+        def free(address: int) -> None:
+            raise cupy.cuda.runtime.CUDARuntimeError(code)
+
+        return free
+
+    monkeypatch.setattr(allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorIllegalAddress)))
+    memory.free(Allocation(MemoryKind.DEVICE, 64, 256, 0))
+    monkeypatch.setattr(allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorInvalidValue)))
+    with pytest.raises(DeviceError, match="freeing device memory: cudaErrorInvalidValue"):
+        memory.free(Allocation(MemoryKind.DEVICE, 64, 256, 0))
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 4))[:, 1], np.zeros(0), [1, 2], np.broadcast_to(np.zeros(1), (4,))])
+def test_only_whole_writable_arrays_are_adopted(memory: Allocations, array: Any) -> None:
+    with pytest.raises(DeviceError, match="writable, C-contiguous"):
+        memory.adopt(array, register=False)
+
+
+def test_an_adopted_array_keeps_its_memory(memory: Allocations) -> None:
+    array = np.arange(10, dtype="i4")
+    adopted = memory.adopt(array, register=False)
+    assert adopted.kind is MemoryKind.PAGEABLE
+    memory.view(adopted, "i4", 10)[:] = 7
+    assert (array == 7).all()
+
+
+def test_a_cuda_bindings_error_is_one_line() -> None:
+    assert check((R.cudaError_t.cudaSuccess,), "x") is None
+    assert check((R.cudaError_t.cudaSuccess, 3), "x") == 3
+    assert check((R.cudaError_t.cudaSuccess, 3, 4), "x") == (3, 4)
+    with pytest.raises(DeviceError, match=r"^setting a limit: cudaErrorInvalidValue: invalid argument\.$"):
+        check((R.cudaError_t.cudaErrorInvalidValue, None), "setting a limit")
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("cudaErrorIllegalAddress", True), ("cudaErrorInvalidAddressSpace", True), ("cudaErrorNotReady", False)]
+)
+def test_a_lost_context_is_said(name: str, lost: bool) -> None:
+    with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised, translated("waiting"):
+        raise cupy.cuda.runtime.CUDARuntimeError(int(getattr(R.cudaError_t, name)))
+    assert ("context is lost" in str(raised.value)) == lost
+
+
+def test_a_stranger_is_no_guest(memory: Allocations) -> None:
+    made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
+    with pytest.raises(Unsupported, match=r"^no bridge to json: like= takes the module cupy, torch, numba\.cuda or numpy$"):
+        guests.guest(memory, made, "f4", (5, 5), json)
+    with pytest.raises(Unsupported, match="no bridge to 3"):
+        guests.guest(memory, made, "f4", (5, 5), 3)
+    with pytest.raises(Unsupported, match="CuPy cannot see pageable memory"):
+        guests.guest(memory, made, "f4", (5, 5), cupy)
+    assert guests.guest(memory, made, "f4", (5, 5), np).shape == (5, 5)
+
+
+def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def booked(what: Any) -> Any:
+        entered.append(what)
+        yield
+        entered.append(f"end of {what}")
+
+    monkeypatch.setattr(guests.cupy.cuda, "Device", lambda index: booked(f"device {index}"))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    stream: Any = SimpleNamespace(cupy=booked("cupy"), handle=5)
+    with guests.current(1, stream):
+        assert entered == ["device 1", "cupy"]
+    assert "torch" not in sys.modules
+
+    torch: Any = ModuleType("torch")
+    torch.cuda = SimpleNamespace(
+        is_available=lambda: True,
+        ExternalStream=lambda handle, device: f"{handle} on {device}",
+        stream=lambda external: booked(f"torch {external}"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    entered.clear()
+    with guests.current(1, SimpleNamespace(cupy=booked("cupy"), handle=5)):  # type: ignore[arg-type]
+        pass
+    assert entered == ["device 1", "cupy", "torch 5 on cuda:1", "end of torch 5 on cuda:1", "end of cupy", "end of device 1"]
