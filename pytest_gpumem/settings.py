@@ -1,15 +1,16 @@
 """The options: one table, from which the command line, the environment, ini files and the marker all derive.
 
 Precedence: command line > environment > ini > default. Everything is read strictly; a mistake names where it was made, the
-value, and what is accepted. Cheap to import: pytest reads this module in every session, also in those without --gpumem.
+value, and what is accepted. Cheap to import (hence named tuples, not
+dataclasses): pytest reads this module in every session, also in those without --gpumem.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pytest_gpumem import units
 
@@ -92,8 +93,7 @@ def _folder(value: object) -> str:
     raise units.QuantityError(f"{value!r} is no folder; accepted is a path such as .benchmarks")
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option, wherever it may be set."""
 
     name: str
@@ -217,8 +217,7 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 MARKER_KEYWORDS = tuple(option.name for option in OPTIONS if option.on_marker)
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What a session runs under."""
 
     enabled: bool = False
@@ -251,16 +250,15 @@ class Settings:
     """Folder of the baselines, as written; None: pytest-benchmark's storage."""
     strict: bool = False
     """Everything but PASS fails."""
-    origins: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
     def to_json(self) -> dict[str, object]:
         """Plain values for a JSON document: everything but the origins."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+        return {name: value for name, value in self._asdict().items() if name != "origins"}
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """What a marker or a single measurement sets besides limits; None: not set there."""
 
     mode: str | None = None
@@ -381,11 +379,11 @@ def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Ove
 def override(settings: Settings, *overrides: Overrides) -> Settings:
     """Settings for one measurement; later overrides (the call's) win over earlier ones (the marker's)."""
     for layer in overrides:
-        given = {f.name: value for f in fields(layer) if f.name != "origin" and (value := getattr(layer, f.name)) is not None}
+        given = {name: value for name, value in layer._asdict().items() if name != "origin" and value is not None}
         origins = {**settings.origins, **dict.fromkeys(given, layer.origin)}
         if "budget" in given:
             given["total_budget"] = None
-        settings = replace(settings, **given, origins=origins)
+        settings = settings._replace(**given, origins=origins)
     return settings
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     # Imported where a text is parsed: a session without --gpumem parses none.
@@ -35,26 +34,26 @@ BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole 
 
 # Bounded, so that no text makes a number of a million digits.
 _NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
-_QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)")
-_SHARE = re.compile(rf"({_NUMBER})\s*%")
-_SHARE_OF_PEAK = re.compile(rf"({_NUMBER})\s*%\s+of\s+peak")
-_BUDGET = re.compile(r"(.*?)(?:\s+(total|each))?", re.DOTALL)
+# Compiled at their first use: a session without --gpumem uses none.
+_QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
+_SHARE = rf"({_NUMBER})\s*%"
+_SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
+_BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
 
 
 class QuantityError(ValueError):
     """A quantity that cannot be read; the message shows the value and what is accepted."""
 
 
-@dataclass(frozen=True)
-class Share:
+# Share, Margin, Budget: named tuples, since dataclasses take ten times as long to make, in every pytest session.
+class Share(NamedTuple):
     """A bandwidth as a share of the device's theoretical peak."""
 
     value: float
     """0.85 for "85% of peak"."""
 
 
-@dataclass(frozen=True)
-class Margin:
+class Margin(NamedTuple):
     """An allowed slow-down: `relative` x baseline + `absolute`."""
 
     relative: float
@@ -67,8 +66,7 @@ class Margin:
         return self.relative + self.absolute / latency
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Time to spend on measuring: exactly one of the two is given."""
 
     each: float | None = None
@@ -112,7 +110,7 @@ def parse_rate(value: str | float) -> float | Share:
     """
     if _is_number(value):
         return _finite(value, RATES_ACCEPTED, value)
-    if isinstance(value, str) and (match := _SHARE_OF_PEAK.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := re.fullmatch(_SHARE_OF_PEAK, value.strip())):
         share = float(match[1]) / 100
         if share > 1:
             raise _refused(value, RATES_ACCEPTED, "is above the peak")
@@ -128,7 +126,7 @@ def parse_share(value: str) -> float:
     Raises:
         QuantityError: not a share, or negative.
     """
-    match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = re.fullmatch(_SHARE, value.strip()) if isinstance(value, str) else None
     if match is None:
         raise _refused(value, SHARES_ACCEPTED)
     return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
@@ -173,7 +171,7 @@ def parse_budget(value: str | float) -> Budget:
     if _is_number(value):
         written, word, seconds = "", "each", _finite(value, BUDGETS_ACCEPTED, value)
     else:
-        match = _BUDGET.fullmatch(value.strip()) if isinstance(value, str) else None
+        match = re.fullmatch(_BUDGET, value.strip()) if isinstance(value, str) else None
         if match is None:
             raise _refused(value, BUDGETS_ACCEPTED)
         written, word = match[1], match[2]
@@ -247,7 +245,7 @@ def _exact(value: object, units: dict[str, int], accepted: str) -> Fraction:
     """
     from fractions import Fraction
 
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = re.fullmatch(_QUANTITY, value.strip()) if isinstance(value, str) else None
     if match is None or match[2] not in units:
         raise _refused(value, accepted)
     return Fraction(match[1]) * units[match[2]]
