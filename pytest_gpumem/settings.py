@@ -1,8 +1,8 @@
 """The options: one table, from which the command line, the environment, ini files and the marker all derive.
 
 Precedence: command line > environment > ini > default. Everything is read strictly; a mistake names where it was made, the
-value, and what is accepted. Cheap to import (hence named tuples, not
-dataclasses): pytest reads this module in every session, also in those without --gpumem.
+value, and what is accepted. Cheap to import (hence named tuples, not dataclasses): pytest reads this module in every session,
+also in those without --gpumem.
 """
 
 from __future__ import annotations
