@@ -1,0 +1,208 @@
+"""What memory holds: a backed prefix of each allocation, and a token that names its content.
+
+Tokens spare work: a launch whose inputs hold what they held at its last run, and whose outputs hold what that run wrote, would write
+the same bytes again. A token is only trusted while nobody outside this module can reach the bytes: a view that is still alive makes
+its content unknown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_gpumem.devices.protocol import Allocation, Launch, Unsupported
+from pytest_gpumem.kernels.kernel import Role
+
+BACKED_BYTES = 256 * 2**10
+"""Most bytes of one allocation that real memory stands behind."""
+
+Token = object
+
+_serial = count()
+
+
+def _fresh() -> Token:
+    return next(_serial)
+
+
+def _owned_references(array: NDArray[np.uint8]) -> int:
+    return sys.getrefcount(array)
+
+
+class Content:
+    """The first bytes of one allocation.
+
+    Args:
+        nbytes: size of the allocation.
+        over: a user's array to lie over, whose bytes anybody may change at any time.
+    """
+
+    def __init__(self, nbytes: int, over: NDArray[Any] | None = None) -> None:
+        self.backed = min(nbytes, BACKED_BYTES)
+        self._foreign = over is not None
+        self._bytes: NDArray[np.uint8]
+        if over is None:
+            self._bytes = np.zeros(self.backed, dtype=np.uint8)
+        else:
+            self._bytes = over.reshape(-1).view(np.uint8)[: self.backed]
+        self._token: Token = _fresh()
+        self._handed_out = False
+        # References without any view: this object's attribute and the call's own argument.
+        self._references = _owned_references(self._bytes)
+
+    def token(self) -> Token:
+        """Names the content; a new name whenever it may have changed."""
+        if self._foreign:
+            return _fresh()
+        if self._handed_out:
+            self._token = _fresh()
+            # NumPy's views keep the array that owns the memory alive: no other reference, no view left.
+            self._handed_out = _owned_references(self._bytes) > self._references
+        return self._token
+
+    def changed(self, token: Token | None = None) -> None:
+        """Say that the bytes were written; `token` names well-known content."""
+        self._token = _fresh() if token is None else token
+
+    def view(self, dtype: str, size: int) -> NDArray[Any]:
+        """A writable array over the first `size` elements, or over those that are backed."""
+        self._handed_out = True
+        return self.peek(dtype, size)
+
+    def peek(self, dtype: str, size: int) -> NDArray[Any]:
+        """As `view`, for use inside this package only: it must not outlive the call."""
+        kind = np.dtype(dtype)
+        elements = min(size, self.backed // kind.itemsize)
+        return self._bytes[: elements * kind.itemsize].view(kind)
+
+    def fill_random(self, dtype: str, seed: int) -> None:
+        """Floats uniform in [0, 1), integers over their full range."""
+        kind = np.dtype(dtype)
+        token = ("random", kind.str, seed, self.backed)
+        if self.token() == token:
+            return
+        generator = np.random.default_rng(seed)
+        target = self.peek(dtype, self.backed)
+        if kind.kind == "f":
+            target[:] = generator.random(len(target), dtype=np.float64 if kind.itemsize > 4 else np.float32)
+        else:
+            target.view(np.uint8)[:] = np.frombuffer(generator.bytes(target.nbytes), dtype=np.uint8)
+        self.changed(token)
+
+    def fill_cycle(self, node_bytes: int, seed: int) -> None:
+        """One random cycle over the backed nodes; the first 4 bytes of each hold the index of the next."""
+        token = ("cycle", node_bytes, seed, self.backed)
+        if self.token() == token:
+            return
+        nodes = self.backed // node_bytes
+        order = np.random.default_rng(seed).permutation(nodes).astype(np.uint32)
+        following = np.empty(nodes, dtype=np.uint32)
+        following[order] = np.roll(order, -1)
+        self._bytes[: nodes * node_bytes].reshape(nodes, node_bytes)[:, :4] = following.view(np.uint8).reshape(nodes, 4)
+        self.changed(token)
+
+    def poison(self) -> None:
+        """Every byte 0xFF."""
+        if self.token() != "poison":
+            self._bytes[:] = 0xFF
+            self.changed("poison")
+
+    def copy_from(self, source: Content, nbytes: int) -> None:
+        """The first `nbytes` of another content, as far as both are backed."""
+        whole = nbytes >= self.backed and self.backed <= source.backed
+        token = source.token()
+        if whole and self.backed == source.backed and self.token() == token:
+            return
+        n = min(nbytes, self.backed, source.backed)
+        self._bytes[:n] = source._bytes[:n]
+        self.changed(token if whole and self.backed == source.backed else None)
+
+    def read(self, dtype: str, size: int) -> NDArray[Any]:
+        """A copy of the first `size` elements, or of those that are backed."""
+        return self.peek(dtype, size).copy()
+
+    def write(self, array: NDArray[Any]) -> None:
+        """Put the first bytes of an array in; what lies beyond the backed prefix has no place here."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        n = min(flat.nbytes, self.backed)
+        self._bytes[:n] = flat[:n]
+        self.changed()
+
+
+def content(allocation: Allocation) -> Content:
+    """The content of an allocation that this device made."""
+    backing = allocation.backing
+    if not isinstance(backing, Content):
+        raise TypeError("the allocation belongs to another device")
+    return backing
+
+
+@dataclass(frozen=True)
+class _Argument:
+    name: str
+    content: Content
+    dtype: str
+    size: int
+    whole: bool
+
+
+class Computation:
+    """The result side of one launch: runs the kernel's reference on prefixes that belong together.
+
+    A kernel's reference holds for prefixes. If one array of a call is backed in part, every array is cut to as many elements as the
+    shortest of those has: a table that is smaller stays whole, a stream becomes its first elements.
+
+    Raises:
+        Unsupported: the kernel has no reference.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        kernel = launch.kernel
+        if kernel.reference is None:
+            raise Unsupported(f"{kernel.name} has no reference to run on the simulated device")
+        self._reference = kernel.reference
+        self._scalars: Mapping[str, int | float] = launch.call.scalars
+        arguments = []
+        for name, facts in launch.call.arrays.items():
+            memory = content(launch.arrays[name])
+            backed = memory.backed // facts.itemsize
+            arguments.append(_Argument(name, memory, facts.dtype, min(facts.size, backed), backed >= facts.size))
+        cut = min((a.size for a in arguments if not a.whole), default=None)
+        self._arguments = [a if cut is None else _Argument(a.name, a.content, a.dtype, min(a.size, cut), a.whole) for a in arguments]
+        roles = {p.name: p.role for p in kernel.parameters}
+        self._written = [a for a in self._arguments if roles.get(a.name) in (Role.WRITE, Role.UPDATE)]
+        written = {id(a.content) for a in self._written}
+        read = [a for a in self._arguments if roles.get(a.name) is not Role.WRITE]
+        self._repeatable = not any(id(a.content) in written for a in read)
+        self._settled: tuple[Token, ...] | None = None
+
+    def run(self) -> None:
+        """Compute and write the result, unless it is already there."""
+        before = self._tokens()
+        if self._settled is not None and before == self._settled:
+            return
+        arrays = {a.name: a.content.peek(a.dtype, a.size) for a in self._arguments}
+        results = self._reference(arrays, self._scalars)
+        settled = self._repeatable
+        for a in self._written:
+            if a.name not in results:
+                continue
+            target = arrays[a.name]
+            result = np.asarray(results[a.name]).reshape(-1).astype(target.dtype, copy=False)
+            n = min(len(target), len(result))
+            if not self._repeatable and target[:n].tobytes() == result[:n].tobytes():
+                continue
+            target[:n] = result[:n]
+            a.content.changed()
+        after = self._tokens()
+        # The same bytes in, the same bytes out: a launch that reads nothing it writes, or that found its result in place.
+        self._settled = after if settled or after == before else None
+
+    def _tokens(self) -> tuple[Token, ...]:
+        return tuple(a.content.token() for a in self._arguments)

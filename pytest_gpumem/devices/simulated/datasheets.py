@@ -1,0 +1,339 @@
+"""What each simulated GPU is made of: published figures, and parameters fitted to named rows.
+
+Two kinds of numbers, never mixed. *Published* ones come from the source named beside them. *Fitted* ones (`Fit`) were adjusted
+until the model met the rows that `ci/bench/simulated_fit.py` calls its fit set; the same script prints the error on every row,
+those held out included. Sizes are bytes, rates bytes per second, times seconds, clocks hertz.
+
+Sources:
+    [GA102] NVIDIA Ampere GA102 GPU Architecture whitepaper, tables 2 and 9 (GeForce RTX 3090).
+    [A100] NVIDIA A100 80GB datasheet and "NVIDIA A100 Tensor Core GPU Architecture" whitepaper, table 4.
+    [H100] NVIDIA H100 datasheet (SXM) and "NVIDIA H100 Tensor Core GPU Architecture" whitepaper.
+    [H200] NVIDIA H200 datasheet (SXM).
+    [CUDA] CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+    [PCIe] PCI Express Base Specification 4.0 and 5.0: 16 and 32 GT/s a lane, 128b/130b coding.
+    [BPG] CUDA C++ Best Practices Guide 9.2.2 (set-aside of A100) and 9.1.1 (pinned transfers).
+    [benches] RRZE gpu-benches: L2 bandwidth and latencies of A100, H100; STREAM triad of A100, H200; read bandwidth of RTX 3090.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpumem.records.device import DeviceFacts
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+PCIE_GEN4_X16 = 16e9 * 16 / 8 * 128 / 130
+"""[PCIe] 31.5 GB/s one way."""
+PCIE_GEN5_X16 = 32e9 * 16 / 8 * 128 / 130
+"""[PCIe] 63.0 GB/s one way."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Parameters that no datasheet gives; `rows` says what each device's values were adjusted to."""
+
+    rows: str
+    """The rows of `ci/bench/simulated_fit.py` that decided these values."""
+    read_efficiency: float
+    """Share of the peak that pure reads reach."""
+    write_efficiency: float
+    """Share of the peak that pure writes reach."""
+    turnaround: float
+    """Share of the peak lost where reads and writes mix one to one (the bus turns around)."""
+    l2_hit_time: float
+    """Time of one loop iteration of a thread whose load hits L2: latency, address arithmetic and the store's issue."""
+    l2_miss_time: float
+    """What a load from DRAM adds to that."""
+    shared_l2: float
+    """Share of L2 that serves as one cache for lines which all SMs read: 1/2 where L2 has two partitions that each keep a copy."""
+    sharpness: float
+    """Slope of the miss curve at capacity: low associativity and hashing blur the step of an ideal LRU cache."""
+    knee: float
+    """Reuse distance, in capacities, at which half of the accesses miss."""
+    persisting_knee: float
+    """The same for persisting lines in their set-aside."""
+    write_pressure: float
+    """Share of the cache that dirty lines take from reads when writes saturate the memory."""
+    thrash: float
+    """Extra cost of a miss that replaces a persisting line."""
+    streaming_retention: float
+    """Chance of a line with the streaming property to survive where a normal line would."""
+    squeeze_share: float
+    """Share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does."""
+    squeeze_slope: float
+    """Share of the write bandwidth lost for each unit of L2 below that."""
+    managed_efficiency: float
+    """Bandwidth of managed memory on the device over that of device memory."""
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """One GPU as the model sees it."""
+
+    name: str
+    """Marketing name."""
+    compute_capability: tuple[int, int]
+    sm_count: int
+    max_threads_per_sm: int
+    """[CUDA]"""
+    max_blocks_per_sm: int
+    """[CUDA]"""
+    shared_bytes_per_sm: int
+    """[CUDA]"""
+    memory_bytes: int
+    memory_clock: float
+    """Half of the data rate of a pin, as the driver reports it."""
+    memory_bus_bits: int
+    sm_clock: float
+    """Boost clock."""
+    board_power_w: float
+    """Board power limit in watts."""
+    ecc: bool | None
+    """ECC as delivered."""
+    l2_bytes: int
+    persisting_l2_max_bytes: int
+    default_set_aside: int
+    """Limit found in a new context."""
+    l2_bandwidth: float
+    l2_latency: float
+    """Of a dependent load that hits L2."""
+    dram_latency: float
+    """Of a dependent load that misses L2."""
+    link: str
+    link_bandwidth: float
+    """Theoretical, one way."""
+    pinned_share: float
+    """Share of the link that pinned copies reach."""
+    pageable_to_device: float
+    """Pageable copies, host to device: staged by the driver."""
+    pageable_to_host: float
+    async_engines: int
+    fit: Fit
+
+    access_policy_max_window_bytes: int = 128 * MIB
+    """Seen on H100 and H200."""
+    dirty_share: float = 0.5
+    """Share of L2 that may be dirty. Fit set: the rows "flush" of H100."""
+    overlap: float = 4.0
+    """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
+    launch: float = 0.8e-6
+    """Least time of a kernel on the device. Fit set: rows "floor" of H100."""
+    record: float = 1.28e-6
+    """Between two events with nothing between. Fit set: rows "floor" of H100."""
+    visibility: float = 1.2e-6
+    """Added to an event behind a kernel. Fit set: rows "floor" of H100."""
+    ramp: float = 1.3e-6
+    """First loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100."""
+    tick: float = 32e-9
+    """Resolution of events. Fit set: rows "floor" of H100."""
+    random_efficiency: float = 0.5
+    """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
+    edge_cost: float = 4 / 9
+    """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
+    zero_copy_share: float = 0.95
+    """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
+    fault_group_bytes: int = 645 * KIB
+    """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
+    fault_group_time: float = 60e-6
+    """Time of one group of page faults. Fit set: row "faulting" of H100."""
+    populate_bytes: int = 2 * MIB
+    """Page size of a first touch by the device."""
+    populate_time: float = 4e-6
+    """Time of mapping one such page. An assumption, not fitted."""
+    migration_share: float = 0.75
+    """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
+    host_memory_bytes: int = 128 * GIB
+    """Memory of the modelled host."""
+    host_bandwidth: float = 20e9
+    """Host code that reads or writes host memory. An assumption, not fitted."""
+    context_bytes: int = 512 * MIB
+    """Device memory that a context takes. An assumption, not fitted."""
+
+    @property
+    def peak_bandwidth(self) -> float:
+        """2 (double data rate) x memory clock x bus width / 8."""
+        return 2 * self.memory_clock * self.memory_bus_bits / 8
+
+    @property
+    def pinned_bandwidth(self) -> float:
+        return self.link_bandwidth * self.pinned_share
+
+    def facts(self) -> DeviceFacts:
+        """The facts of a device made after this sheet; `simulated` is true."""
+        return DeviceFacts(
+            name=self.name,
+            simulated=True,
+            compute_capability=self.compute_capability,
+            sm_count=self.sm_count,
+            max_threads_per_sm=self.max_threads_per_sm,
+            memory_bytes=self.memory_bytes,
+            l2_bytes=self.l2_bytes,
+            persisting_l2_max_bytes=self.persisting_l2_max_bytes,
+            access_policy_max_window_bytes=self.access_policy_max_window_bytes,
+            memory_clock_hz=self.memory_clock,
+            memory_bus_bits=self.memory_bus_bits,
+            peak_bandwidth=self.peak_bandwidth,
+            async_engines=self.async_engines,
+            can_map_host=True,
+            concurrent_managed_access=True,
+            pageable_memory_access=False,
+            integrated=False,
+            ecc=self.ecc,
+            link=self.link,
+            link_bandwidth=self.link_bandwidth,
+        )
+
+
+GA102_FIT = Fit(
+    rows="RTX 3090 reset_data tables of 1, 3 and 5 MB, all three variants; read bandwidth [benches]",
+    read_efficiency=0.97,
+    write_efficiency=0.97,
+    turnaround=0.06,
+    l2_hit_time=190e-9,
+    l2_miss_time=300e-9,
+    shared_l2=1.0,
+    sharpness=5.0,
+    knee=0.94,
+    persisting_knee=1.15,
+    write_pressure=0.0,
+    thrash=0.12,
+    streaming_retention=0.5,
+    squeeze_share=0.0,
+    squeeze_slope=0.0,
+    managed_efficiency=0.5,
+)
+
+HOPPER_FIT = Fit(
+    rows="H100",
+    read_efficiency=0.945,
+    write_efficiency=0.975,
+    turnaround=0.06,
+    l2_hit_time=305e-9,
+    l2_miss_time=214e-9,
+    shared_l2=0.5,
+    sharpness=14.0,
+    knee=0.95,
+    persisting_knee=1.086,
+    write_pressure=0.6,
+    thrash=0.0,
+    streaming_retention=0.56,
+    squeeze_share=0.69,
+    squeeze_slope=2.1,
+    managed_efficiency=0.5,
+)
+
+A100_FIT = GA102_FIT
+
+DATASHEETS: dict[str, Datasheet] = {
+    "rtx3090": Datasheet(
+        name="NVIDIA GeForce RTX 3090",
+        compute_capability=(8, 6),
+        sm_count=82,  # [GA102]
+        max_threads_per_sm=1536,  # [CUDA]
+        max_blocks_per_sm=16,  # [CUDA]
+        shared_bytes_per_sm=100 * KIB,  # [CUDA]
+        memory_bytes=24 * GIB,  # [GA102]
+        memory_clock=9.751e9,  # [GA102] 19.5 Gbit/s a pin
+        memory_bus_bits=384,  # [GA102]
+        sm_clock=1.695e9,  # [GA102]
+        board_power_w=350.0,  # [GA102]
+        ecc=None,  # [GA102] GDDR6X without ECC
+        l2_bytes=6 * MIB,  # [GA102]
+        persisting_l2_max_bytes=11 * 6 * MIB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
+        default_set_aside=0,
+        l2_bandwidth=2.5e12,
+        l2_latency=140e-9,
+        dram_latency=300e-9,
+        link="PCIe Gen4 x16",  # [GA102]
+        link_bandwidth=PCIE_GEN4_X16,
+        pinned_share=0.785,  # 12.36 of 15.75 GB/s on Gen3 x16 (nvbandwidth, README); [BPG] 9.1.1 gives 12
+        pageable_to_device=8e9,
+        pageable_to_host=8e9,
+        async_engines=2,
+        fit=GA102_FIT,
+    ),
+    "a100": Datasheet(
+        name="NVIDIA A100-SXM4-80GB",
+        compute_capability=(8, 0),
+        sm_count=108,  # [A100]
+        max_threads_per_sm=2048,  # [CUDA]
+        max_blocks_per_sm=32,  # [CUDA]
+        shared_bytes_per_sm=164 * KIB,  # [CUDA]
+        memory_bytes=80 * GIB,  # [A100]
+        memory_clock=1.593e9,  # [A100] 2039 GB/s
+        memory_bus_bits=5120,  # [A100]
+        sm_clock=1.41e9,  # [A100]
+        board_power_w=400.0,  # [A100]
+        ecc=True,  # [A100]
+        l2_bytes=40 * MIB,  # [A100]
+        persisting_l2_max_bytes=30 * MIB,  # [BPG] 9.2.2
+        default_set_aside=0,
+        l2_bandwidth=5.4e12,  # [benches]
+        l2_latency=225e-9,  # [benches] mean of the near (150 ns) and the far partition (301 ns)
+        dram_latency=404e-9,  # [benches]
+        link="PCIe Gen4 x16",  # [A100]
+        link_bandwidth=PCIE_GEN4_X16,
+        pinned_share=0.785,  # as above
+        pageable_to_device=8e9,
+        pageable_to_host=8e9,
+        async_engines=3,
+        fit=A100_FIT,
+    ),
+    "h100": Datasheet(
+        name="NVIDIA H100 80GB HBM3",
+        compute_capability=(9, 0),
+        sm_count=132,  # [H100]
+        max_threads_per_sm=2048,  # [CUDA]
+        max_blocks_per_sm=32,  # [CUDA]
+        shared_bytes_per_sm=228 * KIB,  # [CUDA]
+        memory_bytes=80 * GIB,  # [H100]
+        memory_clock=2.619e9,  # [H100] 3.35 TB/s
+        memory_bus_bits=5120,  # [H100]
+        sm_clock=1.98e9,  # [H100]
+        board_power_w=700.0,  # [H100]
+        ecc=True,  # [H100]
+        l2_bytes=50 * MIB,  # [H100]
+        persisting_l2_max_bytes=50 * MIB * 10 // 16,
+        default_set_aside=50 * MIB * 3 // 16,
+        l2_bandwidth=5.5e12,
+        l2_latency=210e-9,  # [benches] mean of near (151 ns) and far partition (270 ns)
+        dram_latency=370e-9,  # [benches]
+        link="PCIe Gen5 x16",  # [H100]
+        link_bandwidth=PCIE_GEN5_X16,
+        pinned_share=0.877,
+        pageable_to_device=10.2e9,
+        pageable_to_host=15.9e9,
+        async_engines=3,
+        fit=HOPPER_FIT,
+    ),
+    "h200": Datasheet(
+        name="NVIDIA H200",
+        compute_capability=(9, 0),
+        sm_count=132,  # [H200]
+        max_threads_per_sm=2048,  # [CUDA]
+        max_blocks_per_sm=32,  # [CUDA]
+        shared_bytes_per_sm=228 * KIB,  # [CUDA]
+        memory_bytes=141 * GIB,  # [H200] 141 GB
+        memory_clock=3.125e9,  # [H200] 4.8 TB/s
+        memory_bus_bits=6144,  # [H200] six stacks of HBM3e
+        sm_clock=1.98e9,  # [H200]
+        board_power_w=700.0,  # [H200]
+        ecc=True,  # [H200]
+        l2_bytes=60 * MIB,
+        persisting_l2_max_bytes=60 * MIB * 10 // 16,
+        default_set_aside=60 * MIB * 3 // 16,
+        l2_bandwidth=5.5e12,
+        l2_latency=210e-9,
+        dram_latency=370e-9,
+        link="PCIe Gen5 x16",  # [H200]
+        link_bandwidth=PCIE_GEN5_X16,
+        pinned_share=0.877,
+        pageable_to_device=10.7e9,
+        pageable_to_host=19.7e9,
+        async_engines=3,
+        fit=HOPPER_FIT,
+    ),
+}

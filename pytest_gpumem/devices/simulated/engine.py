@@ -1,0 +1,158 @@
+"""The clock: in-order streams on virtual time, one compute engine and two copy engines, as a discrete-event simulation.
+
+Work is queued with the host's time of issue and runs when the host waits for it. Each step takes, of all streams' first items,
+the one that can start earliest: so two streams share the engines as they would on a GPU, whatever the order of the calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+COMPUTE = "compute"
+HOST_TO_DEVICE = "host to device"
+DEVICE_TO_HOST = "device to host"
+ENGINES = (COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST)
+
+
+@dataclass(eq=False)
+class SimulatedEvent:
+    """A point in a stream: the time at which it was last recorded."""
+
+    time: float | None = None
+    """Seconds of virtual time; None before the first record was reached."""
+    pending: int = 0
+    """Records that are queued and not reached yet."""
+
+
+@dataclass(eq=False)
+class Work:
+    """An item that occupies an engine for as long as `duration(start)` says when it starts."""
+
+    engine: str
+    duration: Callable[[float], float]
+
+
+@dataclass(eq=False)
+class Record:
+    """An item that stamps an event."""
+
+    event: SimulatedEvent
+
+
+@dataclass(eq=False)
+class HoldItem:
+    """An item that keeps its stream waiting until it is released or its time is over."""
+
+    timeout: float
+    released: float | None = None
+    """Virtual time of the release; None while it waits."""
+    expired: bool = False
+
+
+Item = Work | Record | HoldItem
+
+
+@dataclass(eq=False)
+class SimulatedStream:
+    """An in-order queue of items."""
+
+    handle: int
+    ready: float = 0.0
+    """Virtual time at which the last finished item ended."""
+    queue: deque[tuple[float, Item]] = field(default_factory=deque)
+    """Items that wait, each with the host's time of issue."""
+    after_work: bool = False
+    """The last item was work: a record behind it also waits for the work's writes to be visible."""
+    expired: bool = False
+    """A hold timed out since the last synchronisation."""
+
+
+class Engine:
+    """Advances the streams. Times are virtual seconds.
+
+    Args:
+        submit: from a host call's end to the start of its work on an idle device.
+        record: between two records with nothing between.
+        visibility: added to a record behind work, which waits for the work's writes.
+        tick: resolution of an event.
+    """
+
+    def __init__(self, *, submit: float, record: float, visibility: float, tick: float) -> None:
+        self._submit = submit
+        self._record = record
+        self._visibility = visibility
+        self._tick = tick
+        self._free = dict.fromkeys(ENGINES, 0.0)
+        self.streams: list[SimulatedStream] = []
+
+    def stream(self) -> SimulatedStream:
+        """A new stream; handles count from 1, as 0 names the default stream."""
+        stream = SimulatedStream(handle=len(self.streams) + 1)
+        self.streams.append(stream)
+        return stream
+
+    def queue(self, stream: SimulatedStream, item: Item, issued: float) -> None:
+        if isinstance(item, Record):
+            item.event.pending += 1
+        stream.queue.append((issued, item))
+
+    def run(self) -> None:
+        """Run everything that no hold stops."""
+        while True:
+            best: SimulatedStream | None = None
+            earliest = 0.0
+            for stream in self.streams:
+                if not stream.queue:
+                    continue
+                start = self._start(stream)
+                if start is not None and (best is None or start < earliest):
+                    best, earliest = stream, start
+            if best is None:
+                return
+            others = [s for s in self.streams if s.queue and s is not best]
+            self._step(best, earliest)
+            if not others:
+                # Alone: no choice to make until the queue is empty or held.
+                while best.queue:
+                    start = self._start(best)
+                    if start is None:
+                        return
+                    self._step(best, start)
+
+    def held(self, stream: SimulatedStream) -> HoldItem | None:
+        """The hold at which a stream stands after `run`, or None if it is drained."""
+        if stream.queue and isinstance(stream.queue[0][1], HoldItem):
+            return stream.queue[0][1]
+        return None
+
+    def hold_start(self, stream: SimulatedStream) -> float:
+        """When the hold at the head of a stream began to wait."""
+        return max(stream.ready, stream.queue[0][0] + self._submit)
+
+    def _start(self, stream: SimulatedStream) -> float | None:
+        issued, item = stream.queue[0]
+        start = max(stream.ready, issued + self._submit)
+        if isinstance(item, HoldItem):
+            return None if item.released is None else max(start, item.released)
+        if isinstance(item, Work):
+            return max(start, self._free[item.engine])
+        return start
+
+    def _step(self, stream: SimulatedStream, start: float) -> None:
+        _, item = stream.queue.popleft()
+        if isinstance(item, Work):
+            end = start + item.duration(start)
+            self._free[item.engine] = end
+            stream.after_work = True
+        elif isinstance(item, Record):
+            end = start + self._record + (self._visibility if stream.after_work else 0.0)
+            item.event.time = round(end / self._tick) * self._tick
+            item.event.pending -= 1
+            stream.after_work = False
+        else:
+            end = start
+            stream.expired = stream.expired or item.expired
+            stream.after_work = False
+        stream.ready = end

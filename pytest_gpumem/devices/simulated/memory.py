@@ -1,0 +1,157 @@
+"""The state of the memory system between launches: lines in L2, pages of managed memory.
+
+L2 is modelled by bytes per allocation, least recently used first. It knows three things about the lines of an allocation: how many
+are there with the normal property, how many persist in the set-aside, and how many are dirty, so that their write-back is billed to
+whoever evicts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pytest_gpumem.devices.protocol import Allocation
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
+
+
+def miss_ratio(reuse: float, knee: float, sharpness: float) -> float:
+    """Share of accesses that miss at a reuse distance given in capacities: a step at 1, blurred by hashing and low associativity."""
+    return 1.0 / (1.0 + math.exp(min(60.0, max(-60.0, -sharpness * (reuse - knee)))))
+
+
+@dataclass
+class Lines:
+    """Bytes of one allocation in L2."""
+
+    normal: float = 0.0
+    persisting: float = 0.0
+    dirty: float = 0.0
+
+
+class L2:
+    """Lines in L2, by allocation, and the set-aside.
+
+    Args:
+        datasheet: capacity, steps and limits.
+    """
+
+    def __init__(self, datasheet: Datasheet) -> None:
+        self._sheet = datasheet
+        self.set_aside = datasheet.default_set_aside
+        self._lines: OrderedDict[int, Lines] = OrderedDict()
+
+    @property
+    def capacity(self) -> float:
+        """Bytes that lines read by all SMs can use beside the set-aside."""
+        return (self._sheet.l2_bytes - self.set_aside) * self._sheet.fit.shared_l2
+
+    @property
+    def outside_share(self) -> float:
+        """Share of L2 that is not set aside."""
+        return 1.0 - self.set_aside / self._sheet.l2_bytes
+
+    @property
+    def dirty(self) -> float:
+        """Bytes that wait to be written back."""
+        return sum(line.dirty for line in self._lines.values())
+
+    def lines(self, allocation: Allocation) -> Lines:
+        """What L2 holds of an allocation; changing the result changes nothing for an allocation that is not there."""
+        return self._lines.get(id(allocation), Lines())
+
+    def request_set_aside(self, nbytes: int) -> int:
+        """Round up to steps of L2/16, cap at the maximum; a change drops persisting lines to normal."""
+        step = self._sheet.l2_bytes // 16
+        granted = min(-(-nbytes // step) * step, self._sheet.persisting_l2_max_bytes)
+        if granted != self.set_aside:
+            self.reset_persisting()
+        self.set_aside = granted
+        self._shrink()
+        return granted
+
+    def reset_persisting(self) -> None:
+        """All persisting lines become normal ones."""
+        for line in self._lines.values():
+            line.normal += line.persisting
+            line.persisting = 0.0
+        self._shrink()
+
+    def write_back(self, incoming: float) -> float:
+        """Bytes written back because `incoming` bytes of new lines replace old ones, dirty lines in proportion."""
+        dirty = self.dirty
+        if dirty <= 0.0:
+            return 0.0
+        evicted = min(dirty, incoming * dirty / self._sheet.l2_bytes)
+        for line in self._lines.values():
+            line.dirty *= 1.0 - evicted / dirty
+        return evicted
+
+    def touch(self, allocation: Allocation, *, normal: float, persisting: float, dirty: float) -> float:
+        """An access leaves these bytes of an allocation in L2, as its most recently used lines; gives bytes written back for room.
+
+        Args:
+            allocation: whose lines.
+            normal: bytes with the normal property.
+            persisting: bytes in the set-aside.
+            dirty: of them, bytes that were written.
+        """
+        line = self._lines.setdefault(id(allocation), Lines())
+        line.normal = max(line.normal, normal)
+        line.persisting = max(line.persisting, persisting)
+        line.dirty = min(max(line.dirty, dirty), float(allocation.nbytes))
+        self._lines.move_to_end(id(allocation))
+        self._shrink()
+        return self._limit_dirty()
+
+    def forget(self, allocation: Allocation) -> None:
+        """Drop the lines of memory that was freed or moved away."""
+        self._lines.pop(id(allocation), None)
+
+    def _limit_dirty(self) -> float:
+        excess = max(0.0, self.dirty - self._sheet.dirty_share * self._sheet.l2_bytes)
+        left = excess
+        for line in self._lines.values():
+            taken = min(line.dirty, left)
+            line.dirty -= taken
+            left -= taken
+        return excess
+
+    def _shrink(self) -> None:
+        normal = sum(line.normal for line in self._lines.values()) - self.capacity
+        persisting = sum(line.persisting for line in self._lines.values()) - self.set_aside
+        for key in list(self._lines):
+            line = self._lines[key]
+            if normal > 0.0:
+                taken = min(line.normal, normal)
+                line.normal -= taken
+                normal -= taken
+            if persisting > 0.0:
+                taken = min(line.persisting, persisting)
+                line.persisting -= taken
+                persisting -= taken
+            if line.normal <= 0.0 and line.persisting <= 0.0 and line.dirty <= 0.0:
+                del self._lines[key]
+
+
+@dataclass
+class Pages:
+    """Where the pages of one managed allocation are; what is on neither side was never touched."""
+
+    nbytes: int
+    on_host: float = 0.0
+    on_device: float = 0.0
+
+    def to_host(self) -> float:
+        """All pages move to the host; gives the bytes that cross the link."""
+        moved, self.on_device, self.on_host = self.on_device, 0.0, float(self.nbytes)
+        return moved
+
+    def to_device(self, share: float) -> tuple[float, float]:
+        """A share of the pages moves to the device; gives bytes that cross the link, and bytes that are touched for the first time."""
+        migrated = self.on_host * share
+        fresh = max(0.0, self.nbytes - self.on_host - self.on_device)
+        populated = min(fresh, max(0.0, share * self.nbytes - migrated - self.on_device)) if share < 1.0 else fresh
+        self.on_host -= migrated
+        self.on_device += migrated + populated
+        return migrated, populated

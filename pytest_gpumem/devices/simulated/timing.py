@@ -1,0 +1,309 @@
+"""How long a launch takes: what it moves between DRAM, L2, the SMs and the host, and which of them bounds it.
+
+A launch is known by its accesses and its shape alone. For each access the model asks how many of its bytes hit L2, given what earlier
+launches left there, what else streams by between two uses of a line, and the stream's access-policy window. The bounds are DRAM
+traffic over bandwidth, L2 traffic over bandwidth, loads in flight over latency (Little's law), and link traffic over bandwidth; a norm
+joins them, as none hides another one wholly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_gpumem.devices.protocol import Allocation, MemoryKind, WindowSpec
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
+from pytest_gpumem.devices.simulated.memory import L2, Pages, miss_ratio
+from pytest_gpumem.kernels.kernel import Access, LaunchShape
+
+_SECTORS = 4.0
+"""Sectors of a coalesced warp-wide request of 4-byte words."""
+
+
+@dataclass
+class Use:
+    """What one launch does with one allocation: its accesses there, together."""
+
+    allocation: Allocation
+    pages: Pages | None
+    """Of managed memory."""
+    itemsize: int
+    footprint: float = 0.0
+    """Bytes that move for the distinct bytes touched, whole sectors counted."""
+    reads: float = 0.0
+    """Of them, read."""
+    writes: float = 0.0
+    """Of them, written."""
+    read_requests: float = 0.0
+    """Bytes that threads ask for."""
+    write_requests: float = 0.0
+    inflation: float = 1.0
+    """Bytes moved for a byte asked for."""
+    l2_inflation: float = 1.0
+    """The same between L2 and the SMs, where no neighbour helps."""
+    dependent: bool = False
+    random: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch as the model sees it."""
+
+    uses: tuple[Use, ...]
+    threads: int
+    """Threads in flight."""
+    loads_in_flight: int
+    dependent_steps: float
+    """Length of the longest chain of dependent accesses."""
+    addresses: tuple[int, ...]
+    """Where its memory lies."""
+    footprint: float
+    """Distinct bytes touched in device memory."""
+
+
+def work_of(
+    sheet: Datasheet,
+    accesses: Sequence[tuple[Access, Allocation, int, Pages | None]],
+    shape: LaunchShape,
+    loads_in_flight: int,
+    dependent_steps: float | None,
+) -> Work:
+    """Gather the accesses of a launch by allocation.
+
+    Args:
+        sheet: the device.
+        accesses: each with its allocation, the size of an element and, for managed memory, its pages.
+        shape: grid and block.
+        loads_in_flight: independent loads of one thread.
+        dependent_steps: length of the chain of dependent accesses, where the kernel says it.
+    """
+    uses: dict[int, Use] = {}
+    steps = 0.0
+    for access, allocation, itemsize, pages in accesses:
+        use = uses.setdefault(id(allocation), Use(allocation, pages, itemsize))
+        sectors = max(access.sectors_per_request, 1.0)
+        extra = sectors - _SECTORS
+        # The fifth sector of a misaligned request is the next warp's first: most of it hits.
+        moved = 1.0 + (extra * sheet.edge_cost if 0.0 < extra <= 1.0 else extra) / _SECTORS
+        use.inflation = max(use.inflation, moved)
+        use.l2_inflation = max(use.l2_inflation, sectors / _SECTORS)
+        distinct = min(access.footprint * moved, max(float(access.footprint), float(allocation.nbytes)))
+        use.footprint = max(use.footprint, distinct)
+        use.dependent = use.dependent or access.dependent
+        use.random = use.random or access.random
+        if access.direction == "read":
+            use.reads = max(use.reads, distinct)
+            use.read_requests += access.requested
+        else:
+            use.writes = max(use.writes, distinct)
+            use.write_requests += access.requested
+        if access.dependent:
+            steps = max(steps, access.requested / itemsize)
+    per_sm = min(
+        sheet.max_blocks_per_sm,
+        sheet.max_threads_per_sm // max(1, shape.threads),
+        sheet.shared_bytes_per_sm // shape.shared_bytes if shape.shared_bytes else sheet.max_blocks_per_sm,
+    )
+    threads = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)) * max(1, shape.threads))
+    gathered = tuple(uses.values())
+    return Work(
+        uses=gathered,
+        threads=threads,
+        loads_in_flight=max(1, loads_in_flight),
+        dependent_steps=float(dependent_steps) if dependent_steps is not None else steps / threads,
+        addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
+        footprint=sum(u.footprint for u in gathered if not u.allocation.kind.on_host),
+    )
+
+
+@dataclass
+class _Hits:
+    """What the cache does for one use."""
+
+    first: float
+    """Share of the first touches that miss."""
+    again: float
+    """Share of the repeated accesses that miss, in bytes."""
+    wait: float
+    """Share of the repeated loads whose warp waits for DRAM."""
+    normal: float
+    """Bytes left with the normal property."""
+    persisting: float
+    """Bytes left in the set-aside."""
+    penalty: float
+    """Factor on misses."""
+
+
+class Timing:
+    """The model of one device's memory system."""
+
+    def __init__(self, sheet: Datasheet, l2: L2) -> None:
+        self._sheet = sheet
+        self._l2 = l2
+
+    def kernel(self, work: Work, window: WindowSpec | None) -> float:
+        """Seconds of one launch; leaves L2 and the pages as the launch leaves them."""
+        sheet, l2 = self._sheet, self._l2
+        faults, managed = self._migrate(work)
+        local = [u for u in work.uses if not u.allocation.kind.on_host]
+        link = self._link_time(work)
+        total = sum(u.footprint for u in local)
+        l2_bytes = sum((u.read_requests + u.write_requests) * u.l2_inflation for u in local)
+        l2_time = l2_bytes / sheet.l2_bandwidth
+        # How busy writes keep the memory decides how much of the cache waits to be written back.
+        compulsory = sum(u.writes for u in local)
+        write_time = compulsory / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
+        hit_time = self._loads(work, local) * sheet.fit.l2_hit_time
+        unmissed = self._join(write_time, hit_time, l2_time)
+        pressure = 1.0 - sheet.fit.write_pressure * (write_time / unmissed if unmissed > 0.0 and compulsory > l2.capacity else 0.0)
+        capacity = max(1.0, l2.capacity * pressure)
+
+        hits = [self._hits(u, total, capacity, local, window) for u in local]
+        read = write = incoming = 0.0
+        random = 0.0
+        for u, h in zip(local, hits, strict=True):
+            again = max(0.0, u.read_requests * u.inflation - u.reads)
+            use_read = (u.reads * h.first + again * h.again) * h.penalty
+            rewritten = max(0.0, u.write_requests * u.inflation - u.writes) * h.again
+            read += use_read
+            write += u.writes * h.first + rewritten
+            incoming += max(use_read, u.writes * h.first)
+            if u.random and not u.dependent:
+                random += use_read + rewritten
+        kept = 0.0
+        write += l2.write_back(incoming)
+        for u, h in zip(local, hits, strict=True):
+            cached = min(u.writes, sheet.dirty_share * sheet.l2_bytes)
+            before = l2.lines(u.allocation).dirty
+            write += l2.touch(u.allocation, normal=h.normal, persisting=h.persisting, dirty=cached)
+            kept += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
+        write = max(0.0, write - min(kept, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
+
+        moved = read + write
+        dram_time = self._dram_time(read, write, random, managed, total)
+        if write > 0.0 and sheet.fit.squeeze_share > l2.outside_share:
+            room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
+            squeezed = compulsory / (sheet.peak_bandwidth * sheet.fit.write_efficiency * max(0.05, room))
+            dram_time = max(dram_time, squeezed if compulsory > l2.capacity else 0.0)
+        latency_time = self._latency_time(work, local, hits)
+        body = self._join(dram_time, l2_time, latency_time, link)
+        ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
+        return sheet.launch + ramp + body + faults
+
+    def _join(self, *bounds: float) -> float:
+        top = max(bounds)
+        if top <= 0.0:
+            return 0.0
+        p = self._sheet.overlap
+        return float(top * sum((b / top) ** p for b in bounds) ** (1.0 / p))
+
+    def _migrate(self, work: Work) -> tuple[float, float]:
+        """Seconds of page faults, and bytes of managed memory touched."""
+        sheet = self._sheet
+        seconds = managed = 0.0
+        for u in work.uses:
+            if u.pages is None:
+                continue
+            managed += u.footprint
+            moved, fresh = u.pages.to_device(min(1.0, u.footprint / u.allocation.nbytes))
+            if moved > 0.0:
+                self._l2.forget(u.allocation)
+                groups = max(1.0, moved / sheet.fault_group_bytes)
+                seconds += groups * sheet.fault_group_time + moved / (sheet.pinned_bandwidth * sheet.migration_share)
+            if fresh > 0.0:
+                seconds += max(1.0, fresh / sheet.populate_bytes) * sheet.populate_time
+        return seconds, managed
+
+    def _link_time(self, work: Work) -> float:
+        bandwidth = self._sheet.pinned_bandwidth * self._sheet.zero_copy_share
+        reads = sum(u.read_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
+        writes = sum(u.write_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
+        # The link is full duplex.
+        return max(reads, writes) / bandwidth
+
+    def _loads(self, work: Work, local: Sequence[Use]) -> float:
+        """Loads that one thread waits for, one after the other."""
+        most = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0)
+        return most / work.threads / work.loads_in_flight
+
+    def _hits(self, u: Use, total: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
+        fit, l2 = self._sheet.fit, self._l2
+        lines = l2.lines(u.allocation)
+        whole = miss_ratio(total / capacity, fit.knee, fit.sharpness)
+        if u.footprint <= 0.0:
+            return _Hits(1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
+        resident = min(1.0, lines.normal / u.footprint) * (1.0 - whole)
+        held = min(1.0, lines.persisting / u.footprint)
+        first = max(0.0, 1.0 - held - resident)
+        # Between two uses of a line, every access of the launch advances by the same share of its requests.
+        requested = max(u.read_requests, u.write_requests)
+        share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
+        passing = sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
+        miss = miss_ratio(passing / capacity, fit.knee, fit.sharpness)
+        kept = min(1.0, capacity / max(total, 1.0))
+        covered = self._covered(u.allocation, window)
+        if window is None or covered <= 0.0 or l2.set_aside == 0:
+            again = miss * (1.0 - held)
+            return _Hits(first, again, again, u.footprint * kept, lines.persisting, 1.0)
+        ratio = window.hit_ratio * covered
+        persisting = ratio * u.footprint
+        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.sharpness)
+        # A streaming line goes first; what it finds is what normal lines would find, at a discount.
+        streaming = (1.0 - miss) * fit.streaming_retention
+        sector = ratio + (1.0 - ratio) * streaming
+        # A warp waits for the last of its sectors, and the hit ratio chooses sectors one by one.
+        return _Hits(
+            first=first,
+            again=1.0 - (1.0 - lost) * sector,
+            wait=1.0 - (1.0 - lost) * sector**_SECTORS,
+            normal=(1.0 - ratio) * u.footprint * streaming * kept,
+            persisting=persisting * (1.0 - lost),
+            penalty=1.0 + fit.thrash * lost * min(1.0, ratio),
+        )
+
+    @staticmethod
+    def _covered(allocation: Allocation, window: WindowSpec | None) -> float:
+        """Share of an allocation that lies under a window."""
+        if window is None or allocation.nbytes == 0:
+            return 0.0
+        end = min(window.address + window.nbytes, allocation.address + allocation.nbytes)
+        return max(0, end - max(window.address, allocation.address)) / allocation.nbytes
+
+    def _dram_time(self, read: float, write: float, random: float, managed: float, total: float) -> float:
+        sheet, fit = self._sheet, self._sheet.fit
+        moved = read + write
+        if moved <= 0.0:
+            return 0.0
+        r, w = read / moved, write / moved
+        efficiency = r * fit.read_efficiency + w * fit.write_efficiency - fit.turnaround * 4 * r * w
+        seconds = (moved + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.peak_bandwidth * efficiency)
+        share = min(1.0, managed / total) if total > 0.0 else 0.0
+        return seconds * (1.0 + share * (1.0 / fit.managed_efficiency - 1.0))
+
+    def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits]) -> float:
+        sheet, fit = self._sheet, self._sheet.fit
+        slowest = 0.0
+        for u, h in zip(local, hits, strict=True):
+            if u.read_requests <= 0.0:
+                continue
+            first = min(1.0, u.reads / (u.read_requests * u.inflation))
+            waits = (first * h.first + (1.0 - first) * h.wait) * h.penalty
+            if u.dependent:
+                step = sheet.l2_latency + waits * (sheet.dram_latency - sheet.l2_latency)
+                slowest = max(slowest, work.dependent_steps * step)
+            else:
+                loads = u.read_requests / u.itemsize / work.threads / work.loads_in_flight
+                slowest = max(slowest, loads * (fit.l2_hit_time + waits * fit.l2_miss_time))
+        return slowest
+
+    def copy(self, destination: Allocation, source: Allocation, nbytes: float) -> float:
+        """Seconds of a copy between any two kinds of memory, after the launch itself."""
+        sheet = self._sheet
+        pageable = MemoryKind.PAGEABLE in (destination.kind, source.kind)
+        if source.kind.on_host and destination.kind.on_host:
+            return nbytes / sheet.host_bandwidth
+        if source.kind.on_host:
+            return nbytes / (sheet.pageable_to_device if pageable else sheet.pinned_bandwidth)
+        if destination.kind.on_host:
+            return nbytes / (sheet.pageable_to_host if pageable else sheet.pinned_bandwidth)
+        return 0.0
