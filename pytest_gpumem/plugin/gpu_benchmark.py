@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -35,6 +36,7 @@ class GpuBenchmark:
         label: str | None = None,
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
+        mode: str | None = None,
         min_bandwidth: str | float | None = NOT_GIVEN,
         max_latency: str | float | None = NOT_GIVEN,
         max_regression: str | float | None = NOT_GIVEN,
@@ -49,6 +51,7 @@ class GpuBenchmark:
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
+            mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
             min_bandwidth, max_latency, max_regression: limits of this measurement; they go before the marker's and the
                 session's, and None lifts those.
 
@@ -63,13 +66,14 @@ class GpuBenchmark:
         limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
-        return self._measure(target, label, limits)
+        return self._measure(target, label, limits, mode)
 
     def case(
         self,
         build: Callable[[Memory], Case],
         *,
         label: str | None = None,
+        mode: str | None = None,
         min_bandwidth: str | float | None = NOT_GIVEN,
         max_latency: str | float | None = NOT_GIVEN,
         max_regression: str | float | None = NOT_GIVEN,
@@ -82,13 +86,15 @@ class GpuBenchmark:
         test = self._test
         label = self._check_label(label)
         limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
-        return self._measure(test.conductor.case(build, arena=test.arena), label, limits)
+        return self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode)
 
-    def _measure(self, target: Target, label: str, limits: Limits) -> Result:
+    def _measure(self, target: Target, label: str, limits: Limits, mode: str | None) -> Result:
         __tracebackhide__ = True
         test = self._test
         with test.spending() as plan:
-            measurement = test.conductor.measure(target, plan, arena=test.arena, label=label, name=test.range_name)
+            measurement = test.conductor.measure(
+                target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name
+            )
         test.taken.append((measurement, limits))
         return Result(measurement, test.device.facts)
 

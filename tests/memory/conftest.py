@@ -10,9 +10,9 @@ from pytest_gpumem import GiB, MiB
 
 
 @pytest.fixture
-def of_l2(gpu_device) -> Callable[[float], int]:
-    """Bytes of a share of L2, in whole MiB: `of_l2(0.16)` is 8 MiB on an H100."""
-    return lambda share: max(1, round(share * gpu_device.facts.l2_bytes / MiB)) * MiB
+def of_l2(gpu_device) -> Callable[..., int]:
+    """Bytes of a share of L2, in whole MiB, not more than `most`: `of_l2(0.16, most=8 * MiB)` is 8 MiB on an H100, 1 MiB on an RTX 3090."""
+    return lambda share, most=None: min(max(1, round(share * gpu_device.facts.l2_bytes / MiB)) * MiB, most or gpu_device.facts.memory_bytes)
 
 
 @pytest.fixture
