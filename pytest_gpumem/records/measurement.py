@@ -6,6 +6,10 @@ import statistics
 from dataclasses import dataclass, field
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import format_bytes
+
+L2_MULTIPLES = 4
+"""Footprint over L2 from which bytes must come from DRAM; below, output may stay dirty in L2 beyond the last event."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +127,23 @@ class Measurement:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
         return self.traffic.total / self.latency if self.traffic is not None else None
 
-    def share_of_peak(self, facts: DeviceFacts) -> float | None:
-        """Bandwidth over the device's theoretical peak, where that is meaningful; else None.
+    def no_share_of_peak(self, facts: DeviceFacts) -> str | None:
+        """Why a share of the device's DRAM peak would mean nothing for this measurement; None if it means something."""
+        if self.traffic is None:
+            return "its traffic is unknown (give `moved=`)"
+        if self.traffic.link:
+            return "its bytes cross the host link, not the memory bus"
+        if self.mode == "hot":
+            return "in hot mode L2 serves what it can"
+        if self.footprint is None:
+            return "its footprint is unknown"
+        if self.footprint < L2_MULTIPLES * facts.l2_bytes:
+            return f"its footprint of {format_bytes(self.footprint)} is below {L2_MULTIPLES} x L2 ({format_bytes(facts.l2_bytes)})"
+        return None
 
-        It is for DRAM traffic of a footprint of at least 4x L2 that starts from a cold cache. Below that a clean-cold run may leave
-        its output dirty in L2 and seem faster than DRAM; traffic over the host link has another peak.
-        """
-        if self.bandwidth is None or self.traffic is None or self.traffic.link or self.mode == "hot":
-            return None
-        if self.footprint is None or self.footprint < 4 * facts.l2_bytes:
+    def share_of_peak(self, facts: DeviceFacts) -> float | None:
+        """Bandwidth over the device's DRAM peak, or None where `no_share_of_peak` has a reason."""
+        if self.bandwidth is None or self.no_share_of_peak(facts) is not None:
             return None
         return self.bandwidth / facts.peak_bandwidth
 

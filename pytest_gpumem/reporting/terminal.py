@@ -73,7 +73,7 @@ def _device(facts: DeviceFacts) -> str:
     parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", f"L2 {format_bytes(facts.l2_bytes)}"]
     parts.append(f"peak {format_rate(facts.peak_bandwidth)}")
     profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
-    return f"{facts.name}{profile} ({', '.join(parts)})"
+    return f"{'simulated ' if facts.simulated else ''}{facts.name}{profile} ({', '.join(parts)})"
 
 
 def _software(facts: DeviceFacts) -> str:

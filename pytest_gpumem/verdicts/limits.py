@@ -12,34 +12,17 @@ from collections.abc import Iterator
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.units import Share, format_bytes, format_rate, format_share, format_time, parse_rate, parse_time
+from pytest_gpumem.units import Share, format_rate, format_share, format_time, parse_rate, parse_time
 from pytest_gpumem.verdicts.finding import Finding, basis
 from pytest_gpumem.verdicts.spread import of_repetition
 
 CONFIDENCE = 0.99
 """That a figure beyond its margin is on the wrong side of its limit."""
-L2_MULTIPLES = 4
-"""Footprint over L2 from which bytes must come from DRAM; below, output may stay dirty in L2 beyond the last event."""
-
-
-def no_share_of_peak(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """Why a share of the DRAM peak would mean nothing for this measurement; None if it means something."""
-    if measurement.traffic is None:
-        return "its traffic is unknown (give `moved=`)"
-    if measurement.traffic.link:
-        return "its bytes cross the host link, not the memory bus"
-    if measurement.mode == "hot":
-        return "in hot mode L2 serves what it can"
-    if measurement.footprint is None:
-        return "its footprint is unknown"
-    if measurement.footprint < L2_MULTIPLES * facts.l2_bytes:
-        return f"its footprint of {format_bytes(measurement.footprint)} is below {L2_MULTIPLES} x L2 ({format_bytes(facts.l2_bytes)})"
-    return None
 
 
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     """A bandwidth above the DRAM peak, where L2 cannot explain it: fewer bytes moved than declared."""
-    if no_share_of_peak(measurement, facts) is None and (bandwidth := measurement.bandwidth or 0.0) > facts.peak_bandwidth:
+    if measurement.no_share_of_peak(facts) is None and (bandwidth := measurement.bandwidth or 0.0) > facts.peak_bandwidth:
         yield Finding(
             Outcome.FAIL,
             f"the declared traffic is wrong: {format_rate(bandwidth)} is above the device's peak of {format_rate(facts.peak_bandwidth)}",
@@ -67,7 +50,7 @@ def _bandwidth(measurement: Measurement, written: str, origin: str, facts: Devic
         return Finding(Outcome.FAIL, f"min_bandwidth {written} ({origin}) cannot be judged: the traffic is unknown (give `moved=`)")
     name = f"min_bandwidth {written} ({origin})"
     if isinstance(least, Share):
-        if (why := no_share_of_peak(measurement, facts)) is not None:
+        if (why := measurement.no_share_of_peak(facts)) is not None:
             return Finding(Outcome.FAIL, f'{name} cannot be judged: {why}; give a rate such as "900 GB/s"')
         least = least.value * facts.peak_bandwidth
         name = f"min_bandwidth {format_rate(least)} ({written}, {origin})"

@@ -9,7 +9,6 @@ from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 from pytest_gpumem.verdicts.finding import basis, change, counted
-from pytest_gpumem.verdicts.limits import no_share_of_peak
 
 
 def report(row: Row, facts: DeviceFacts) -> str:
@@ -46,7 +45,7 @@ def _measured(measurement: Measurement, facts: DeviceFacts) -> Iterator[tuple[st
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
     if measurement.traffic is not None and measurement.bandwidth is not None:
         share = ""
-        if no_share_of_peak(measurement, facts) is None:
+        if measurement.no_share_of_peak(facts) is None:
             share = f", {format_share(measurement.bandwidth / facts.peak_bandwidth)} of peak"
         yield "bandwidth", f"{format_rate(measurement.bandwidth)} for {format_bytes(measurement.traffic.total)}{share}"
     spread = measurement.placement_spread

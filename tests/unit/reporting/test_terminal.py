@@ -33,6 +33,7 @@ def test_a_simulated_device_is_announced_with_its_reason(facts: DeviceFacts) -> 
     lines = header(replace(facts, simulated=True), {}, fallback_reason="no CUDA device 0: no driver")
     assert lines[0] == "*** SIMULATED DEVICE: no GPU is measured. Times come from a model of NVIDIA H100 80GB HBM3. ***"
     assert lines[1] == "*** Reason: no CUDA device 0: no driver ***"
+    assert lines[2].startswith("gpumem: simulated NVIDIA H100")
     assert not any("driver 580" in line for line in lines)
 
 
