@@ -7,7 +7,9 @@ from pytest_gpumem.ranges import phase
 
 
 class PlainSampler:
-    """One launch after the other, launch and flush in ranges of their own, so that a profiler's filter finds just the launch.
+    """One launch after the other, each in a range `measure` with nothing else in it, the flush in a range of its own before that.
+
+    A filter on a test's `measure` range therefore finds the kernels of the test and none of the harness's.
 
     No graph (profilers see its kernels in another way) and no held stream (a profiler that replays kernels one by one would wait for
     ever). The times carry the profiler's own cost.
@@ -24,7 +26,7 @@ class PlainSampler:
         for _ in range(count):
             with shot.ranges.range(phase(shot.name, "flush")):
                 shot.before()
-            with shot.ranges.range(phase(shot.name, "launch")):
+            with shot.ranges.range(phase(shot.name, "measure")), shot.ranges.range(phase(shot.name, "launch")):
                 device.record(self._start, shot.stream)
                 shot.launch()
                 device.record(self._end, shot.stream)
