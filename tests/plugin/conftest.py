@@ -8,6 +8,10 @@ from collections.abc import Callable
 import pytest
 from sessions import SIMULATED
 
+# Once here, so that the sessions inside this process need not import it all again.
+import pytest_gpumem.devices.simulated.device
+import pytest_gpumem.plugin.terminal  # noqa: F401
+
 
 @pytest.fixture(autouse=True)
 def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,9 +23,10 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gpumem(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Runs pytest with `--gpumem` on the simulated device, in a process of its own."""
+    """Runs pytest with `--gpumem` on the simulated device, inside this process."""
 
     def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess(*SIMULATED, *arguments)
+        # The filters of the outer session, which make warnings errors, are not the inner one's.
+        return pytester.runpytest_inprocess(*SIMULATED, "-W", "default", *arguments)
 
     return run

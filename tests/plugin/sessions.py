@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-SIMULATED = ("--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
-"""Measure on the simulated device."""
+SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", "-p", "no:cacheprovider")
+"""Measure on the simulated device, quickly."""
 
 TRIAD = """
 def test_triad(gpu_benchmark, device_buffer, gpu_kernels):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sessions import TRIAD
+from sessions import SIMULATED, TRIAD
 
 Run = Callable[..., pytest.RunResult]
 
@@ -232,7 +232,7 @@ def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpume
     result.stdout.fnmatch_lines(["gpumem: budget of 10.00 s shared out over 2 tests that measure, 5.000 s each to begin with"])
 
 
-def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
         from pytest_gpumem.devices.simulated.device import SimulatedDevice
@@ -277,7 +277,7 @@ def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester, g
                 raise KeyboardInterrupt
         """
     )
-    result = gpumem("-s")
+    result = pytester.runpytest_subprocess(*SIMULATED, "-s")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["live at close: 0 set-aside: True"])
     result.stdout.fnmatch_lines(["*1 failed, 1 passed*"])
