@@ -34,9 +34,6 @@ _STYLES = {
 
 _GAP = 2
 _LEAST_NAME = 16
-_COMFORTABLE_NAME = 36
-"""Verdicts break into two lines before names get shorter than this."""
-
 
 _UNBOUNDED = 1000
 """Columns given to rich, so that it never cuts a figure: the widths are worked out here."""
@@ -63,7 +60,7 @@ class _Cells:
 _HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 
 
-def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
+def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
     A column in which no row has a figure is left out. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names
@@ -75,6 +72,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
         facts: the device that was measured.
         width: columns of the terminal.
         colour: with ANSI escape sequences.
+        notes: spell out what each measurement notes; else only how many there are.
     """
     if not rows:
         return ""
@@ -83,11 +81,11 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
     usual_how = usual[0][0] if usual else None
     shown = [column for column in range(len(_HEADINGS)) if any(cell.figures[column] for cell in cells)]
 
-    longest = max(len(cell.name) for cell in cells)
-    one_line = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP
-    broken = one_line < min(longest, _COMFORTABLE_NAME)
+    # Verdicts break into two lines only before names would get shorter than the least.
+    broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < _LEAST_NAME
     verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
     verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
+    longest = max(len(cell.name) for cell in cells)
     name_width = max(_LEAST_NAME, min(longest, width - _figures_width(cells, shown) - verdict_width - _GAP))
 
     drawn = Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
@@ -100,16 +98,17 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
         if row.measurement is not None and (row.measurement.mode, row.measurement.sampler) != usual_how:
             name.append(f"\n  {row.measurement.mode}, {row.measurement.sampler}", style="dim")
         figures = [Text(cell.figures[column]) for column in shown]
-        drawn.add_row(name, *figures, Text(verdict, style=_STYLES[cell.outcome]))
+        drawn.add_row(name, *figures, Text(verdict, style=_STYLES[Outcome.FAIL if row.failed else cell.outcome]))
 
     text = [_drawn(drawn, max(width, _UNBOUNDED), colour)]
-    text += _sentences(rows, usual_how, width)
+    text += _sentences(rows, usual_how, width, notes)
     return "\n".join(text)
 
 
 def _cells(row: Row, facts: DeviceFacts, name: str) -> _Cells:
-    simulated = row.verdict.simulated or facts.simulated
-    verdict = row.verdict.outcome.value + (", simulated" if simulated else "")
+    # A row keeps its own verdict where something else failed the test.
+    verdict = row.verdict.outcome.value + (", test failed" if row.failed and row.verdict.outcome is not Outcome.FAIL else "")
+    verdict += ", simulated" if row.verdict.simulated or facts.simulated else ""
     measurement = row.measurement
     change = _change(row.verdict.comparison) if row.verdict.comparison is not None else ""
     if measurement is None:
@@ -176,7 +175,7 @@ def _drawn(drawn: Table, width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int) -> list[str]:
+def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, notes: bool) -> list[str]:
     """What a reader needs besides the figures: how they were taken, and the reason of every verdict that is not a pass."""
     text = []
     if usual is not None:
@@ -191,8 +190,11 @@ def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int) -
     for row in rows:
         if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
-        if row.measurement is not None:
-            text += [f"note {row.key}: {note}" for note in row.measurement.notes]
+    noted = [f"note {row.key}: {note}" for row in rows if row.measurement is not None for note in row.measurement.notes]
+    if notes:
+        text += noted
+    elif noted:
+        text.append(f"{len(noted)} notes on how it was measured; -v shows them")
     if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
         text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
     return [line for sentence in text for line in _wrapped(sentence, width)]

@@ -153,3 +153,18 @@ def test_plain_text_is_ascii_and_colour_changes_nothing_else(
 
 def test_no_rows_no_table(facts: DeviceFacts) -> None:
     assert table([], facts, width=100, colour=False) == ""
+
+
+def test_a_pass_in_a_failed_test_says_so(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = replace(make_row("t.py::test_a", Outcome.PASS), failed=True)
+    assert any("PASS, test failed" in line for line in draw([row], facts, 100))
+
+
+def test_notes_are_counted_where_they_are_not_spelled_out(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = make_row("t.py::test_a", Outcome.PASS)
+    assert row.measurement is not None
+    noted = replace(row, measurement=replace(row.measurement, notes=("one", "two")))
+    short = table([noted], facts, width=100, colour=False, notes=False)
+    assert "2 notes on how it was measured; -v shows them" in short
+    assert "note t.py::test_a: one" not in short
+    assert "note t.py::test_a: one" in table([noted], facts, width=100, colour=False)
