@@ -17,7 +17,7 @@ Sources:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -55,6 +55,8 @@ class Fit:
     """Reuse distance, in capacities, at which half of the accesses miss."""
     persisting_knee: float
     """The same for persisting lines in their set-aside."""
+    persisting_sharpness: float
+    """The same for persisting lines."""
     write_pressure: float
     """Share of the cache that dirty lines take from reads when writes saturate the memory."""
     thrash: float
@@ -117,7 +119,7 @@ class Datasheet:
     """Seen on H100 and H200."""
     dirty_share: float = 0.5
     """Share of L2 that may be dirty. Fit set: the rows "flush" of H100."""
-    overlap: float = 4.0
+    overlap: float = 3.0
     """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
     launch: float = 0.8e-6
     """Least time of a kernel on the device. Fit set: rows "floor" of H100."""
@@ -137,7 +139,7 @@ class Datasheet:
     """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
     fault_group_bytes: int = 645 * KIB
     """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
-    fault_group_time: float = 60e-6
+    fault_group_time: float = 75e-6
     """Time of one group of page faults. Fit set: row "faulting" of H100."""
     populate_bytes: int = 2 * MIB
     """Page size of a first touch by the device."""
@@ -188,44 +190,54 @@ class Datasheet:
 
 
 GA102_FIT = Fit(
-    rows="RTX 3090 reset_data tables of 1, 3 and 5 MB, all three variants; read bandwidth [benches]",
+    rows="RTX 3090: reset_data with tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; managed_efficiency as on H100",
     read_efficiency=0.97,
     write_efficiency=0.97,
     turnaround=0.06,
-    l2_hit_time=190e-9,
+    l2_hit_time=173e-9,
     l2_miss_time=300e-9,
     shared_l2=1.0,
-    sharpness=5.0,
-    knee=0.94,
-    persisting_knee=1.15,
+    sharpness=5.26,
+    knee=0.953,
+    persisting_knee=1.115,
+    persisting_sharpness=6.5,
     write_pressure=0.0,
-    thrash=0.12,
+    thrash=0.164,
     streaming_retention=0.5,
     squeeze_share=0.0,
     squeeze_slope=0.0,
-    managed_efficiency=0.5,
+    managed_efficiency=0.42,
 )
 
 HOPPER_FIT = Fit(
-    rows="H100",
-    read_efficiency=0.945,
-    write_efficiency=0.975,
-    turnaround=0.06,
-    l2_hit_time=305e-9,
-    l2_miss_time=214e-9,
+    rows="H100: rows marked fit; H200: 264 blocks without a window",
+    read_efficiency=0.95,
+    write_efficiency=0.976,
+    turnaround=0.055,
+    l2_hit_time=301e-9,
+    l2_miss_time=217e-9,
     shared_l2=0.5,
-    sharpness=14.0,
-    knee=0.95,
-    persisting_knee=1.086,
-    write_pressure=0.6,
+    sharpness=7.7,
+    knee=1.41,
+    persisting_knee=1.045,
+    persisting_sharpness=19.9,
+    write_pressure=0.93,
     thrash=0.0,
-    streaming_retention=0.56,
-    squeeze_share=0.69,
-    squeeze_slope=2.1,
-    managed_efficiency=0.5,
+    streaming_retention=0.66,
+    squeeze_share=0.702,
+    squeeze_slope=2.03,
+    managed_efficiency=0.42,
 )
 
-A100_FIT = GA102_FIT
+A100_FIT = replace(
+    HOPPER_FIT,
+    rows="A100: triad of 1 GiB [benches]; cache geometry as fitted on H100, thrash as fitted on RTX 3090",
+    read_efficiency=0.9,
+    write_efficiency=0.93,
+    thrash=GA102_FIT.thrash,
+    squeeze_share=0.0,
+    squeeze_slope=0.0,
+)
 
 DATASHEETS: dict[str, Datasheet] = {
     "rtx3090": Datasheet(

@@ -18,6 +18,8 @@ from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
 _SECTORS = 4.0
 """Sectors of a coalesced warp-wide request of 4-byte words."""
+_SATURATED = 2 / 3
+"""Share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines."""
 
 
 @dataclass
@@ -148,43 +150,43 @@ class Timing:
         local = [u for u in work.uses if not u.allocation.kind.on_host]
         link = self._link_time(work)
         total = sum(u.footprint for u in local)
-        l2_bytes = sum((u.read_requests + u.write_requests) * u.l2_inflation for u in local)
-        l2_time = l2_bytes / sheet.l2_bandwidth
         # How busy writes keep the memory decides how much of the cache waits to be written back.
-        compulsory = sum(u.writes for u in local)
-        write_time = compulsory / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
-        hit_time = self._loads(work, local) * sheet.fit.l2_hit_time
-        unmissed = self._join(write_time, hit_time, l2_time)
-        pressure = 1.0 - sheet.fit.write_pressure * (write_time / unmissed if unmissed > 0.0 and compulsory > l2.capacity else 0.0)
-        capacity = max(1.0, l2.capacity * pressure)
+        written = sum(u.writes for u in local)
+        write_time = written / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
+        saturating = written > l2.capacity
+        pressure = sheet.fit.write_pressure * self._write_share(work, local, write_time) if saturating else 0.0
+        capacity = max(1.0, l2.capacity * (1.0 - pressure))
 
         hits = [self._hits(u, total, capacity, local, window) for u in local]
-        read = write = incoming = 0.0
-        random = 0.0
+        read = write = incoming = random = hit = 0.0
         for u, h in zip(local, hits, strict=True):
             again = max(0.0, u.read_requests * u.inflation - u.reads)
+            rewritten = max(0.0, u.write_requests * u.inflation - u.writes)
             use_read = (u.reads * h.first + again * h.again) * h.penalty
-            rewritten = max(0.0, u.write_requests * u.inflation - u.writes) * h.again
+            use_write = u.writes * h.first + rewritten * h.again
             read += use_read
-            write += u.writes * h.first + rewritten
+            write += use_write
             incoming += max(use_read, u.writes * h.first)
+            hit += ((u.reads + u.writes) * (1.0 - h.first) + (again + rewritten) * (1.0 - h.again)) * u.l2_inflation / u.inflation
             if u.random and not u.dependent:
-                random += use_read + rewritten
-        kept = 0.0
+                random += use_read + use_write
+        left = 0.0
         write += l2.write_back(incoming)
         for u, h in zip(local, hits, strict=True):
             cached = min(u.writes, sheet.dirty_share * sheet.l2_bytes)
             before = l2.lines(u.allocation).dirty
             write += l2.touch(u.allocation, normal=h.normal, persisting=h.persisting, dirty=cached)
-            kept += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
-        write = max(0.0, write - min(kept, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
+            left += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
+        # What stays dirty in L2 is billed to whoever evicts it.
+        write = max(0.0, write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
 
         moved = read + write
         dram_time = self._dram_time(read, write, random, managed, total)
-        if write > 0.0 and sheet.fit.squeeze_share > l2.outside_share:
+        if saturating and sheet.fit.squeeze_share > l2.outside_share:
+            # Too little cache to gather writes in: they reach DRAM in worse order.
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
-            squeezed = compulsory / (sheet.peak_bandwidth * sheet.fit.write_efficiency * max(0.05, room))
-            dram_time = max(dram_time, squeezed if compulsory > l2.capacity else 0.0)
+            dram_time += write_time * (1.0 / max(0.05, room) - 1.0)
+        l2_time = hit / sheet.l2_bandwidth
         latency_time = self._latency_time(work, local, hits)
         body = self._join(dram_time, l2_time, latency_time, link)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
@@ -221,10 +223,12 @@ class Timing:
         # The link is full duplex.
         return max(reads, writes) / bandwidth
 
-    def _loads(self, work: Work, local: Sequence[Use]) -> float:
-        """Loads that one thread waits for, one after the other."""
-        most = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0)
-        return most / work.threads / work.loads_in_flight
+    def _write_share(self, work: Work, local: Sequence[Use], write_time: float) -> float:
+        """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
+        read_time = sum(u.reads for u in local) / (self._sheet.peak_bandwidth * self._sheet.fit.read_efficiency)
+        loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
+        busy = write_time / self._join(write_time + read_time, loads * self._sheet.fit.l2_hit_time)
+        return min(1.0, busy / _SATURATED)
 
     def _hits(self, u: Use, total: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
@@ -240,14 +244,14 @@ class Timing:
         share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
         passing = sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
         miss = miss_ratio(passing / capacity, fit.knee, fit.sharpness)
-        kept = min(1.0, capacity / max(total, 1.0))
+        kept = min(1.0, l2.capacity / max(total, 1.0))
         covered = self._covered(u.allocation, window)
         if window is None or covered <= 0.0 or l2.set_aside == 0:
             again = miss * (1.0 - held)
             return _Hits(first, again, again, u.footprint * kept, lines.persisting, 1.0)
         ratio = window.hit_ratio * covered
         persisting = ratio * u.footprint
-        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.sharpness)
+        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness)
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
         streaming = (1.0 - miss) * fit.streaming_retention
         sector = ratio + (1.0 - ratio) * streaming
