@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 
 import pytest
 from sessions import SIMULATED
 
-# Once here, so that the sessions inside this process need not import it all again.
-import pytest_gpumem.devices.simulated.device
-import pytest_gpumem.plugin.terminal  # noqa: F401
+# Once here: pytester forgets what a session inside this process imports, and each would import it again.
+for name in ("pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
+    importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)
