@@ -44,7 +44,7 @@ class Fit:
     turnaround: float
     """Share of the peak lost where reads and writes mix one to one (the bus turns around)."""
     l2_hit_time: float
-    """Time of one loop iteration of a thread whose load hits L2: latency, address arithmetic and the store's issue."""
+    """Time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue."""
     l2_miss_time: float
     """What a load from DRAM adds to that."""
     shared_l2: float

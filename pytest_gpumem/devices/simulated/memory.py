@@ -110,6 +110,8 @@ class L2:
 
     def _limit_dirty(self) -> float:
         excess = max(0.0, self.dirty - self._sheet.dirty_share * self._sheet.l2_bytes)
+        if excess == 0.0:
+            return 0.0
         left = excess
         for line in self._lines.values():
             taken = min(line.dirty, left)
@@ -120,6 +122,8 @@ class L2:
     def _shrink(self) -> None:
         normal = sum(line.normal for line in self._lines.values()) - self.capacity
         persisting = sum(line.persisting for line in self._lines.values()) - self.set_aside
+        if normal <= 0.0 and persisting <= 0.0:
+            return
         for key in list(self._lines):
             line = self._lines[key]
             if normal > 0.0:

@@ -52,8 +52,12 @@ class Work:
     """One launch as the model sees it."""
 
     uses: tuple[Use, ...]
+    local: tuple[Use, ...]
+    """Of them, those in device memory."""
     threads: int
     """Threads in flight."""
+    loops: bool
+    """Threads load again and again: their index arithmetic comes on top of the latency. Otherwise other blocks hide it."""
     loads_in_flight: int
     dependent_steps: float
     """Length of the longest chain of dependent accesses."""
@@ -108,13 +112,17 @@ def work_of(
     )
     threads = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)) * max(1, shape.threads))
     gathered = tuple(uses.values())
+    local = tuple(u for u in gathered if not u.allocation.kind.on_host)
+    loads = max((u.read_requests / u.itemsize for u in local), default=0.0)
     return Work(
         uses=gathered,
+        local=local,
         threads=threads,
+        loops=loads > shape.blocks * shape.threads * max(1, loads_in_flight),
         loads_in_flight=max(1, loads_in_flight),
         dependent_steps=float(dependent_steps) if dependent_steps is not None else steps / threads,
         addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
-        footprint=sum(u.footprint for u in gathered if not u.allocation.kind.on_host),
+        footprint=sum(u.footprint for u in local),
     )
 
 
@@ -147,7 +155,7 @@ class Timing:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them."""
         sheet, l2 = self._sheet, self._l2
         faults, managed = self._migrate(work)
-        local = [u for u in work.uses if not u.allocation.kind.on_host]
+        local = work.local
         link = self._link_time(work)
         total = sum(u.footprint for u in local)
         # How busy writes keep the memory decides how much of the cache waits to be written back.
@@ -217,6 +225,8 @@ class Timing:
         return seconds, managed
 
     def _link_time(self, work: Work) -> float:
+        if len(work.local) == len(work.uses):
+            return 0.0
         bandwidth = self._sheet.pinned_bandwidth * self._sheet.zero_copy_share
         reads = sum(u.read_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
         writes = sum(u.write_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
@@ -227,8 +237,11 @@ class Timing:
         """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
         read_time = sum(u.reads for u in local) / (self._sheet.peak_bandwidth * self._sheet.fit.read_efficiency)
         loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
-        busy = write_time / self._join(write_time + read_time, loads * self._sheet.fit.l2_hit_time)
+        busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work))
         return min(1.0, busy / _SATURATED)
+
+    def _hit_time(self, work: Work) -> float:
+        return self._sheet.fit.l2_hit_time if work.loops else self._sheet.l2_latency
 
     def _hits(self, u: Use, total: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
@@ -297,7 +310,7 @@ class Timing:
                 slowest = max(slowest, work.dependent_steps * step)
             else:
                 loads = u.read_requests / u.itemsize / work.threads / work.loads_in_flight
-                slowest = max(slowest, loads * (fit.l2_hit_time + waits * fit.l2_miss_time))
+                slowest = max(slowest, loads * (self._hit_time(work) + waits * fit.l2_miss_time))
         return slowest
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: float) -> float:
