@@ -12,7 +12,8 @@ Sources:
     [CUDA] CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
     [PCIe] PCI Express Base Specification 4.0 and 5.0: 16 and 32 GT/s a lane, 128b/130b coding.
     [BPG] CUDA C++ Best Practices Guide 9.2.2 (set-aside of A100) and 9.1.1 (pinned transfers).
-    [benches] RRZE gpu-benches: L2 bandwidth and latencies of A100, H100; STREAM triad of A100, H200; read bandwidth of RTX 3090.
+    [Mao] "CUDA L2 Persistent Cache" (Lei Mao), table of an RTX 3090.
+    [benches] RRZE gpu-benches: L2 bandwidth and latencies of A100, H100; STREAM bandwidth of A100, H200; read bandwidth of RTX 3090.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class Datasheet:
 
 
 GA102_FIT = Fit(
-    rows="RTX 3090: reset_data with tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; managed_efficiency as on H100",
+    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; managed_efficiency as on H100",
     read_efficiency=0.97,
     write_efficiency=0.97,
     turnaround=0.06,
@@ -231,9 +232,10 @@ HOPPER_FIT = Fit(
 
 A100_FIT = replace(
     HOPPER_FIT,
-    rows="A100: triad of 1 GiB [benches]; cache geometry as fitted on H100, thrash as fitted on RTX 3090",
+    rows="A100: arrays of 1 GiB [benches]; cache geometry as on H100, writes and thrashing as on RTX 3090",
     read_efficiency=0.9,
     write_efficiency=0.93,
+    write_pressure=GA102_FIT.write_pressure,
     thrash=GA102_FIT.thrash,
     squeeze_share=0.0,
     squeeze_slope=0.0,
@@ -256,14 +258,14 @@ DATASHEETS: dict[str, Datasheet] = {
         l2_bytes=6 * MIB,  # [GA102]
         persisting_l2_max_bytes=11 * 6 * MIB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
         default_set_aside=0,
-        l2_bandwidth=2.5e12,
-        l2_latency=140e-9,
-        dram_latency=300e-9,
+        l2_bandwidth=2.5e12,  # an assumption, not fitted
+        l2_latency=140e-9,  # an assumption, not fitted
+        dram_latency=300e-9,  # an assumption, not fitted
         link="PCIe Gen4 x16",  # [GA102]
         link_bandwidth=PCIE_GEN4_X16,
         pinned_share=0.785,  # 12.36 of 15.75 GB/s on Gen3 x16 (nvbandwidth, README); [BPG] 9.1.1 gives 12
-        pageable_to_device=8e9,
-        pageable_to_host=8e9,
+        pageable_to_device=8e9,  # an assumption, not fitted
+        pageable_to_host=8e9,  # an assumption, not fitted
         async_engines=2,
         fit=GA102_FIT,
     ),
@@ -289,8 +291,8 @@ DATASHEETS: dict[str, Datasheet] = {
         link="PCIe Gen4 x16",  # [A100]
         link_bandwidth=PCIE_GEN4_X16,
         pinned_share=0.785,  # as above
-        pageable_to_device=8e9,
-        pageable_to_host=8e9,
+        pageable_to_device=8e9,  # an assumption, not fitted
+        pageable_to_host=8e9,  # an assumption, not fitted
         async_engines=3,
         fit=A100_FIT,
     ),
@@ -308,15 +310,15 @@ DATASHEETS: dict[str, Datasheet] = {
         board_power_w=700.0,  # [H100]
         ecc=True,  # [H100]
         l2_bytes=50 * MIB,  # [H100]
-        persisting_l2_max_bytes=50 * MIB * 10 // 16,
-        default_set_aside=50 * MIB * 3 // 16,
-        l2_bandwidth=5.5e12,
+        persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
+        default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
+        l2_bandwidth=5.5e12,  # fit set: rows "264 blocks" and "arrays, 2 MiB, hot" of H100
         l2_latency=210e-9,  # [benches] mean of near (151 ns) and far partition (270 ns)
         dram_latency=370e-9,  # [benches]
         link="PCIe Gen5 x16",  # [H100]
         link_bandwidth=PCIE_GEN5_X16,
-        pinned_share=0.877,
-        pageable_to_device=10.2e9,
+        pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
+        pageable_to_device=10.2e9,  # fit set: rows "pageable" of H100
         pageable_to_host=15.9e9,
         async_engines=3,
         fit=HOPPER_FIT,
@@ -334,16 +336,16 @@ DATASHEETS: dict[str, Datasheet] = {
         sm_clock=1.98e9,  # [H200]
         board_power_w=700.0,  # [H200]
         ecc=True,  # [H200]
-        l2_bytes=60 * MIB,
-        persisting_l2_max_bytes=60 * MIB * 10 // 16,
-        default_set_aside=60 * MIB * 3 // 16,
-        l2_bandwidth=5.5e12,
-        l2_latency=210e-9,
-        dram_latency=370e-9,
+        l2_bytes=60 * MIB,  # 62914560, as this project's H200s report it
+        persisting_l2_max_bytes=60 * MIB * 10 // 16,  # 39321600, likewise
+        default_set_aside=60 * MIB * 3 // 16,  # 11796480, likewise
+        l2_bandwidth=5.5e12,  # as H100
+        l2_latency=210e-9,  # as H100
+        dram_latency=370e-9,  # as H100
         link="PCIe Gen5 x16",  # [H200]
         link_bandwidth=PCIE_GEN5_X16,
-        pinned_share=0.877,
-        pageable_to_device=10.7e9,
+        pinned_share=0.877,  # as H100
+        pageable_to_device=10.7e9,  # fit set: rows "pageable" of H200
         pageable_to_host=19.7e9,
         async_engines=3,
         fit=HOPPER_FIT,

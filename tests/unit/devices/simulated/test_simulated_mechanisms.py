@@ -1,0 +1,278 @@
+"""The effects that the suite measures exist in the model, with the sizes that GPUs show."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from workbench import MIB, Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
+
+import pytest_gpumem.devices.simulated
+from pytest_gpumem.devices.protocol import MemoryKind, WindowSpec
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+
+
+def samples(seed: int) -> list[float]:
+    bench = Workbench(seed=seed)
+    launch = bench.bind(scale(), x=bench.memory(8 * MIB), y=bench.memory(8 * MIB))
+    return [bench.time(launch) for _ in range(30)]
+
+
+def test_the_same_seed_gives_the_same_samples() -> None:
+    assert samples(7) == samples(7)
+    assert samples(7) != samples(8)
+
+
+def test_first_launches_are_slower() -> None:
+    bench = Workbench()
+    launch = bench.bind(scan(), x=bench.memory(256 * MIB))
+    times = [bench.time(launch) for _ in range(60)]
+    assert times[0] > 1.1 * statistics.median(times[-20:])
+
+
+def test_placement_matters_less_the_larger_the_buffers() -> None:
+    def spread(mib: int) -> float:
+        bench = Workbench()
+        bench.warm_up()
+        medians = []
+        for _ in range(24):
+            x, y = bench.memory(mib * MIB), bench.memory(mib * MIB)
+            medians.append(bench.cold(bench.bind(scale(), x=x, y=y), 5))
+        return statistics.stdev(medians) / statistics.fmean(medians)
+
+    small, middle, large = spread(3), spread(48), spread(384)
+    assert 0.01 < small < 0.03
+    assert 0.001 < middle < 0.006
+    assert large < 0.001
+
+
+def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
+    x, y = bench.memory(2 * MIB), bench.memory(2 * MIB)
+    first = bench.cold(bench.bind(scale(), x=x, y=y), 31)
+    where = (x.address, y.address)
+    bench.device.free(x)
+    bench.device.free(y)
+    again = [bench.memory(2 * MIB), bench.memory(2 * MIB)]
+    assert tuple(a.address for a in again) == where
+    assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(first, rel=0.002)
+
+
+def test_streams_reach_their_share_of_the_peak(bench: Workbench) -> None:
+    copy = bench.bind(scale(), x=bench.memory(GIB), y=bench.memory(GIB))
+    assert 2 * GIB / bench.cold(copy) == pytest.approx(2996e9, rel=0.03)
+
+
+def test_hot_beats_cold_only_where_it_fits(bench: Workbench) -> None:
+    small = bench.bind(scan(), x=bench.memory(16 * MIB))
+    large = bench.bind(scan(), x=bench.memory(400 * MIB))
+    assert bench.hot(small) < 0.8 * bench.cold(small)
+    assert bench.hot(large) == pytest.approx(bench.cold(large), rel=0.02)
+
+
+def test_reading_twice_l2_evicts_normal_lines(bench: Workbench) -> None:
+    launch = bench.bind(scan(), x=bench.memory(16 * MIB))
+    fresh = Workbench()
+    fresh.warm_up()
+    first = fresh.time(fresh.bind(scan(), x=fresh.memory(16 * MIB)))
+    assert bench.cold(launch) == pytest.approx(first, rel=0.03)
+
+
+def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
+    launch = bench.bind(scale(), x=bench.memory(48 * MIB), y=bench.memory(48 * MIB))
+    write = bench.bind(overwrite(), x=bench.memory(2 * bench.device.facts.l2_bytes))
+    clean = bench.cold(launch)
+    dirty = []
+    for _ in range(9):
+        bench.run(write)
+        dirty.append(bench.time(launch))
+    # Half of L2, written back at the memory's bandwidth: about 8 us.
+    assert 5e-6 < statistics.median(dirty) - clean < 12e-6
+
+
+def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, hit_ratio: float | None) -> float:
+    bench.device.request_set_aside(round(set_aside * MIB))
+    table, out = bench.memory(table_mib * MIB), bench.memory(GIB)
+    if hit_ratio is not None:
+        bench.device.set_window(bench.stream, WindowSpec(table.address, table.nbytes, hit_ratio))
+    seconds = bench.hot(bench.bind(lookup(), blocks=blocks, table=table, out=out, dtype="i4"), 5)
+    bench.device.set_window(bench.stream, None)
+    bench.device.reset_persisting()
+    bench.device.free(table)
+    bench.device.free(out)
+    return seconds
+
+
+def test_a_window_keeps_a_table_in_l2(bench: Workbench) -> None:
+    assert persisting(bench, 8, 264, 0, None) / persisting(bench, 8, 264, 9.375, 1.0) > 1.4
+    assert persisting(bench, 24, 32, 0, None) / persisting(bench, 24, 32, 25, 1.0) > 1.4
+
+
+def test_a_table_larger_than_the_set_aside_thrashes_unless_the_ratio_fits(bench: Workbench) -> None:
+    without = persisting(bench, 40, 32, 0, None)
+    thrashing = persisting(bench, 40, 32, 31.25, 1.0)
+    fitted = persisting(bench, 40, 32, 31.25, 31.25 / 40)
+    assert thrashing == pytest.approx(without, rel=0.03)
+    assert without / fitted > 1.1
+
+
+def test_a_low_hit_ratio_gives_the_gain_away(bench: Workbench) -> None:
+    assert persisting(bench, 8, 32, 3.125, 0.39) > 1.3 * persisting(bench, 8, 32, 9.375, 1.0)
+
+
+def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(bench: Workbench) -> None:
+    assert persisting(bench, 1, 264, 31.25, None) > 1.8 * persisting(bench, 1, 264, 0, None)
+    assert persisting(bench, 1, 32, 31.25, None) < 1.05 * persisting(bench, 1, 32, 0, None)
+    older = Workbench("a100")
+    older.warm_up()
+    assert persisting(older, 1, 216, 30, None) < 1.1 * persisting(older, 1, 216, 0, None)
+
+
+def test_persisting_lines_survive_a_flush_until_they_are_reset(bench: Workbench) -> None:
+    memory = bench.memory(8 * MIB)
+    launch = bench.bind(scan(), x=memory)
+    normal = bench.cold(launch)
+    bench.device.request_set_aside(10 * MIB)
+    bench.device.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+    bench.run(launch)
+    bench.device.set_window(bench.stream, None)
+    assert bench.cold(launch) < 0.8 * normal
+    bench.device.reset_persisting()
+    assert bench.cold(launch) == pytest.approx(normal, rel=0.05)
+
+
+def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
+    memory = bench.memory(8 * MIB)
+    launch = bench.bind(scan(), x=memory)
+    bench.device.request_set_aside(10 * MIB)
+    bench.device.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+    bench.run(launch)
+    bench.device.set_window(bench.stream, None)
+    kept = bench.cold(launch)
+    bench.device.request_set_aside(0)
+    assert bench.cold(launch) > 1.2 * kept
+
+
+@pytest.mark.parametrize("name", sorted(DATASHEETS))
+def test_prefetching_beats_faulting(name: str) -> None:
+    bench = Workbench(name)
+    bench.warm_up()
+    memory = [bench.memory(64 * MIB, MemoryKind.MANAGED) for _ in range(2)]
+    launch = bench.bind(accumulate(), x=memory[0], y=memory[1])
+
+    def on_host() -> None:
+        for m in memory:
+            bench.device.from_host(m, bench.device.to_host(m, "f4", 4))
+
+    on_host()
+    faulting = bench.time(launch)
+    again = bench.time(launch)
+    on_host()
+    for m in memory:
+        bench.device.prefetch(m, False, bench.stream)
+    prefetched = bench.time(launch)
+    assert faulting > 30 * prefetched
+    assert faulting > 30 * again
+    for m in memory:
+        bench.device.prefetch(m, True, bench.stream)
+    assert bench.time(launch) > 30 * prefetched
+
+
+def test_first_touch_by_the_device_needs_no_migration(bench: Workbench) -> None:
+    memory = bench.memory(64 * MIB, MemoryKind.MANAGED)
+    launch = bench.bind(overwrite(), x=memory)
+    first = bench.time(launch)
+    bench.device.to_host(memory, "f4", 1)
+    migrated = bench.time(launch)
+    assert bench.hot(launch) < first < 0.1 * migrated
+
+
+def test_pinned_beats_pageable(bench: Workbench) -> None:
+    near, size = bench.memory(256 * MIB), 256 * MIB
+    rates = {}
+    for kind in (MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE):
+        far = bench.memory(size, kind)
+        for direction, pair in (("in", (near, far)), ("out", (far, near))):
+            launch = bench.bind(transfer(), destination=pair[0], source=pair[1])
+            begin = bench.device.now()
+            bench.device.launch(launch, bench.stream)
+            bench.device.synchronize()
+            rates[kind, direction] = size / (bench.device.now() - begin)
+    assert rates[MemoryKind.PINNED, "in"] > 50e9
+    assert rates[MemoryKind.PINNED, "out"] > 50e9
+    assert rates[MemoryKind.REGISTERED, "in"] == pytest.approx(rates[MemoryKind.PINNED, "in"], rel=0.02)
+    assert rates[MemoryKind.PINNED, "in"] > 3 * rates[MemoryKind.PAGEABLE, "in"]
+    assert rates[MemoryKind.PINNED, "out"] > 2 * rates[MemoryKind.PAGEABLE, "out"]
+
+
+def test_a_kernel_reads_mapped_memory_over_the_link(bench: Workbench) -> None:
+    seconds = bench.hot(bench.bind(scan(), x=bench.memory(256 * MIB, MemoryKind.PINNED)))
+    assert 40e9 < 256 * MIB / seconds < 56e9
+
+
+def test_strides_and_offsets_cost_bandwidth(bench: Workbench) -> None:
+    x, y = bench.memory(512 * MIB), bench.memory(512 * MIB)
+    straight = bench.cold(bench.bind(scale(), x=x, y=y))
+    shifted = bench.cold(bench.bind(scale(sectors=5.0), x=x, y=y))
+    assert 0.85 < straight / shifted < 0.95
+    kernel = scale(sectors=32.0)
+    sparse = replace(
+        kernel,
+        accesses=lambda call: tuple(replace(a, footprint=a.footprint // 8, requested=a.requested // 8) for a in kernel.accesses(call)),
+    )
+    # An eighth of the words, one to a sector: all sectors move.
+    assert bench.cold(bench.bind(sparse, x=x, y=y)) == pytest.approx(straight, rel=0.1)
+
+
+def test_a_chain_of_loads_is_bound_by_latency(bench: Workbench) -> None:
+    def per_access(mib: int, cold: bool) -> float:
+        launch = bench.bind(walk(), nodes=bench.memory(mib * MIB))
+        return (bench.cold(launch, 3) if cold else bench.hot(launch, 3)) / (mib * MIB / 64)
+
+    sheet = DATASHEETS["h100"]
+    assert per_access(8, cold=False) == pytest.approx(sheet.l2_latency, rel=0.1)
+    assert per_access(8, cold=True) == pytest.approx(sheet.dram_latency, rel=0.1)
+    assert per_access(400, cold=False) == pytest.approx(sheet.dram_latency, rel=0.1)
+
+
+def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
+    x = bench.memory(256 * MIB)
+    assert bench.cold(bench.bind(scan(), blocks=8, x=x)) > 5 * bench.cold(bench.bind(scan(), x=x))
+
+
+def test_ten_percent_more_bytes_take_ten_percent_longer(bench: Workbench) -> None:
+    kernel = scan()
+    more = replace(
+        kernel,
+        accesses=lambda call: tuple(
+            replace(a, footprint=a.footprint * 11 // 10, requested=a.requested * 11 // 10) for a in kernel.accesses(call)
+        ),
+    )
+    x = bench.memory(GIB)
+    assert bench.cold(bench.bind(more, x=x)) / bench.cold(bench.bind(kernel, x=x)) == pytest.approx(1.1, rel=0.01)
+
+
+def test_the_model_knows_no_kernel_by_name() -> None:
+    folder = Path(pytest_gpumem.devices.simulated.__file__).parent
+    # Names that are also words of the trade (read, write, copy, add) cannot tell anything.
+    names = {n for n in CATALOGUE if n not in ("read", "write", "copy", "mul", "add", "init", "dot")}
+    assert len(names) >= 10
+    naming = re.compile(rf"\b({'|'.join(sorted(names))})\b")
+    for file in folder.rglob("*.py"):
+        found = naming.search(file.read_text())
+        assert found is None, f"{file} names {found}"
+
+
+def test_a_launch_costs_little_real_time(bench: Workbench) -> None:
+    """A bound of the kind that only a runaway model breaks: 20 times what a launch costs on a slow core."""
+    launch = bench.bind(scale(), x=bench.memory(GIB), y=bench.memory(GIB))
+    bench.run(launch)
+    begin = time.process_time()
+    for _ in range(200):
+        bench.device.launch(launch, bench.stream)
+    bench.device.synchronize()
+    assert time.process_time() - begin < 200 * 2e-3

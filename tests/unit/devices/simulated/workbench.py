@@ -1,0 +1,197 @@
+"""Kernels of these tests' own, and a simulated device with a stream to launch them on."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Allocation, Launch, MemoryKind
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
+
+MIB = 2**20
+NODE_WORDS = 16
+
+
+class Counted:
+    """A reference that counts its runs."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.runs = 0
+
+    def __call__(self, arrays: Any, scalars: Any) -> Any:
+        self.runs += 1
+        return self.function(arrays, scalars)
+
+
+def full_grid(facts: Any, call: Call) -> LaunchShape:
+    return LaunchShape(call.blocks or facts.sm_count * 8, 256)
+
+
+def touch(call: Call, name: str, direction: Any, *, requested: int | None = None, **more: Any) -> Access:
+    nbytes = call.arrays[name].nbytes
+    return Access(name, direction, nbytes, nbytes if requested is None else requested, **more)
+
+
+def scale(reference: Any = None, sectors: float = 4.0, loads: int = 8) -> Kernel:
+    """y = 3 x."""
+    return Kernel(
+        name="scale",
+        parameters=(Parameter("y", Role.WRITE), Parameter("x", Role.READ)),
+        shape=full_grid,
+        accesses=lambda call: (
+            touch(call, "x", "read", sectors_per_request=sectors),
+            touch(call, "y", "write", sectors_per_request=sectors),
+        ),
+        source="tests.cu",
+        reference=reference or (lambda arrays, scalars: {"y": arrays["x"] * arrays["x"].dtype.type(3)}),
+        loads_in_flight=loads,
+    )
+
+
+def accumulate(reference: Any = None) -> Kernel:
+    """y = x + y."""
+    return Kernel(
+        name="accumulate",
+        parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
+        shape=full_grid,
+        accesses=lambda call: (touch(call, "x", "read"), touch(call, "y", "read"), touch(call, "y", "write")),
+        source="tests.cu",
+        reference=reference or (lambda arrays, scalars: {"y": arrays["x"] + arrays["y"]}),
+        loads_in_flight=8,
+    )
+
+
+def lookup() -> Kernel:
+    """out[i] = table[i % len(table)]."""
+
+    def reference(arrays: Any, scalars: Any) -> Any:
+        return {"out": np.resize(arrays["table"], arrays["out"].size)}
+
+    return Kernel(
+        name="lookup",
+        parameters=(Parameter("out", Role.WRITE), Parameter("table", Role.READ)),
+        shape=lambda facts, call: LaunchShape(call.blocks or 2 * facts.sm_count, 1024),
+        accesses=lambda call: (touch(call, "table", "read", requested=call.arrays["out"].nbytes), touch(call, "out", "write")),
+        source="tests.cu",
+        reference=reference,
+    )
+
+
+def scan() -> Kernel:
+    """Reads all of x."""
+    return Kernel(
+        name="scan",
+        parameters=(Parameter("x", Role.READ),),
+        shape=full_grid,
+        accesses=lambda call: (touch(call, "x", "read"),),
+        source="tests.cu",
+        reference=lambda arrays, scalars: {},
+        loads_in_flight=8,
+    )
+
+
+def overwrite() -> Kernel:
+    """Writes all of x."""
+    return Kernel(
+        name="overwrite",
+        parameters=(Parameter("x", Role.WRITE),),
+        shape=full_grid,
+        accesses=lambda call: (touch(call, "x", "write"),),
+        source="tests.cu",
+        reference=lambda arrays, scalars: {"x": np.ones_like(arrays["x"])},
+    )
+
+
+def walk() -> Kernel:
+    """One thread follows all nodes of 64 bytes."""
+    return Kernel(
+        name="walk",
+        parameters=(Parameter("nodes", Role.READ),),
+        shape=lambda facts, call: LaunchShape(1, 1),
+        accesses=lambda call: (
+            Access(
+                "nodes",
+                "read",
+                call.arrays["nodes"].nbytes // NODE_WORDS,
+                call.arrays["nodes"].nbytes // NODE_WORDS,
+                sectors_per_request=32.0,
+                dependent=True,
+                random=True,
+            ),
+        ),
+        source="tests.cu",
+        reference=lambda arrays, scalars: {},
+        accesses_per_launch=lambda call: call.arrays["nodes"].size // NODE_WORDS,
+    )
+
+
+def transfer() -> Kernel:
+    """A copy by the copy engine."""
+    return Kernel(
+        name="transfer",
+        parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
+        shape=lambda facts, call: LaunchShape(0, 0),
+        accesses=lambda call: (touch(call, "source", "read"), touch(call, "destination", "write")),
+        reference=lambda arrays, scalars: {"destination": arrays["source"].copy()},
+    )
+
+
+class Workbench:
+    """A device, a stream, and what tests repeat."""
+
+    def __init__(self, name: str = "h100", seed: int = 0, sheet: Datasheet | None = None) -> None:
+        self.device = SimulatedDevice(sheet or DATASHEETS[name], seed=seed)
+        self.stream = self.device.stream()
+
+    def memory(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Allocation:
+        return self.device.allocate(nbytes, kind)
+
+    def bind(self, kernel: Kernel, blocks: int | None = None, dtype: str = "f4", **arrays: Allocation) -> Launch:
+        size = np.dtype(dtype).itemsize
+        facts = {n: ArrayFacts(a.nbytes // size, dtype, size, a.kind.on_host) for n, a in arrays.items()}
+        call = Call(facts, {}, blocks)
+        return Launch(kernel, call, kernel.shape(self.device.facts, call), arrays)
+
+    def run(self, launch: Launch) -> None:
+        self.device.launch(launch, self.stream)
+        self.device.synchronize()
+
+    def warm_up(self) -> None:
+        launch = self.bind(scan(), x=self.memory(4096))
+        for _ in range(50):
+            self.device.launch(launch, self.stream)
+        self.device.synchronize()
+
+    def time(self, launch: Launch) -> float:
+        """Seconds of one launch, launch latency hidden."""
+        device, start, end = self.device, self.device.event(), self.device.event()
+        hold = device.hold(self.stream, 10.0)
+        device.record(start, self.stream)
+        device.launch(launch, self.stream)
+        device.record(end, self.stream)
+        hold.release()
+        device.synchronize()
+        return device.elapsed(start, end)
+
+    def hot(self, launch: Launch, samples: int = 9) -> float:
+        """Median seconds of a launch after launches of its own kind."""
+        return statistics.median([self.time(launch) for _ in range(samples + 2)][2:])
+
+    def flush(self) -> None:
+        """Reads twice the L2."""
+        if not hasattr(self, "_flush"):
+            self._flush = self.bind(scan(), x=self.memory(2 * self.device.facts.l2_bytes))
+        self.run(self._flush)
+
+    def cold(self, launch: Launch, samples: int = 9) -> float:
+        """Median seconds of a launch after a read flush."""
+        times = []
+        for _ in range(samples):
+            self.flush()
+            times.append(self.time(launch))
+        return statistics.median(times)
