@@ -15,6 +15,7 @@ import pytest_gpumem.devices.simulated
 from pytest_gpumem.devices.protocol import MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import Kernel
 
 
 def samples(seed: int) -> list[float]:
@@ -209,8 +210,9 @@ def test_pinned_beats_pageable(bench: Workbench) -> None:
     assert rates[MemoryKind.PINNED, "out"] > 2 * rates[MemoryKind.PAGEABLE, "out"]
 
 
-def test_a_kernel_reads_mapped_memory_over_the_link(bench: Workbench) -> None:
-    seconds = bench.hot(bench.bind(scan(), x=bench.memory(256 * MIB, MemoryKind.PINNED)))
+@pytest.mark.parametrize("kernel", [scan(), overwrite()], ids=lambda k: k.name)
+def test_a_kernel_touches_mapped_memory_over_the_link(bench: Workbench, kernel: Kernel) -> None:
+    seconds = bench.hot(bench.bind(kernel, x=bench.memory(256 * MIB, MemoryKind.PINNED)))
     assert 40e9 < 256 * MIB / seconds < 56e9
 
 

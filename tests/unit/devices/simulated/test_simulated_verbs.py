@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,7 @@ from pytest_gpumem.devices.protocol import (
     DeviceError,
     Foreign,
     HoldExpired,
+    Launch,
     MemoryKind,
     OutOfMemory,
     Unsupported,
@@ -22,7 +24,7 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.devices.simulated.content import BACKED_BYTES
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
-from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, LaunchShape, Parameter, Role
 
 
 @pytest.mark.parametrize("name", sorted(DATASHEETS))
@@ -223,6 +225,23 @@ def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> N
         values = bench.device.to_host(table, "i4", table_bytes // 4)
         result = bench.device.to_host(out, "i4", GIB // 4)
         assert np.array_equal(result, values[np.arange(result.size) % (table_bytes // 4)])
+
+
+def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> None:
+    n = 4 * MIB
+    narrow, wide, out = bench.memory(4 * n), bench.memory(8 * n), bench.memory(8 * n)
+    bench.device.fill_random(narrow, "f4", 1, bench.stream)
+    bench.device.fill_random(wide, "f8", 2, bench.stream)
+    widen = replace(
+        accumulate(),
+        parameters=(Parameter("narrow", Role.READ), Parameter("wide", Role.READ), Parameter("out", Role.WRITE)),
+        accesses=lambda call: (),
+        reference=lambda arrays, scalars: {"out": arrays["narrow"] + arrays["wide"]},
+    )
+    call = Call({"narrow": ArrayFacts(n, "f4", 4), "wide": ArrayFacts(n, "f8", 8), "out": ArrayFacts(n, "f8", 8)})
+    bench.run(Launch(widen, call, LaunchShape(1, 1), {"narrow": narrow, "wide": wide, "out": out}))
+    result, other = bench.device.to_host(out, "f8", n), bench.device.to_host(wide, "f8", n)
+    assert np.array_equal(result, bench.device.to_host(narrow, "f4", n)[: result.size] + other)
 
 
 def test_update_runs_each_time(bench: Workbench) -> None:
@@ -549,8 +568,6 @@ def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
 
 
 def test_set_aside_where_there_is_none() -> None:
-    from dataclasses import replace
-
     bench = Workbench(sheet=replace(DATASHEETS["h100"], persisting_l2_max_bytes=0, default_set_aside=0))
     with pytest.raises(Unsupported, match="no persisting L2"):
         bench.device.request_set_aside(MIB)
