@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
 
 DEFAULT_DATASHEET = "h100"
 
@@ -25,6 +26,8 @@ class Chosen:
     """Create the context (or the model) and give the device."""
     fallback_reason: str | None = None
     """Why `auto` took the simulated device."""
+    conditions: Callable[[], Conditions] = Conditions
+    """Clocks and throttle reasons now, read without a context; by default nothing is known."""
 
 
 def accepted(choice: str) -> bool:
@@ -60,7 +63,17 @@ def _cuda(index: int) -> Chosen:
         facts = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return Chosen(facts, lambda: _open_cuda(index, facts))
+    return Chosen(facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts))
+
+
+def _cuda_conditions(facts: DeviceFacts) -> Conditions:
+    from pytest_gpumem.devices.cuda.conditions import ConditionReader
+
+    reader = ConditionReader(facts)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:

@@ -39,12 +39,13 @@ BATCH = 20
 PROFILED_SAMPLES = 5
 """Samples under a profiler, which measures each of them in its own way."""
 FLOOR_SAMPLES = 50
+WAKE_BATCH = 100
+"""Flushes between two looks at the clocks."""
 WAKE_SECONDS = 0.3
-"""Seconds of flushing, at least, before the first measurement of a session: an idle GPU raises its clocks over tens of milliseconds,
-longer than a warm-up by number of samples would see."""
-WAKE_BATCH = 200
+"""Seconds that a GPU is kept busy, once a session, if its clocks were not up: an idle GPU raises them over tens of milliseconds, longer
+than a warm-up by number of samples would see."""
 WAKE_LIMIT = 2.0
-"""Seconds after which a GPU that does not become steady is measured all the same; the samples' own warm-up still follows."""
+"""Seconds after which a GPU that does not become steady is measured all the same; every measurement warms up besides."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +204,18 @@ class Conductor:
         stream, start, end = self._device.stream(), self._device.event(), self._device.event()
         begun, means = self._device.now(), list[float]()
         flush = self.flush("clean-cold")
-        while (spent := self._device.now() - begun) < WAKE_SECONDS or (spent < WAKE_LIMIT and not steady(means)):
+        asleep = self._device.conditions()
+        while True:
             self._device.record(start, stream)
             for _ in range(WAKE_BATCH):
                 flush(stream)
             self._device.record(end, stream)
             self._device.synchronize(stream)
             means.append(self._device.elapsed(start, end) / WAKE_BATCH)
+            spent, now = self._device.now() - begun, self._device.conditions()
+            unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (asleep.sm_clock_hz, asleep.memory_clock_hz)
+            if (unchanged and now.sm_clock_hz is not None) or (spent > WAKE_SECONDS and steady(means)) or spent > WAKE_LIMIT:
+                break
         self._awake = True
 
     def _measured_floor(self) -> float:
@@ -255,6 +261,7 @@ class _Run:
             mode=plan.mode,
             foreign=target.foreign,
             pages_move=bool(target.homes),
+            waits=target.waits,
             restores=target.restores,
             profiled=conductor.profiled,
         )

@@ -91,6 +91,10 @@ class Target(Protocol):
         """Whether `prepare` does anything."""
 
     @property
+    def waits(self) -> bool:
+        """Whether the host takes part in every launch, as in a copy of pageable memory: no graph or held stream can show its time."""
+
+    @property
     def homes(self) -> tuple[Buffer, ...]:
         """Managed buffers whose pages must be put back before every sample."""
 
@@ -203,6 +207,10 @@ class KernelTarget:
         return self._bound.kernel.reference is not None
 
     @property
+    def waits(self) -> bool:
+        return any(b.kind is MemoryKind.PAGEABLE for b in self._buffers.values())
+
+    @property
     def homes(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self._buffers.values() if b.kind is MemoryKind.MANAGED and b.home != "as left")
 
@@ -277,6 +285,7 @@ class CallableTarget:
 
     foreign = True
     restores = False
+    waits = False
     window: PersistingStream | None
 
     def __init__(
@@ -364,6 +373,7 @@ class CaseTarget:
     """A `Case`, built anew for each placement."""
 
     foreign = True
+    waits = False
     accesses_per_launch: int | None = None
     max_placements: int | None = None
 

@@ -7,13 +7,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_gpumem.baselines.store import BaselineError
+from pytest_gpumem.baselines.store import Baseline, BaselineError
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.judge import is_failure
+from pytest_gpumem.verdicts.screen import compare
+
+
+def resolvable(baseline: Baseline) -> float | None:
+    """The smallest slow-down that any row of a baseline could show against itself, as a share; None for an empty baseline."""
+    shares = []
+    for rows in baseline.rows.values():
+        measurements = [row.measurement for row in rows if row.measurement is not None]
+        if measurements:
+            shares.append(compare(measurements[-1], measurements, 0.0).resolvable)
+    return min(shares, default=None)
 
 
 class TerminalHooks:
@@ -26,13 +37,14 @@ class TerminalHooks:
     def pytest_report_header(self) -> list[str]:
         session = self._session
         reason = session.chosen.fallback_reason
-        return header(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason)
+        conditions = session.chosen.conditions()
+        return header(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        return baseline_line(baseline.processes, None, str(self._session.baseline_folder))
+        return baseline_line(baseline.processes, resolvable(baseline), str(self._session.store.folder))
 
     def pytest_report_collectionfinish(self) -> list[str]:
         session = self._session
@@ -83,9 +95,11 @@ class TerminalHooks:
         # -q shows what needs attention only.
         shown = rows if writer.verbosity >= 0 else [row for row in rows if row.failed or is_failure(row.verdict, True)]
         if shown:
-            writer.write_line(table(shown, session.facts, width=writer._tw.fullwidth, colour=writer._tw.hasmarkup))
+            drawn = table(shown, session.facts, width=writer._tw.fullwidth, colour=writer._tw.hasmarkup, notes=writer.verbosity > 0)
+            writer.write_line(drawn)
         if rows:
             counts = Counter(row.verdict.outcome.value for row in rows)
-            writer.write_line(f"{len(rows)} measured: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+            simulated = " (simulated)" if session.facts.simulated else ""
+            writer.write_line(f"{len(rows)} measured{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
         for note in self._notes:
             writer.write_line(note)

@@ -28,9 +28,9 @@ class Comparison:
     delta: float
     """Measured change."""
     low: float
-    """Lower end of its interval."""
+    """Lower end of its interval, one-sided at 99.9 %: what guards against a false alarm."""
     high: float
-    """Upper end of its interval."""
+    """Upper end of its interval, one-sided at 99 %: what guards against a miss."""
     resolvable: float
     """Smallest slow-down that this comparison could have caught."""
     processes: int

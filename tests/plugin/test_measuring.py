@@ -34,14 +34,14 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
     result = gpumem()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS, simulated", "1 measured: 1 PASS"])
+    result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS, simulated", "1 measured (simulated): 1 PASS"])
 
 
 def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     result = gpumem("-q", "--benchmark-quiet")
     assert "test_triad" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["1 measured: 1 PASS"])
+    result.stdout.fnmatch_lines(["1 measured (simulated): 1 PASS"])
 
 
 def test_several_measurements_have_labels(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -19,7 +19,7 @@ class Choice:
     """Whether another sampler may take over; not if the user asked for this one."""
 
 
-def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restores: bool, profiled: bool) -> Choice:
+def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restores: bool, waits: bool, profiled: bool) -> Choice:
     """Choose a sampler.
 
     Args:
@@ -27,6 +27,7 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
         mode: state of the cache before each sample.
         foreign: the target is not of the catalogue.
         pages_move: managed pages must be put back before every sample, which no graph can do.
+        waits: the host takes part in every launch and returns late, as in a copy of pageable memory.
         restores: something must run before every launch, so launches cannot follow each other in a batch.
         profiled: a profiler is attached.
 
@@ -41,6 +42,8 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
         if requested == "graph" and pages_move:
             raise BadCall('sampler "graph" cannot put managed pages back before every sample; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
+    if waits:
+        return Choice("host", "a copy of pageable memory is done by the host: wall-clock time, launch latency included", fallback=False)
     if pages_move:
         return Choice("blocked", "managed pages are put back before every sample, which a graph cannot do", fallback=True)
     if mode == "hot" and not restores:

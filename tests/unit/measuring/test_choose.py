@@ -11,8 +11,8 @@ from pytest_gpumem.measuring.samplers.choose import Choice, choose
 
 
 def chosen(requested: str = "auto", **facts: Any) -> Choice:
-    defaults: dict[str, Any] = {"mode": "clean-cold", "foreign": False, "pages_move": False, "restores": False, "profiled": False}
-    return choose(requested, **{**defaults, **facts})
+    nothing = dict.fromkeys(("foreign", "pages_move", "restores", "waits", "profiled"), False)
+    return choose(requested, **{"mode": "clean-cold", **nothing, **facts})
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def chosen(requested: str = "auto", **facts: Any) -> Choice:
         ({"mode": "dirty-cold"}, "graph"),
         ({"foreign": True}, "blocked"),
         ({"pages_move": True}, "blocked"),
+        ({"waits": True}, "host"),
         ({"mode": "hot"}, "batched"),
         ({"mode": "hot", "foreign": True}, "batched"),
         ({"mode": "hot", "foreign": True, "restores": True}, "blocked"),

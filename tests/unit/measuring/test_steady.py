@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_gpumem.measuring.steady import WINDOW, steady
+from pytest_gpumem.measuring.steady import WINDOW, steady, trend_significance
 
 
 def noisy(level: float, sigma: float, count: int, seed: int) -> list[float]:
@@ -46,3 +46,13 @@ def test_a_trend_below_the_drift_share_does_not_keep_the_warm_up_going() -> None
 def test_a_quantised_clock_is_steady() -> None:
     ticks = np.random.default_rng(3).integers(100, 102, WINDOW) * 32e-9
     assert steady(list(ticks), drift=0.02)
+
+
+def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(7)
+    for _ in range(100):
+        series = list(random.integers(0, 8, WINDOW) + 0.3 * np.arange(WINDOW) * random.integers(0, 3))
+        theirs = stats.kendalltau(range(WINDOW), series, method="asymptotic").pvalue
+        # Ours corrects for continuity, which is the cautious side.
+        assert theirs - 1e-9 <= trend_significance(series) <= theirs + 0.12
