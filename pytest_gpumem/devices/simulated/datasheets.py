@@ -232,10 +232,9 @@ HOPPER_FIT = Fit(
 
 A100_FIT = replace(
     HOPPER_FIT,
-    rows="A100: arrays of 1 GiB [benches]; cache geometry as on H100, writes and thrashing as on RTX 3090",
+    rows="A100: arrays of 1 GiB [benches]; cache as on H100, thrashing as on RTX 3090, no squeeze seen there",
     read_efficiency=0.9,
     write_efficiency=0.93,
-    write_pressure=GA102_FIT.write_pressure,
     thrash=GA102_FIT.thrash,
     squeeze_share=0.0,
     squeeze_slope=0.0,

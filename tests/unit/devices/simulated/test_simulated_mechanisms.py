@@ -128,9 +128,17 @@ def test_a_low_hit_ratio_gives_the_gain_away(bench: Workbench) -> None:
 def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(bench: Workbench) -> None:
     assert persisting(bench, 1, 264, 31.25, None) > 1.8 * persisting(bench, 1, 264, 0, None)
     assert persisting(bench, 1, 32, 31.25, None) < 1.05 * persisting(bench, 1, 32, 0, None)
-    older = Workbench("a100")
-    older.warm_up()
-    assert persisting(older, 1, 216, 30, None) < 1.1 * persisting(older, 1, 216, 0, None)
+    slowed = {}
+    for name in ("h100", "a100"):
+        other = Workbench(name)
+        other.warm_up()
+        stream = other.bind(overwrite(), x=other.memory(GIB))
+        other.device.request_set_aside(0)
+        without = other.hot(stream)
+        other.device.request_set_aside(other.device.facts.persisting_l2_max_bytes)
+        slowed[name] = other.hot(stream) / without
+    assert slowed["h100"] > 1.8
+    assert slowed["a100"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_persisting_lines_survive_a_flush_until_they_are_reset(bench: Workbench) -> None:
