@@ -186,7 +186,8 @@ def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, n
     if resolvable:
         best, worst = format_share(min(resolvable)), format_share(max(resolvable))
         span = best if best == worst else f"{best} to {worst}, by test"
-        text.append(f"change is against the baseline, in its interval (99.9 % below, 99 % above); smallest slow-down that could be resolved: {span}")
+        text.append("change is against the baseline, in its interval (99.9 % below, 99 % above)")
+        text.append(f"smallest slow-down that could be resolved: {span}")
     for row in rows:
         if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
