@@ -3,7 +3,8 @@
     python ci/bench/simulated_fit.py
 
 prints each row with the measured figure, the model's figure and the error of the time, and says which rows the model's parameters were
-fitted to ("fit") and which were held out. Exit code 1 if a held-out row of the RTX 3090 table is off by more than 15 %.
+fitted to ("fit") and which were held out: no parameter was adjusted to those, but the form of the model was chosen with all rows
+known, so their errors are not those of a blind prediction. Exit code 1 if a held-out row of the RTX 3090 table is off by more than 15 %.
 
 Measured figures:
     [Mao]  "CUDA L2 Persistent Cache" (Lei Mao): reset_data on an RTX 3090, 1 GiB stream, 32 blocks of 1024 threads, 3 MB set aside.
