@@ -117,7 +117,8 @@ def _cells(row: Row, facts: DeviceFacts, name: str) -> _Cells:
     return _Cells(
         name,
         latency=_latency(measurement),
-        bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth is not None else "",
+        # Where each access waits for the one before, bytes per second say nothing.
+        bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth and not measurement.accesses_per_launch else "",
         share=f"{share * 100:.1f} %" if share is not None else "",
         noise=format_share(measurement.noise) if measurement.noise is not None else "",
         change=change,
