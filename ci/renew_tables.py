@@ -1,0 +1,55 @@
+"""Draw the tables in Markdown files anew, from recorded runs and from scripts.
+
+    python ci/renew_tables.py README.md docs/*.md
+
+A marker stands on a line of its own before a ```text block, which is replaced:
+
+    <!-- record: FILE -->   the device, the day and the table of a run, from pytest-benchmark JSON below the repository
+    <!-- output: FILE -->   what a script of this repository prints
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_gpumem.records.schema import document_from_json
+from pytest_gpumem.reporting.table import table
+
+ROOT = Path(__file__).parents[1]
+WIDTH = 100
+BLOCK = re.compile(r"(<!-- (record|output): (\S+) -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def record(name: str) -> str:
+    """The device, the day and the table of a recorded run."""
+    run = json.loads((ROOT / name).read_text())
+    document = document_from_json(run["gpumem"])
+    device = document.device
+    head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
+    return f"{head}\n\n{table(document.rows, device, width=WIDTH, colour=False, notes=False)}"
+
+
+def output(name: str) -> str:
+    """What a script prints."""
+    return subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, check=True).stdout.rstrip()
+
+
+def renewed(text: str) -> str:
+    """Markdown with every marked block drawn anew."""
+    draw = {"record": record, "output": output}
+    return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3])}\n```", text)
+
+
+def main() -> int:
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(renewed(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
