@@ -12,8 +12,9 @@ from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Strea
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.units import format_bytes
 
-Home = Literal["host", "device", "as left"]
-"""Where the pages of managed memory are put back to before every sample."""
+Home = Literal["host", "device", "prefetched", "as left"]
+"""Where the pages of managed memory are put back to before every sample. "prefetched" is from the host to the device, each time: pages
+that a kernel faulted in would otherwise stay, and a prefetch that does nothing would not show."""
 
 ALIGNMENT = 256
 """Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
@@ -169,16 +170,14 @@ class Buffer:
         for follower in list(self._followers):
             follower()
 
-    def prefetch_ahead(self) -> None:
-        """From now on have managed pages on the device before every sample, by a prefetch."""
-        self._home = "device"
-        self.put_home(self._arena.stream)
-        self._arena.device.synchronize(self._arena.stream)
-
     def put_home(self, stream: Stream) -> None:
         """Put managed pages back to where they are before every sample; queued on `stream`."""
-        if self.kind is MemoryKind.MANAGED and self._home != "as left":
-            self._arena.device.prefetch(self._allocation, self._home == "host", stream)
+        if self.kind is not MemoryKind.MANAGED:
+            return
+        if self._home in ("host", "prefetched"):
+            self._arena.device.prefetch(self._allocation, True, stream)
+        if self._home in ("device", "prefetched"):
+            self._arena.device.prefetch(self._allocation, False, stream)
 
 
 class Arena:
@@ -210,7 +209,8 @@ class Arena:
             shape: bytes as one integer, or a shape as a tuple of elements.
             dtype: element type, as NumPy takes it.
             kind: where the memory lives.
-            home: where managed pages are before every sample; "host" means that the host touches them first.
+            home: where managed pages are before every sample; "host" means that the host touches them first, "prefetched" that they
+                are prefetched from there.
             populate: leave the pages of managed memory untouched if False.
             write_combined, mapped: flags of `cudaHostAlloc`.
 

@@ -54,11 +54,9 @@ class Memory:
         return self._give(buffer, like)
 
     def prefetched(self, shape: int | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
-        """Managed memory that the host has written and that is prefetched to the device before every sample."""
+        """Managed memory that goes back to the host and is prefetched to the device before every sample."""
         self._needs_migration()
-        buffer = self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="host")
-        buffer.prefetch_ahead()
-        return self._give(buffer, like)
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="prefetched"), like)
 
     def pinned(
         self, shape: int | Sequence[int], dtype: Any = "f4", *, mapped: bool = True, write_combined: bool = False, like: Any = None
