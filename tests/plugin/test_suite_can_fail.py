@@ -1,0 +1,222 @@
+"""The memory suite can fail: take one mechanism out of the simulated device, and the suite's tests of it turn red, no others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.protocol import MemoryKind
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.devices.simulated.memory import L2, Lines, Pages
+from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.kernels.kernel import Access, Call
+from pytest_gpumem.memory import l2
+
+Run = Callable[..., pytest.RunResult]
+Patch = pytest.MonkeyPatch
+
+SUITE = Path(__file__).parents[1] / "memory"
+
+
+# What is taken out. The session runs inside this process, so a patch of the model is a patch of its device.
+
+
+def no_window(patch: Patch) -> None:
+    """A window is taken and forgotten."""
+    patch.setattr(SimulatedDevice, "set_window", lambda self, stream, window: None)
+
+
+def no_set_aside(patch: Patch) -> None:
+    """The driver grants nothing."""
+    request = L2.request_set_aside
+    patch.setattr(L2, "request_set_aside", lambda self, nbytes: request(self, 0))
+
+
+def largest_set_aside(patch: Patch) -> None:
+    """What fits is the maximum, as guides have it."""
+    patch.setattr(l2, "fit_set_aside", lambda facts, nbytes: facts.persisting_l2_max_bytes)
+
+
+def hit_ratio_ignored(patch: Patch) -> None:
+    """Every access under a window persists, so a window beyond the set-aside thrashes."""
+    set_window = SimulatedDevice.set_window
+    patch.setattr(
+        SimulatedDevice,
+        "set_window",
+        lambda self, stream, window: set_window(self, stream, window and replace(window, hit_ratio=1.0)),
+    )
+
+
+def no_prefetch(patch: Patch) -> None:
+    """A prefetch to the device moves no page."""
+    prefetch = SimulatedDevice.prefetch
+    patch.setattr(
+        SimulatedDevice,
+        "prefetch",
+        lambda self, allocation, to_host, stream: prefetch(self, allocation, to_host, stream) if to_host else None,
+    )
+
+
+def pages_stay_where_they_are(patch: Patch) -> None:
+    """A prefetch to the host moves no page: only the first sample of a placement faults."""
+    prefetch = SimulatedDevice.prefetch
+    patch.setattr(
+        SimulatedDevice,
+        "prefetch",
+        lambda self, allocation, to_host, stream: None if to_host else prefetch(self, allocation, to_host, stream),
+    )
+
+
+def pages_never_stay(patch: Patch) -> None:
+    """Whatever a kernel or a prefetch brings to the device is back on the host at the next access: every launch faults."""
+    to_device = Pages.to_device
+
+    def faulting(self: Pages, share: float) -> tuple[float, float]:
+        self.to_host()
+        return to_device(self, share)
+
+    patch.setattr(Pages, "to_device", faulting)
+
+
+def pageable_instead_of_pinned(patch: Patch) -> None:
+    """What was to be page-locked is ordinary memory."""
+    allocate = SimulatedDevice.allocate
+
+    def unlocked(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: Any) -> Any:
+        return allocate(self, nbytes, MemoryKind.PAGEABLE if kind is MemoryKind.PINNED else kind, **flags)
+
+    patch.setattr(SimulatedDevice, "allocate", unlocked)
+
+
+def registering_locks_nothing(patch: Patch) -> None:
+    """`cudaHostRegister` leaves the memory pageable."""
+    adopt = SimulatedDevice.adopt
+    patch.setattr(SimulatedDevice, "adopt", lambda self, array, register: adopt(self, array, register=False))
+
+
+def sectors(patch: Patch, cost: Callable[[str, Call, Access], float]) -> None:
+    """Each request moves as many sectors as `cost(kernel, call, access)` says."""
+    prepare = SimulatedDevice._prepare
+
+    def prepared(self: SimulatedDevice, launch: Any) -> Any:
+        kernel = launch.kernel
+
+        def accesses(call: Call) -> tuple[Access, ...]:
+            return tuple(replace(a, sectors_per_request=cost(kernel.name, call, a)) for a in kernel.accesses(call))
+
+        return replace(prepare(self, replace(launch, kernel=replace(kernel, accesses=accesses))), launch=launch)
+
+    patch.setattr(SimulatedDevice, "_prepare", prepared)
+
+
+def strides_cost_nothing(patch: Patch) -> None:
+    """Every request is served as if its words lay side by side."""
+    sectors(patch, lambda kernel, call, access: 4.0)
+
+
+def offsets_cost_twice(patch: Patch) -> None:
+    """A request at any offset moves twice the sectors."""
+    sectors(patch, lambda kernel, call, access: 8.0 if call.scalars.get("offset") else access.sectors_per_request)
+
+
+def order_matters(patch: Patch) -> None:
+    """Words in another order than the threads' cost a sector each, as before compute capability 2.0."""
+    sectors(patch, lambda kernel, call, access: 32.0 if kernel == "permuted_copy" else access.sectors_per_request)
+
+
+def l2_keeps_nothing(patch: Patch) -> None:
+    """Every launch finds an empty L2."""
+    patch.setattr(L2, "lines", lambda self, allocation: Lines())
+
+
+def dram_at_three_quarters(patch: Patch) -> None:
+    """As with a memory clock that is stuck."""
+    time = Timing._dram_time
+    patch.setattr(Timing, "_dram_time", lambda self, *nbytes: time(self, *nbytes) / 0.75)
+
+
+def own_code_does_not_run(patch: Patch) -> None:
+    """A function of the user's own queues its work and computes nothing."""
+    call = SimulatedDevice.call
+    patch.setattr(SimulatedDevice, "call", lambda self, foreign, stream: call(self, replace(foreign, reference=lambda: None), stream))
+
+
+ASSERTION = r"^E +(AssertionError: )?assert "
+"""The test's own assertion failed."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A mechanism that is taken out, the tests of the suite that turn red, and what each of them says."""
+
+    out: Callable[[Patch], None]
+    red: frozenset[str]
+    says: str = ASSERTION
+
+
+BUSY_LOOKUP = "test_lookup_table_stays_in_l2_of_a_busy_gpu"
+PERSISTENCE = {"test_lookup_table_stays_in_l2", BUSY_LOOKUP, "test_sliding_window", "test_a_fitted_hit_ratio_avoids_thrashing"}
+GPU_FIRST = {f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")}
+PREFETCHED = {"test_prefetch_beats_faulting", "test_prefetched_is_nearly_device_memory"}
+STREAM = {f"test_{name}" for name in ("copy", "mul", "stream_add", "triad", "write", "read", "dot")}
+
+REMOVALS = [
+    Removal(no_window, frozenset(PERSISTENCE)),
+    Removal(no_set_aside, frozenset(PERSISTENCE)),
+    Removal(largest_set_aside, frozenset({BUSY_LOOKUP})),
+    Removal(hit_ratio_ignored, frozenset({"test_a_fitted_hit_ratio_avoids_thrashing"})),
+    Removal(no_prefetch, frozenset(PREFETCHED)),
+    Removal(pages_stay_where_they_are, frozenset({"test_prefetch_beats_faulting"})),
+    Removal(pages_never_stay, frozenset(PREFETCHED | GPU_FIRST)),
+    Removal(pageable_instead_of_pinned, frozenset({"test_pinned_to_device_beats_pageable", "test_device_to_pinned_beats_pageable"})),
+    Removal(registering_locks_nothing, frozenset({"test_registered_memory_is_as_fast_as_pinned"})),
+    Removal(strides_cost_nothing, frozenset(f"test_stride_copy[{stride}]" for stride in (2, 4, 8))),
+    Removal(offsets_cost_twice, frozenset(f"test_offset_copy[{offset}]" for offset in (1, 7, 8, 32))),
+    Removal(order_matters, frozenset({"test_permutation_within_aligned_segments_is_nearly_free"})),
+    Removal(l2_keeps_nothing, frozenset({"test_l2_answers_sooner_than_dram"})),
+    Removal(dram_at_three_quarters, frozenset(STREAM), says=r"min_bandwidth 8[05]% of peak"),
+    Removal(own_code_does_not_run, frozenset({"test_case_that_also_runs_simulated"}), says="WrongResult: scale: "),
+]
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, gpumem: Run) -> Callable[[], tuple[set[str], dict[str, str]]]:
+    """Runs a copy of the suite, quickly; gives the names of the tests that passed, and the text of those that failed."""
+    quickly = ("--gpumem-placements=2", "--gpumem-precision=5%", "--benchmark-quiet", "-q", "-p", "no:hypothesispytest")
+    # A folder and importlib, so that no module of it is taken for one of the same name in the session outside.
+    shutil.copytree(SUITE, pytester.path / "suite", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run() -> tuple[set[str], dict[str, str]]:
+        passed, _, failed = gpumem("suite", "--import-mode=importlib", *quickly).reprec.listoutcomes()  # type: ignore[attr-defined]
+        assert all(report.when == "call" for report in failed), failed
+        return {name(r) for r in passed}, {name(r): r.longreprtext for r in failed}
+
+    return run
+
+
+def name(report: pytest.TestReport) -> str:
+    return report.nodeid.split("::")[1]
+
+
+@pytest.mark.parametrize("removal", [pytest.param(r, id=r.out.__name__) for r in REMOVALS])
+def test_a_missing_mechanism_turns_its_tests_red(removal: Removal, suite: Callable[[], Any], monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        removal.out(patch)
+        passed, failed = suite()
+    assert set(failed) == removal.red
+    assert passed
+    for test, text in failed.items():
+        assert re.search(removal.says, text, re.MULTILINE), (test, text)
+
+
+def test_the_suite_is_green_and_every_test_of_it_was_seen_red(suite: Callable[[], Any]) -> None:
+    """A test that joins the suite needs a removal that turns it red."""
+    passed, failed = suite()
+    assert failed == {}
+    assert passed == set().union(*(r.red for r in REMOVALS))
