@@ -34,6 +34,8 @@ _STYLES = {
 
 _GAP = 2
 _LEAST_NAME = 16
+_TELLING_NAME = 28
+"""Columns that a name gets before anything else gives way."""
 
 _UNBOUNDED = 1000
 """Columns given to rich, so that it never cuts a figure: the widths are worked out here."""
@@ -63,7 +65,7 @@ _HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    A column in which no row has a figure is left out. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names
+    A column in which no row has a figure is left out, and `of peak` where names would get too short. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names
     go without their file where they are unique without it, and are shortened in the middle if need be; figures never are, and the
     table gets wider than `width` where they alone need more.
 
@@ -81,11 +83,14 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     usual_how = usual[0][0] if usual else None
     shown = [column for column in range(len(_HEADINGS)) if any(cell.figures[column] for cell in cells)]
 
-    # Verdicts break into two lines only before names would get shorter than the least.
-    broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < _LEAST_NAME
+    # Before names get too short to tell tests apart: first the share of the peak goes, then verdicts break into two lines.
+    longest = max(len(cell.name) for cell in cells)
+    full = _figures_width(cells, shown) + max(len(cell.verdict) for cell in cells) + _GAP
+    if width - full < min(longest, _TELLING_NAME) and len(shown) > 1:
+        shown = [column for column in shown if _HEADINGS[column] != "of peak"]
+    broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < min(longest, _TELLING_NAME)
     verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
     verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
-    longest = max(len(cell.name) for cell in cells)
     name_width = max(_LEAST_NAME, min(longest, width - _figures_width(cells, shown) - verdict_width - _GAP))
 
     drawn = Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
