@@ -17,6 +17,10 @@ class BadCall(ValueError):
     """A kernel or a measurement was called with arguments that do not fit; one sentence that names them."""
 
 
+class NoSuchKernel(AttributeError):
+    """The catalogue has no kernel of that name; one sentence that says which there are."""
+
+
 @dataclass(frozen=True)
 class BoundKernel:
     """A kernel of the catalogue on one device.
@@ -119,7 +123,7 @@ class Kernels:
     """The catalogue on one device: `kernels.triad` is a `BoundKernel`.
 
     Raises:
-        AttributeError: no kernel of that name; the message names the nearest.
+        NoSuchKernel: no kernel of that name; the message names the nearest.
     """
 
     def __init__(self, device: Device) -> None:
@@ -130,7 +134,7 @@ class Kernels:
         if name not in CATALOGUE:
             near = difflib.get_close_matches(name, CATALOGUE, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise AttributeError(f"no kernel {name!r} in the catalogue{hint} There are: {', '.join(sorted(CATALOGUE))}")
+            raise NoSuchKernel(f"no kernel {name!r} in the catalogue{hint} There are: {', '.join(sorted(CATALOGUE))}")
         return BoundKernel(CATALOGUE[name], self._device, self._stream)
 
     def __dir__(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
 
 Home = Literal["host", "device", "prefetched", "as left"]
 """Where the pages of managed memory are put back to before every sample. "prefetched" is from the host to the device, each time: pages
@@ -194,7 +194,7 @@ class Arena:
 
     def buffer(
         self,
-        shape: int | Sequence[int],
+        shape: int | str | Sequence[int],
         dtype: Any = "f4",
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
@@ -206,7 +206,7 @@ class Arena:
         """A new buffer with seeded random content.
 
         Args:
-            shape: bytes as one integer, or a shape as a tuple of elements.
+            shape: bytes as one integer or as "64 MiB", or a shape as a tuple of elements.
             dtype: element type, as NumPy takes it.
             kind: where the memory lives.
             home: where managed pages are before every sample; "host" means that the host touches them first, "prefetched" that they
@@ -304,7 +304,7 @@ class Arena:
             raise first
 
 
-def parse_shape(shape: int | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Elements per axis and element type from what a user wrote.
 
     Raises:
@@ -316,8 +316,13 @@ def parse_shape(shape: int | Sequence[int], dtype: Any) -> tuple[tuple[int, ...]
         raise BadBuffer(f"dtype {dtype!r} is no element type: {error}") from None
     if element.hasobject or element.itemsize == 0:
         raise BadBuffer(f"dtype {dtype!r} cannot live in device memory")
+    if isinstance(shape, str):
+        try:
+            shape = parse_bytes(shape)
+        except QuantityError as error:
+            raise BadBuffer(f"size {error}") from None
     if isinstance(shape, bool) or not isinstance(shape, (int, np.integer, tuple, list)):
-        raise BadBuffer(f"a size is a number of bytes or a tuple of elements, not {shape!r}")
+        raise BadBuffer(f'a size is a number of bytes, a text such as "64 MiB", or a tuple of elements, not {shape!r}')
     if isinstance(shape, (int, np.integer)):
         if shape <= 0 or shape % element.itemsize:
             raise BadBuffer(f"{shape} bytes do not hold a whole, positive number of {element.itemsize}-byte elements ({element})")

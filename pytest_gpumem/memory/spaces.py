@@ -14,7 +14,7 @@ from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
 class Memory:
     """Asks an arena for buffers, one method for each kind of memory.
 
-    Sizes are bytes as one integer or elements as a tuple. Content is seeded and random: floats uniform in [0, 1), integers over their
+    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and random: floats uniform in [0, 1), integers over their
     full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for host memory): then an array of that library is given
     instead of a `Buffer`, and it stays at its address.
 
@@ -25,13 +25,13 @@ class Memory:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
 
-    def device(self, shape: int | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+    def device(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory by `cudaMalloc`."""
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
 
     def managed(
         self,
-        shape: int | Sequence[int],
+        shape: int | str | Sequence[int],
         dtype: Any = "f4",
         *,
         first_touch: Literal["host", "device", "none"] = "host",
@@ -53,13 +53,13 @@ class Memory:
         buffer = self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home=homes[first_touch], populate=first_touch != "none")
         return self._give(buffer, like)
 
-    def prefetched(self, shape: int | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+    def prefetched(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Managed memory that goes back to the host and is prefetched to the device before every sample."""
         self._needs_migration()
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="prefetched"), like)
 
     def pinned(
-        self, shape: int | Sequence[int], dtype: Any = "f4", *, mapped: bool = True, write_combined: bool = False, like: Any = None
+        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, mapped: bool = True, write_combined: bool = False, like: Any = None
     ) -> Any:
         """Page-locked host memory by `cudaHostAlloc` (CUDA C++ Best Practices Guide, 9.1.1).
 

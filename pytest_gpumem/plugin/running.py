@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpumem.devices.protocol import Device, DeviceError, Unsupported
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
-from pytest_gpumem.measuring.bound import BadCall, Kernels
+from pytest_gpumem.measuring.bound import BadCall, Kernels, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, persisting
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of an xdist worker's report that carries the rows, samples included, to the controller."""
 
-MISTAKES = (BadCall, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
+MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
 
 

@@ -43,7 +43,7 @@ class Allocations:
             cupy.get_default_memory_pool().free_all_blocks()
             free = self.free_bytes(kind)
         if nbytes > free:
-            raise OutOfMemory(f"{nbytes} bytes of {kind.value} memory asked for, {free} are free")
+            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
         with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
             made = self._make(nbytes, kind, mapped, write_combined)
         if (made.address or made.host_address) % ALIGNMENT:

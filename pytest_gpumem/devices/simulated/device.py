@@ -439,7 +439,9 @@ class SimulatedDevice:
     def _take(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
         if nbytes > free:
-            raise OutOfMemory(f"{nbytes} bytes of {kind.value} memory asked for, {free} are free on the simulated device")
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
+            )
         self._used[kind] += nbytes
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
