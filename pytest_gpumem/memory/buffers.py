@@ -238,8 +238,9 @@ class Arena:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
 
         Raises:
-            BadBuffer: the array is not C-contiguous, or is empty.
+            BadBuffer: the array is not C-contiguous, is empty, or its type is not a plain one.
         """
+        _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
             raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
         allocation = self.device.adopt(array, register=register)
@@ -314,8 +315,7 @@ def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int
         element = np.dtype(dtype)
     except TypeError as error:
         raise BadBuffer(f"dtype {dtype!r} is no element type: {error}") from None
-    if element.hasobject or element.itemsize == 0:
-        raise BadBuffer(f"dtype {dtype!r} cannot live in device memory")
+    _check_plain(element)
     if isinstance(shape, str):
         try:
             shape = parse_bytes(shape)
@@ -330,3 +330,8 @@ def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int
     if not shape or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n <= 0 for n in shape):
         raise BadBuffer(f"a shape is a tuple of positive integers, not {tuple(shape)!r}")
     return tuple(int(n) for n in shape), element
+
+
+def _check_plain(element: np.dtype[Any]) -> None:
+    if element.kind not in "biufc" or not element.isnative:
+        raise BadBuffer(f"dtype {element} cannot live in a buffer: it takes numbers in the machine's byte order")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from pytest_gpumem.devices.protocol import Device, MemoryKind, Stream, Unsupported, WindowSpec
@@ -121,7 +122,7 @@ def persisting(
         raise BadWindow(
             f"{buffer!r} is larger than the largest window of {facts.name}, {format_bytes(facts.access_policy_max_window_bytes)}"
         )
-    if hit_ratio != "fit" and (isinstance(hit_ratio, (str, bool)) or not 0.0 <= hit_ratio <= 1.0):
+    if hit_ratio != "fit" and (isinstance(hit_ratio, bool) or not isinstance(hit_ratio, Real) or not 0.0 <= hit_ratio <= 1.0):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     wanted = _requested(facts, buffer.nbytes, set_aside)
 
