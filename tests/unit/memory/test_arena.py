@@ -1,0 +1,202 @@
+"""What an arena gives, what it refuses, and that it frees everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice
+
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer
+from pytest_gpumem.units import GiB, MiB
+
+
+def test_floats_are_random_in_the_unit_interval_and_integers_over_their_range(arena: Arena) -> None:
+    floats = arena.buffer((4096,), "f4").read()
+    assert floats.min() >= 0.0
+    assert floats.max() < 1.0
+    assert len(np.unique(floats)) > 4000
+    integers = arena.buffer((4096,), "i4").read()
+    assert integers.min() < -(2**30)
+    assert integers.max() > 2**30
+
+
+def test_equal_seeds_give_equal_content_buffer_by_buffer() -> None:
+    def contents(seed: int) -> list[bytes]:
+        device = CountedDevice()
+        arena = Arena(device, seed)
+        return [arena.buffer((1000,), dtype).read().tobytes() for dtype in ("f4", "f4", "i8")]
+
+    one, again, other = contents(3), contents(3), contents(4)
+    assert one == again
+    assert all(a != b for a, b in zip(one, other, strict=True))
+    assert one[0] != one[1]
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.PINNED])
+@pytest.mark.parametrize("nbytes", [4, 1000, 3 * MiB])
+def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) -> None:
+    buffers = [arena.buffer(nbytes, kind=kind) for _ in range(3)]
+    assert [b.address % ALIGNMENT for b in buffers] == [0, 0, 0]
+    assert len({b.address for b in buffers}) == 3
+
+
+def test_a_misaligned_address_is_an_error_and_is_freed(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = device._device_addresses.take
+    monkeypatch.setattr(device._device_addresses, "take", lambda nbytes: take(nbytes) + 16)
+    with pytest.raises(BadBuffer, match="not aligned to 256 bytes"):
+        arena.buffer(4096)
+    arena.close()
+    assert device.live == []
+
+
+def test_what_a_buffer_says_of_itself(arena: Arena) -> None:
+    buffer = arena.buffer((3, 5), np.int16, MemoryKind.PINNED)
+    assert (buffer.size, buffer.itemsize, buffer.nbytes, buffer.dtype_name, len(buffer)) == (15, 2, 30, "i2", 3)
+    assert buffer.facts.on_host
+    assert repr(buffer).startswith("<pinned buffer, 30 B of i2 at 0x")
+    assert buffer.read().shape == (3, 5)
+    assert arena.buffer(64, "f8").shape == arena.buffer("64 B", "f8").shape == (8,)
+
+
+def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
+    buffer = arena.buffer((2, 3), "f4")
+    buffer.read()[:] = -1
+    assert (buffer.read() >= 0).all()
+    assert not buffer.written
+    buffer.write([[1, 2, 3], [4, 5, 6]])
+    assert buffer.written
+    np.testing.assert_array_equal(buffer.read(), [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(np.asarray(buffer), buffer.read())
+    buffer.view()[1, 2] = 7
+    assert buffer.read()[1, 2] == 7
+    with pytest.raises(BadBuffer, match=r"write\(\) got 5 elements for <device buffer, 24 B of f4 at .*>, which holds 6"):
+        buffer.write(range(5))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        (0, "f4", "0 bytes do not hold"),
+        (-8, "f4", "-8 bytes do not hold"),
+        (6, "f4", "6 bytes do not hold a whole, positive number of 4-byte elements (float32)"),
+        ((), "f4", "a shape is a tuple of positive integers, not ()"),
+        ((4, 0), "f4", "not (4, 0)"),
+        ((4, -1), "f4", "not (4, -1)"),
+        ((4, 2.0), "f4", "not (4, 2.0)"),
+        ((True,), "f4", "not (True,)"),
+        (True, "f4", "or a tuple of elements, not True"),
+        (1e6, "f4", "not 1000000.0"),
+        ("64 floats", "f4", "'64 floats'"),
+        ("6 B", "f4", "6 bytes do not hold"),
+        (None, "f4", "not None"),
+        (64, "float33", "dtype 'float33' is no element type"),
+        (64, object, "dtype object cannot live in a buffer"),
+        (64, "V8", "cannot live in a buffer"),
+        (64, "U4", "cannot live in a buffer"),
+        (64, "M8[s]", "cannot live in a buffer"),
+        (64, ">f4", "dtype >f4 cannot live in a buffer: it takes numbers in the machine's byte order"),
+        (64, [("x", "f4"), ("y", "f4")], "cannot live in a buffer"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(device: CountedDevice, arena: Arena, shape: Any, dtype: Any, message: str) -> None:
+    with pytest.raises(BadBuffer) as caught:
+        arena.buffer(shape, dtype)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert device.live == []
+
+
+@pytest.mark.parametrize("kind", list(MemoryKind))
+def test_more_than_is_free_is_refused_before_anything_is_allocated(device: CountedDevice, arena: Arena, kind: MemoryKind) -> None:
+    free = device.free_bytes(kind)
+    with pytest.raises(OutOfMemory):
+        arena.buffer((free // 4 + 1,), "f4", kind)
+    assert device.live == []
+    assert device.free_bytes(kind) == free
+
+
+def test_managed_memory_is_never_more_than_is_free(arena: Arena, device: CountedDevice) -> None:
+    arena.buffer(device.free_bytes(MemoryKind.DEVICE) // 4 * 4 - 1 * GiB)
+    with pytest.raises(OutOfMemory):
+        arena.buffer(2 * GiB, kind=MemoryKind.MANAGED)
+
+
+def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, arena: Arena) -> None:
+    for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.PINNED):
+        arena.buffer(4096, kind=kind)
+    arena.adopt(np.zeros(16), register=True)
+    arena.adopt(np.zeros(16), register=False)
+    arena.allocate(4096, MemoryKind.DEVICE)
+    arena.pad(2 * MiB)
+    arena.buffer(4096).move()
+    assert len(device.live) == 8
+    arena.close()
+    assert device.live == []
+    arena.close()
+
+
+def test_close_tries_every_allocation_and_raises_the_first_error(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (arena.buffer(4096).allocation for _ in range(3))
+    free = device.free
+
+    def reluctant(allocation: Allocation) -> None:
+        if allocation is not first:
+            raise DeviceError(f"cannot free {'second' if allocation is second else 'third'}")
+        free(allocation)
+
+    monkeypatch.setattr(device, "free", reluctant)
+    with pytest.raises(DeviceError, match="cannot free third"):  # the last one is freed first
+        arena.close()
+    assert device.live == [second, third]
+    arena.close()
+
+
+def test_padding_ends_the_padding_before(device: CountedDevice, arena: Arena) -> None:
+    arena.pad(4 * MiB)
+    arena.pad(6 * MiB)
+    assert [a.nbytes for a in device.live] == [6 * MiB]
+    arena.pad(0)
+    assert device.live == []
+
+
+def test_padding_puts_what_comes_next_elsewhere() -> None:
+    seen = set()
+    for padding in (0, 2 * MiB, 6 * MiB):
+        arena = Arena(CountedDevice(), seed=0)
+        arena.pad(padding)
+        seen.add(arena.buffer(2 * MiB).address)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("register", [True, False])
+def test_an_adopted_array_is_the_buffers_memory(device: CountedDevice, arena: Arena, register: bool) -> None:
+    array = np.arange(12, dtype="i4").reshape(3, 4)
+    buffer = arena.adopt(array, register=register)
+    assert buffer.kind is (MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE)
+    assert buffer.host_address == array.ctypes.data
+    assert bool(buffer.address) is register
+    buffer.write(np.ones((3, 4)))
+    assert (array == 1).all()
+    arena.close()
+    assert device.live == []
+    assert (array == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 4))[:, ::2], "C-contiguous"),
+        (np.zeros(0), "not empty"),
+        (np.array([object()]), "dtype object cannot live in a buffer"),
+        (np.zeros(4, ">i4"), "byte order"),
+    ],
+)
+def test_arrays_that_cannot_be_adopted(device: CountedDevice, arena: Arena, array: Any, message: str) -> None:
+    with pytest.raises(BadBuffer, match=message):
+        arena.adopt(array, register=True)
+    assert device.live == []

@@ -1,0 +1,138 @@
+"""A buffer that moves keeps its kind and content; who follows it is told; nothing breaks where memory is short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice, failing
+
+from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.units import GiB, MiB
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.MANAGED])
+def test_a_move_keeps_everything_but_the_address(device: CountedDevice, arena: Arena, kind: MemoryKind) -> None:
+    buffer = arena.buffer((64, 1024), "f4", kind)
+    content, address, old = buffer.read(), buffer.address, buffer.allocation
+    followed: list[int] = []
+    buffer.follow(lambda: followed.append(buffer.address))
+    buffer.move()
+    assert buffer.address != address
+    assert followed == [buffer.address]
+    assert (buffer.kind, buffer.shape, buffer.dtype_name, buffer.nbytes) == (kind, (64, 1024), "f4", 4 * 64 * 1024)
+    np.testing.assert_array_equal(buffer.read(), content)
+    assert old.freed
+    assert device.live == [buffer.allocation]
+
+
+def test_who_stops_following_is_not_told(arena: Arena) -> None:
+    buffer = arena.buffer(4096)
+    followed: list[str] = []
+    stop = buffer.follow(lambda: followed.append("first"))
+    buffer.follow(lambda: followed.append("second"))
+    stop()
+    stop()
+    buffer.move()
+    assert followed == ["second"]
+
+
+def test_where_memory_is_short_all_stays_as_it_was() -> None:
+    device = CountedDevice(memory_bytes=3 * GiB + DATASHEETS["h100"].context_bytes)
+    arena = Arena(device, seed=0)
+    buffer = arena.buffer(2 * GiB)
+    content, address = buffer.read(), buffer.address
+    followed: list[int] = []
+    buffer.follow(lambda: followed.append(1))
+    with pytest.raises(OutOfMemory):
+        buffer.move()
+    assert (buffer.address, followed, device.live) == (address, [], [buffer.allocation])
+    np.testing.assert_array_equal(buffer.read(), content)
+
+
+def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = arena.buffer(4096)
+    old = buffer.allocation
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy", failing())
+        with pytest.raises(DeviceError, match="made to fail"):
+            buffer.move()
+    assert buffer.allocation is old
+    assert device.live == [old]
+    buffer.move()
+
+
+def prefetches(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Where pages are sent from now on: address and place."""
+    sent: list[tuple[int, str]] = []
+    prefetch = device.prefetch
+
+    def watched(allocation, to_host, stream) -> None:
+        sent.append((allocation.address, "host" if to_host else "device"))
+        prefetch(allocation, to_host, stream)
+
+    monkeypatch.setattr(device, "prefetch", watched)
+    return sent
+
+
+def managed(memory: Memory, home: str) -> Buffer:
+    if home == "prefetched":
+        return memory.prefetched(4 * MiB)
+    return memory.managed(4 * MiB, first_touch={"as left": "none"}.get(home, home))
+
+
+@pytest.mark.parametrize(
+    ("home", "path"),
+    [("host", ["host"]), ("device", ["device"]), ("prefetched", ["host", "device"]), ("as left", [])],
+)
+def test_pages_go_home_before_a_sample_and_after_a_move(
+    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch, home: str, path: list[str]
+) -> None:
+    buffer = managed(memory, home)
+    assert buffer.home == home
+    sent = prefetches(device, monkeypatch)
+    buffer.put_home(memory.arena.stream)
+    assert sent == [(buffer.address, place) for place in path]
+    sent.clear()
+    buffer.move()
+    assert sent == [(buffer.address, place) for place in path]
+
+
+def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = prefetches(device, monkeypatch)
+    buffer = memory.device(4096)
+    buffer.put_home(memory.arena.stream)
+    buffer.move()
+    assert sent == []
+
+
+@pytest.mark.parametrize("home", ["host", "device", "prefetched"])
+def test_pages_are_where_they_were_asked_to_be(device: CountedDevice, memory: Memory, home: str) -> None:
+    buffer = managed(memory, home)
+    pages = device._pages[id(buffer.allocation)]
+    on_device = 0 if home == "host" else buffer.nbytes
+    assert (pages.on_host, pages.on_device) == (buffer.nbytes - on_device, on_device)
+
+
+def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:
+    pages = device._pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
+    assert (pages.on_host, pages.on_device) == (0, 0)
+
+
+def test_a_datasheet_without_migration_is_no_place_for_managed_memory(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_gpumem.devices.protocol import Unsupported
+
+    device = memory.arena.device
+    monkeypatch.setattr(device, "_facts", replace(device.facts, concurrent_managed_access=False, can_map_host=False))
+    for ask in (memory.managed, memory.prefetched):
+        with pytest.raises(Unsupported, match="concurrentManagedAccess is 0"):
+            ask(4096)
+    with pytest.raises(Unsupported, match="canMapHostMemory is 0"):
+        memory.pinned(4096)
+    assert memory.pinned(4096, mapped=False).address == 0

@@ -1,0 +1,234 @@
+"""A persisting stream: what is granted, where the window lies, and that all is put back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from counted_device import CountedDevice, failing
+
+from pytest_gpumem.devices.protocol import DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import BadWindow, persisting
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.units import MiB
+
+STEP = 3.125 * MiB
+FOUND = int(2 * STEP)
+"""Limit before each test: neither 0 nor what a new context has."""
+
+
+@pytest.fixture
+def device() -> CountedDevice:
+    device = CountedDevice()
+    assert device.set_aside() != FOUND
+    assert device.request_set_aside(FOUND) == FOUND
+    return device
+
+
+class Watched:
+    """What happened to the persisting cache of a device."""
+
+    def __init__(self, device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        self.streams: list[Stream] = []
+        self._watch(device, monkeypatch, "request_set_aside", lambda nbytes: nbytes)
+        self._watch(device, monkeypatch, "set_window", lambda stream, window: window)
+        self._watch(device, monkeypatch, "reset_persisting", lambda: "reset")
+
+    def _watch(self, device: CountedDevice, monkeypatch: pytest.MonkeyPatch, verb: str, say: Any) -> None:
+        done = getattr(device, verb)
+
+        def watched(*arguments: Any) -> Any:
+            self.calls.append((verb, say(*arguments)))
+            return done(*arguments)
+
+        monkeypatch.setattr(device, verb, watched)
+
+
+RESTORED = [("set_window", None), ("reset_persisting", "reset"), ("request_set_aside", FOUND)]
+
+
+@pytest.fixture
+def watched(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(device, monkeypatch)
+
+
+def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, arena: Arena) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer) as stream:
+        assert stream.set_aside == device.set_aside() == 3 * STEP
+        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        before = buffer.address
+        buffer.move()
+        assert buffer.address != before
+        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        assert stream.window is not None
+        assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (8 * MiB, 1.0, 3 * STEP)
+    assert device.set_aside() == FOUND
+    assert device.window(stream.stream) is None
+    buffer.move()
+    assert device.window(stream.stream) is None
+
+
+def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer):
+        watched.calls.clear()
+        buffer.move()
+        assert watched.calls == [("reset_persisting", "reset"), ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0))]
+
+
+@pytest.mark.parametrize(
+    ("set_aside", "hit_ratio", "granted", "ratio"),
+    [
+        ("fit", "fit", 8 * STEP, 25 / 40),
+        ("max", "fit", 10 * STEP, 31.25 / 40),
+        ("max", 1.0, 10 * STEP, 1.0),
+        ("fit", 0, 8 * STEP, 0.0),
+        ("4 MiB", "fit", 2 * STEP, 6.25 / 40),  # rounded up, and the ratio is made from what was granted
+        (int(5 * STEP), 0.25, 5 * STEP, 0.25),
+    ],
+)
+def test_what_was_granted_is_read_back(
+    device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, granted: float, ratio: float
+) -> None:
+    buffer = arena.buffer(40 * MiB)
+    with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
+        assert stream.set_aside == device.set_aside() == granted
+        spec = device.window(stream.stream)
+        assert spec is not None
+        assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
+
+
+def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = device.request_set_aside
+    monkeypatch.setattr(device, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP))))
+    with persisting(device, arena.buffer(8 * MiB)) as stream:
+        assert stream.set_aside == STEP
+        assert stream.hit_ratio == pytest.approx(3.125 / 8)
+
+
+def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Arena) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer, set_aside="off") as stream:
+        assert (device.set_aside(), stream.set_aside, stream.window) == (0, 0, None)
+        buffer.move()
+        assert stream.window is None
+    assert device.set_aside() == FOUND
+
+
+def test_one_inside_another_gives_back_what_it_found(device: CountedDevice, arena: Arena) -> None:
+    outer_buffer, inner_buffer = arena.buffer(8 * MiB), arena.buffer(16 * MiB)
+    with persisting(device, outer_buffer) as outer:
+        with persisting(device, inner_buffer) as inner:
+            assert inner.handle != outer.handle
+            assert device.set_aside() == 6 * STEP
+        assert device.set_aside() == outer.set_aside
+        assert outer.window is not None
+    assert device.set_aside() == FOUND
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_all_is_restored_after_an_error_in_the_body(
+    device: CountedDevice, arena: Arena, watched: Watched, error: type[BaseException]
+) -> None:
+    def body() -> None:
+        watched.calls.clear()
+        raise error
+
+    with pytest.raises(error), persisting(device, arena.buffer(8 * MiB)):
+        body()
+    assert watched.calls == RESTORED
+
+
+@pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
+def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    buffer = arena.buffer(8 * MiB)
+    done = getattr(device, verb)
+    calls: list[Any] = []
+
+    def once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise DeviceError("made to fail")
+        return done(*arguments)
+
+    monkeypatch.setattr(device, verb, once)
+    with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
+        raise AssertionError("the body ran")
+    assert device.set_aside() == FOUND
+    assert len(calls) == 2
+    buffer.move()  # nobody follows
+
+
+@pytest.mark.parametrize("verb", ["reset_persisting", "set_window"])
+def test_the_limit_is_restored_also_where_the_rest_cannot_be(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
+        monkeypatch.setattr(device, verb, failing())
+    assert device.set_aside() == FOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hit_ratio": 1.1}, 'hit_ratio=1.1; accepted are "fit" and a number from 0 to 1'),
+        ({"hit_ratio": -0.1}, "hit_ratio=-0.1"),
+        ({"hit_ratio": float("nan")}, "hit_ratio=nan"),
+        ({"hit_ratio": True}, "hit_ratio=True"),
+        ({"hit_ratio": "most"}, "hit_ratio='most'"),
+        ({"hit_ratio": None}, "hit_ratio=None"),
+        ({"set_aside": "64 MiB"}, "set_aside=64 MiB is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
+        ({"set_aside": "all"}, 'set_aside=\'all\'; accepted are "fit", "max", "off" and a size such as "8 MiB"'),
+        ({"set_aside": -1}, "set_aside=-1"),
+        ({"set_aside": None}, "set_aside=None"),
+        ({"set_aside": 2.5}, "set_aside=2.5"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_anything_changes(
+    device: CountedDevice, arena: Arena, watched: Watched, options: dict[str, Any], message: str
+) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
+        raise AssertionError("the body ran")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert watched.calls == []
+
+
+@pytest.mark.parametrize("method", ["managed", "pinned", "pageable"])
+def test_only_device_memory_persists(device: CountedDevice, memory: Memory, watched: Watched, method: str) -> None:
+    buffer = getattr(memory, method)(1 * MiB)
+    with pytest.raises(BadWindow, match=f"needs a buffer of device memory, not <{method} buffer"), persisting(device, buffer):
+        raise AssertionError("the body ran")
+    assert watched.calls == []
+
+
+def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+    with persisting(device, arena.buffer(128 * MiB)) as stream:
+        assert stream.window is not None
+    watched.calls.clear()
+    with (
+        pytest.raises(BadWindow, match=r"129 MiB .* is larger than the largest window of .*, 128 MiB"),
+        persisting(device, arena.buffer(129 * MiB)),
+    ):
+        raise AssertionError("the body ran")
+    assert watched.calls == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"compute_capability": (7, 5)}, "compute capability 7.5"), ({"mig_profile": "1g.10gb"}, "MIG profile 1g.10gb")],
+)
+def test_a_device_without_persisting_l2_skips(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
+) -> None:
+    buffer = arena.buffer(8 * MiB)
+    monkeypatch.setattr(device, "_facts", replace(device.facts, persisting_l2_max_bytes=0, **changes))
+    with pytest.raises(Unsupported, match=reason), persisting(device, buffer):
+        raise AssertionError("the body ran")

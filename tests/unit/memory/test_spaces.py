@@ -1,0 +1,74 @@
+"""The kinds of memory that a user asks for."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice
+
+from pytest_gpumem.devices.protocol import MemoryKind, Unsupported
+from pytest_gpumem.memory.buffers import BadBuffer, Buffer
+from pytest_gpumem.memory.spaces import Memory
+
+
+@pytest.mark.parametrize("method", ["device", "managed", "prefetched", "pinned", "registered", "pageable"])
+def test_each_method_gives_its_kind_with_content(device: CountedDevice, memory: Memory, method: str) -> None:
+    buffer: Buffer = getattr(memory, method)((256,), "i4")
+    assert buffer.kind is MemoryKind("managed" if method == "prefetched" else method)
+    assert (buffer.shape, buffer.dtype_name) == ((256,), "i4")
+    assert len(np.unique(buffer.read())) > 250
+    memory.arena.close()
+    assert device.live == []
+
+
+def test_a_first_touch_that_nobody_knows(device: CountedDevice, memory: Memory) -> None:
+    with pytest.raises(BadBuffer, match="first_touch='gpu'; accepted are 'host', 'device', 'none'"):
+        memory.managed(4096, first_touch="gpu")  # type: ignore[arg-type]
+    assert device.live == []
+
+
+@pytest.mark.parametrize("method", ["registered", "pageable"])
+def test_host_memory_is_a_given_array_or_a_new_one(memory: Memory, method: str) -> None:
+    array = np.zeros((2, 8), "f8")
+    given = getattr(memory, method)(array, "ignored where an array is given")
+    assert (given.host_address, given.shape, given.dtype_name) == (array.ctypes.data, (2, 8), "f8")
+    new = getattr(memory, method)(1 << 20, "f4")
+    assert new.nbytes == 1 << 20
+    assert 0.0 <= new.read().min() < new.read().max() < 1.0
+    with pytest.raises(BadBuffer, match="do not hold"):
+        getattr(memory, method)(6, "f4")
+
+
+def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> None:
+    array = memory.managed((16, 4), "f4", like=np)
+    assert isinstance(array, np.ndarray)
+    assert array.shape == (16, 4)
+    buffer = memory.arena.find(array)
+    assert buffer is not None
+    array[3] = 5
+    assert (buffer.read()[3] == 5).all()
+    assert not memory.arena.can_move(buffer)
+    assert memory.arena.can_move(memory.managed((16, 4), "f4"))
+
+
+def test_find_knows_its_own_only(memory: Memory) -> None:
+    buffer, guest = memory.device(4096), memory.pinned(4096, like=np)
+    assert memory.arena.find(buffer) is buffer
+    assert memory.arena.find(guest[:]) is None
+    assert memory.arena.find(np.zeros(4)) is None
+    assert memory.arena.find(3.0) is None
+
+
+@pytest.mark.parametrize("method", ["pinned", "registered", "pageable"])
+def test_host_memory_does_not_move(memory: Memory, method: str) -> None:
+    assert not memory.arena.can_move(getattr(memory, method)((256,), "f4"))
+
+
+@pytest.mark.parametrize("like", [ModuleType("cupy"), ModuleType("torch"), np], ids=lambda like: like.__name__)
+def test_a_library_that_has_no_bridge_skips_and_leaves_nothing(device: CountedDevice, memory: Memory, like: ModuleType) -> None:
+    with pytest.raises(Unsupported):
+        memory.device(4096, like=like)
+    memory.arena.close()
+    assert device.live == []
