@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
@@ -45,9 +46,9 @@ class BoundKernel:
         Raises:
             BadCall: `blocks` is not a positive integer.
         """
-        if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks <= 0:
+        if isinstance(blocks, bool) or not isinstance(blocks, Integral) or blocks <= 0:
             raise BadCall(f"with_grid() takes a positive number of blocks, not {blocks!r}")
-        return replace(self, blocks=blocks)
+        return replace(self, blocks=int(blocks))
 
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
@@ -79,9 +80,9 @@ class BoundKernel:
             if value is None:
                 raise BadCall(f"{signature} needs {parameter.name!r}")
             if parameter.role is Role.SCALAR:
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                if isinstance(value, bool) or not isinstance(value, Real):
                     raise BadCall(f"{signature}: {parameter.name!r} is a number, not {value!r}")
-                values[parameter.name] = value
+                values[parameter.name] = int(value) if isinstance(value, Integral) else float(value)
             elif isinstance(value, Buffer):
                 buffers[parameter.name] = value
             else:
@@ -89,7 +90,16 @@ class BoundKernel:
                     f"{signature}: {parameter.name!r} is a buffer from a fixture such as device_buffer, not {type(value).__name__}"
                 )
         self._check_types(signature, buffers)
+        self._check_aliases(signature, buffers)
         return buffers, values
+
+    def _check_aliases(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
+        # The sources say __restrict__, and a check that poisons an output would poison the input with it.
+        for parameter in self.kernel.parameters:
+            for name, buffer in buffers.items():
+                written = parameter.role in (Role.WRITE, Role.UPDATE)
+                if written and name != parameter.name and buffer is buffers[parameter.name]:
+                    raise BadCall(f"{signature}: {parameter.name!r} is written, so it cannot be the same buffer as {name!r}")
 
     def _check_types(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
         types = {buffer.dtype_name for buffer in buffers.values()}
