@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +34,8 @@ class Case:
     restore: Callable[[], object] | None = None
     """Puts inputs back that `launch` changes; untimed, before every sample, on the same stream."""
     check: Callable[[], object] | None = None
-    """Raises if the result of one launch on poisoned, restored data is wrong; called before and after timing."""
+    """Raises, or returns something false, if the result of one launch on poisoned, restored data is wrong; called before and after
+    timing."""
     reads: Sequence[Any] = ()
     """Arrays or buffers that a launch reads, whole."""
     writes: Sequence[Any] = ()
@@ -356,6 +357,17 @@ class CallableTarget:
         """Holds nothing."""
 
 
+def _check_case(case: Case) -> None:
+    for field, arrays in (("reads", case.reads), ("writes", case.writes)):
+        if not isinstance(arrays, (list, tuple)):
+            raise BadCall(f"Case.{field} is a list of arrays or buffers, not {type(arrays).__name__}")
+        for array in arrays:
+            if not hasattr(array, "nbytes"):
+                raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
+    if case.moved is not None and (isinstance(case.moved, bool) or not isinstance(case.moved, (int, np.integer)) or case.moved <= 0):
+        raise BadCall(f"Case.moved={case.moved!r}; it is the compulsory bytes of one launch, a positive integer")
+
+
 @dataclass
 class _Built:
     """A case at one placement, with the memory that it was built in."""
@@ -363,10 +375,17 @@ class _Built:
     case: Case
     arena: Arena
     exit: ExitStack
-    window: PersistingStream | None
+    window: PersistingStream | None = None
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
-    managed: tuple[Buffer, ...] = field(default=())
+    managed: tuple[Buffer, ...] = ()
+    persistent: Buffer | None = None
+    """The buffer under the window."""
+
+    def open_window(self) -> None:
+        """Put the case's window over its buffer, until the exit."""
+        if self.persistent is not None:
+            self.window = self.exit.enter_context(persisting(self.arena.device, self.persistent))
 
 
 class CaseTarget:
@@ -385,6 +404,11 @@ class CaseTarget:
         self.notes: tuple[str, ...] = ()
         self._built = self._make()
         self.name = self._built.case.name or getattr(build, "__name__", "case")
+        try:
+            self._built.open_window()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def _device(self) -> Device:
@@ -398,23 +422,21 @@ class CaseTarget:
             case = self._build(Memory(arena))
             if not isinstance(case, Case):
                 raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
-            window = None
-            if case.window is not None:
-                buffer = arena.find(case.window)
-                if buffer is None:
-                    raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
-                window = stack.enter_context(persisting(self._device, buffer))
+            _check_case(case)
+            persistent = None if case.window is None else arena.find(case.window)
+            if case.window is not None and persistent is None:
+                raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
             managed = tuple(b for b in dict.fromkeys((*reads, *writes)) if b.kind is MemoryKind.MANAGED and b.home != "as left")
-            return _Built(case, arena, stack.pop_all(), window, reads, writes, managed)
+            return _Built(case, arena, stack.pop_all(), None, reads, writes, managed, persistent)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 
     @property
     def traffic(self) -> Traffic | None:
         case = self._built.case
         if case.moved is not None:
-            return Traffic(0, 0, declared=case.moved)
+            return Traffic(0, 0, declared=int(case.moved))
         if not case.reads and not case.writes:
             return None
         return Traffic(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
@@ -423,7 +445,7 @@ class CaseTarget:
     def footprint(self) -> int | None:
         case = self._built.case
         arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
-        return sum(arrays.values()) or case.moved
+        return sum(arrays.values()) or (None if case.moved is None else int(case.moved))
 
     @property
     def stream(self) -> Stream:
@@ -450,12 +472,9 @@ class CaseTarget:
         old = self._built
         if self._device.free_bytes(MemoryKind.DEVICE) < (self.footprint or 0):
             raise OutOfMemory("two placements of the case do not fit at once")
-        if old.window is not None:
-            old.exit.close()  # the set-aside is one for the device: it must be free before it is fitted again
-            self._built = self._make()
-            return
         self._built = self._make()
         old.exit.close()
+        self._built.open_window()  # the set-aside is one for the device: the old one is given back before
 
     def _foreign(self, function: Callable[[], object]) -> Foreign:
         case, built = self._built.case, self._built
@@ -483,8 +502,10 @@ class CaseTarget:
         self.launch()
         self._device.synchronize(self.stream)
         with _speaking(self.name):
-            if built.case.check() is False:
-                raise WrongResult(f"{self.name}: its check returned False after one launch")
+            verdict = built.case.check()
+            # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
+            if verdict is not None and not verdict:
+                raise WrongResult(f"{self.name}: its check returned {verdict} after one launch")
         for buffer in built.managed:
             buffer.put_home(self.stream)
         self._device.synchronize(self.stream)
