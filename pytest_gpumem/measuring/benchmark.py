@@ -103,7 +103,9 @@ class Conductor:
         return CallableTarget(function, arguments, keywords, arena, queue, stream, None if moved is None else int(moved))
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
-        """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` gives no `Case`."""
+        """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or gives no `Case`."""
+        if not callable(build):
+            raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
         return CaseTarget(build, arena, arena.stream, "")
 
     # Measuring
@@ -124,13 +126,15 @@ class Conductor:
             Unsupported: the device cannot do what the target needs.
             DeviceError: a launch failed.
         """
-        if plan.mode not in MODES:
-            raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
         try:
+            if plan.mode not in MODES:
+                raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
             return self._measure(target, plan, arena, label, name)
         finally:
-            arena.pad(0)
-            target.close()
+            try:
+                arena.pad(0)
+            finally:
+                target.close()
 
     def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str) -> Measurement:
         if target.can_check:
@@ -253,6 +257,7 @@ class _Run:
         self._name = name
         self._random = np.random.default_rng(arena.seed)
         self.placements: list[tuple[float, ...]] = []
+        self._throttled: list[tuple[float, ...]] = []
         self.notes: list[str] = []
         self.discarded = 0
         self._count = WINDOW
@@ -284,13 +289,12 @@ class _Run:
         budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
         self._count = samples_per_placement(cost, budget, wanted)
         begun = self._device.now()
-        throttled: list[tuple[float, ...]] = []
         with self._conductor.range(self._name, "measure"):
             while True:
                 samples = tuple(self._take(self._count))
-                self._keep(samples, self._device.conditions(), throttled)
+                self._keep(samples, self._device.conditions())
                 spent = self._device.now() - begun
-                seen = [*self.medians, *(float(np.median(p)) for p in throttled)]
+                seen = [*self.medians, *(float(np.median(p)) for p in self._throttled)]
                 if most is not None and len(seen) >= most:
                     break
                 if not go_on(seen, wanted=self._plan.precision, placements=wanted, spent=spent, budget=budget):
@@ -299,14 +303,14 @@ class _Run:
                     break
         if not self.placements:
             # Everything was throttled: the samples stay visible, and the conditions make the verdict UNRELIABLE.
-            self.placements = throttled
+            self.placements = self._throttled
             self.notes.append("every sample was taken under throttling")
         self._say_precision(wanted)
 
-    def _keep(self, samples: tuple[float, ...], conditions: Conditions, throttled: list[tuple[float, ...]]) -> None:
+    def _keep(self, samples: tuple[float, ...], conditions: Conditions) -> None:
         if conditions.throttle_reasons:
             self.discarded += len(samples)
-            throttled.append(samples)
+            self._throttled.append(samples)
         else:
             self.placements.append(samples)
 
@@ -324,6 +328,7 @@ class _Run:
     def _profile(self) -> None:
         self.sampler = self._make()
         with self._conductor.range(self._name, "warm-up"):
+            self._target.prepare()
             self._target.launch()
             self._device.synchronize(self._target.stream)
         self.placements = [tuple(self.sampler.samples(PROFILED_SAMPLES))]  # the sampler ranges each launch
@@ -364,6 +369,10 @@ class _Run:
             if not self.choice.fallback:
                 raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {expired}') from None
             self.choice = Choice("host", f"{expired}: wall-clock time, launch latency included", fallback=False)
+            # One measurement, one clock: what another sampler took cannot be averaged with what follows.
+            self.placements.clear()
+            self._throttled.clear()
+            self.discarded = 0
             self.sampler = self._make()
             return self.sampler.samples(count)
 

@@ -27,12 +27,19 @@ class Flush:
         self._arena = Arena(device, seed=0)
         if mode == "hot":
             return
+        try:
+            self._launch = self._made(mode)
+        except BaseException:
+            self._arena.close()
+            raise
+
+    def _made(self, mode: str) -> Launch:
+        device = self._device
         swept = self._arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
         if mode == "clean-cold":
             sums = self._arena.buffer((swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE)
-            self._launch = self._bound("read").launch({"a": swept, "sums": sums}, {})
-        else:
-            self._launch = self._bound("write").launch({"a": swept}, {"value": 1.0})
+            return self._bound("read").launch({"a": swept, "sums": sums}, {})
+        return self._bound("write").launch({"a": swept}, {"value": 1.0})
 
     def _bound(self, name: str) -> BoundKernel:
         return BoundKernel(CATALOGUE[name], self._device, self._arena.stream)

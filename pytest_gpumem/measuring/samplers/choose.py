@@ -39,6 +39,9 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
     if requested != "auto":
         if requested == "batched" and mode != "hot":
             raise BadCall(f'sampler "batched" measures launches that follow each other: it goes with mode "hot", not "{mode}"')
+        if requested == "batched" and (pages_move or restores):
+            what = "put managed pages back" if pages_move else "restore its input"
+            raise BadCall(f'sampler "batched" cannot {what} before every launch; "blocked" can')
         if requested == "graph" and pages_move:
             raise BadCall('sampler "graph" cannot put managed pages back before every sample; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
