@@ -1,0 +1,76 @@
+"""A conductor on a simulated device, and what the measuring tests repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from counted_device import CountedDevice
+
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import BoundKernel, Kernels
+from pytest_gpumem.measuring.target import Case, KernelTarget, Target
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.records.measurement import Measurement
+
+QUICK = {"placements": 2, "precision": 0.5, "budget": 0.02}
+"""Plan of a measurement whose precision does not matter."""
+
+
+class RecordedRanges(Ranges):
+    """Says to `log` which ranges are opened and closed."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__()
+        self._log = log
+        self.open: list[str] = []
+
+    def push(self, name: str, payload: int | None = None) -> None:
+        super().push(name, payload)
+        self.open.append(name)
+        self._log(f"<{name}")
+
+    def pop(self) -> None:
+        super().pop()
+        self._log(f"{self.open.pop()}>")
+
+
+class Bench:
+    """One session with one test."""
+
+    def __init__(self, device: CountedDevice | None = None, *, profiled: bool = False) -> None:
+        self.device = device or CountedDevice()
+        self.log: list[str] = []
+        self.ranges = RecordedRanges(self.log.append)
+        self.conductor = Conductor(self.device, self.ranges, profiled=profiled)
+        self.arena = Arena(self.device, seed=5)
+        self.memory = Memory(self.arena)
+        self.kernels = Kernels(self.device)
+
+    def buffers(self, count: int, nbytes: int = 1 << 20, dtype: str = "f4") -> list[Buffer]:
+        return [self.memory.device(nbytes, dtype) for _ in range(count)]
+
+    def target(self, function: BoundKernel | Callable[..., object], *arguments: Any, **options: Any) -> Target:
+        return self.conductor.target(function, arguments, {}, arena=self.arena, **options)
+
+    def kernel_target(self, kernel: str, *arguments: Any) -> KernelTarget:
+        target = self.target(getattr(self.kernels, kernel), *arguments)
+        assert isinstance(target, KernelTarget)
+        return target
+
+    def take(self, target: Target, label: str = "", **plan: Any) -> Measurement:
+        return self.conductor.measure(target, Plan(**{**QUICK, **plan}), arena=self.arena, label=label, name="test_it")
+
+    def measure(self, kernel: str, *arguments: Any, **plan: Any) -> Measurement:
+        return self.take(self.kernel_target(kernel, *arguments), **plan)
+
+    def case(self, build: Callable[[Memory], Case], **plan: Any) -> Measurement:
+        return self.take(self.conductor.case(build, arena=self.arena), **plan)
+
+    def leftovers(self) -> int:
+        """Allocations that are live after everything was closed."""
+        self.arena.close()
+        self.conductor.close()
+        return len(self.device.live)

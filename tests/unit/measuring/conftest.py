@@ -1,0 +1,11 @@
+"""Fixtures of the measuring tests: a device that counts, and everything that a measurement is made of."""
+
+from __future__ import annotations
+
+import pytest
+from bench import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
