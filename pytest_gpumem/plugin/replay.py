@@ -165,7 +165,11 @@ def write_json(config: pytest.Config) -> Path | None:
         config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info(config)
     )
     config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
-    path = Path(session.json)
+    target = session.json
+    if not isinstance(target, (str, os.PathLike)):
+        target.close()  # before pytest-benchmark 5.3 an open, still empty file
+        target = target.name
+    path = Path(target)
     written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         written.write_text(json.dumps(output, indent=4, allow_nan=False, default=str), encoding="utf-8")

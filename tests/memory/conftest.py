@@ -26,3 +26,10 @@ def streamed_bytes(gpu_device) -> int:
 def swept_bytes(gpu_device) -> int:
     """Bytes of the large buffer in the L2 experiments: the seeds' 1 GiB, less on a small GPU."""
     return min(1 * GiB, gpu_device.facts.memory_bytes // 8 // MiB * MiB)
+
+
+@pytest.fixture
+def real_gpu(gpu_device) -> None:
+    """For code that a model cannot run, before its library is even imported."""
+    if gpu_device.facts.simulated:
+        pytest.skip("the simulated device runs no foreign kernels")
