@@ -123,7 +123,7 @@ def _speaking(name: str) -> Iterator[None]:
     except WrongResult:
         raise
     except AssertionError as error:
-        raise WrongResult(f"{name}: the result of one launch is wrong: {error or 'its check failed'}") from error
+        raise WrongResult(f"{name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
 
 
 class KernelTarget:

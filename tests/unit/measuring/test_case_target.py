@@ -1,0 +1,325 @@
+"""A case is built anew for each placement, restored before every launch, and checked before and after timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from bench import Bench
+from counted_device import CountedDevice, failing
+
+from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Case, WrongResult
+from pytest_gpumem.memory.l2 import BadWindow
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.units import MiB
+
+
+def scaling(memory: Memory, **fields: Any) -> Case:
+    """y = 2 x."""
+    x, y = memory.device(1 * MiB), memory.device(1 * MiB)
+
+    def compute() -> None:
+        y.view()[:] = 2 * x.view()
+
+    def check() -> None:
+        np.testing.assert_array_equal(y.read(), 2 * x.read())
+
+    return Case(**{"launch": compute, "reference": compute, "check": check, "reads": [x], "writes": [y], **fields})
+
+
+def with_(**fields: Any) -> Callable[[Memory], Case]:
+    def build(memory: Memory) -> Case:
+        return scaling(memory, **fields)
+
+    return build
+
+
+def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
+    addresses: list[int] = []
+    contents: list[bytes] = []
+
+    def build(memory: Memory) -> Case:
+        case = scaling(memory)
+        addresses.extend(b.address for b in (*case.reads, *case.writes))
+        contents.append(case.reads[0].read().tobytes())
+        return case
+
+    taken = bench.case(build, placements=4)
+    assert len(taken.placements) == 4
+    assert len(addresses) == 8
+    pairs = [set(addresses[i : i + 2]) for i in range(0, 8, 2)]
+    assert all(one.isdisjoint(following) for one, following in pairwise(pairs))
+    assert len(set(contents)) == 1  # the same content at every placement
+    assert taken.checked
+    assert bench.leftovers() == 0
+
+
+@pytest.mark.parametrize("plan", [{}, {"mode": "hot"}, {"mode": "dirty-cold"}, {"sampler": "host"}, {"sampler": "graph"}], ids=str)
+@pytest.mark.parametrize("profiled", [False, True])
+def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> None:
+    bench, log = Bench(profiled=profiled), list[str]()
+
+    def build(memory: Memory) -> Case:
+        y = memory.device((1024,), "i4")
+
+        def restore() -> None:
+            log.append("restore")
+            y.view()[:] = 1
+
+        def accumulate() -> None:
+            log.append("launch")
+            y.view()[:] += 1
+
+        def check() -> bool:
+            log.append("check")
+            return bool((y.read() == 2).all())
+
+        return Case(launch=accumulate, reference=accumulate, restore=restore, check=check, reads=[y], writes=[y])
+
+    taken = bench.case(build, **plan)
+    launches = [i for i, what in enumerate(log) if what == "launch"]
+    assert len(launches) >= len(taken.samples)
+    assert all(log[i - 1] == "restore" for i in launches)
+    assert log.count("check") == 2
+    assert log[:3] == log[-3:] == ["restore", "launch", "check"]
+
+
+def test_batches_are_refused_where_something_is_restored(bench: Bench) -> None:
+    with pytest.raises(BadCall, match='sampler "batched" cannot restore its input before every launch; "blocked" can'):
+        bench.case(with_(restore=lambda: None), mode="hot", sampler="batched")
+    assert bench.leftovers() == 0
+
+
+def no() -> None:
+    raise AssertionError("the sums differ")
+
+
+def bare() -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: False, "build: its check returned False after one launch"),
+        (lambda: np.array([1, 2]).sum() == 4, "build: its check returned False"),
+        (lambda: np.zeros((1,)), r"build: its check returned \[0.\]"),
+        (no, "build: the result of one launch is wrong: the sums differ"),
+        (bare, "build: the result of one launch is wrong: its check failed"),
+    ],
+)
+def test_a_check_that_fails(bench: Bench, check: Callable[[], object], message: str) -> None:
+    with pytest.raises(WrongResult, match=message):
+        bench.case(with_(check=check))
+    assert bench.leftovers() == 0
+
+
+@pytest.mark.parametrize("check", [lambda: None, lambda: True, lambda: np.bool_(True)])
+def test_a_check_that_holds(bench: Bench, check: Callable[[], object]) -> None:
+    assert bench.case(with_(check=check)).checked
+
+
+def test_without_a_check_a_case_says_so(bench: Bench) -> None:
+    assert not bench.case(with_(check=None)).checked
+
+
+def test_a_result_that_goes_wrong_during_timing_is_wrong(bench: Bench) -> None:
+    answers = iter([True, False])
+    with pytest.raises(WrongResult, match="its check returned False"):
+        bench.case(with_(check=lambda: next(answers)))
+
+
+def test_an_error_in_a_check_is_the_users_own(bench: Bench) -> None:
+    with pytest.raises(ZeroDivisionError):
+        bench.case(with_(check=lambda: 1 / 0))
+    assert bench.leftovers() == 0
+
+
+def test_outputs_are_poisoned_before_a_check_unless_they_are_also_read(bench: Bench) -> None:
+    seen: list[bool] = []
+
+    def build(memory: Memory) -> Case:
+        out, both = memory.device((1024,)), memory.device((1024,))
+
+        def look() -> None:
+            seen.append(bool(np.isnan(out.view()).all()) and not bool(np.isnan(both.view()).any()))
+
+        return Case(launch=look, reference=look, check=lambda: True, reads=[both], writes=[out, both])
+
+    bench.case(build)
+    assert seen[0]
+
+
+def test_a_launch_that_does_nothing_is_wrong(bench: Bench) -> None:
+    with pytest.raises(WrongResult, match="build: the result of one launch is wrong"):
+        bench.case(with_(reference=lambda: None))
+
+
+def test_the_window_follows_the_case(bench: Bench) -> None:
+    found = bench.device.set_aside()
+    addresses: list[int] = []
+    seen: list[tuple[int, int]] = []
+
+    def build(memory: Memory) -> Case:
+        table, out = memory.device(8 * MiB), memory.device(8 * MiB)
+        addresses.append(table.address)
+
+        def look() -> None:
+            (window,) = bench.device._windows.values()
+            seen.append((window.address, bench.device.set_aside()))
+
+        return Case(launch=look, reference=look, reads=[table], writes=[out], window=table)
+
+    taken = bench.case(build, placements=3)
+    assert [address for address, _ in groupby(address for address, _ in seen)] == addresses
+    assert all(one != following for one, following in pairwise(addresses))
+    assert {granted for _, granted in seen} == {int(9.375 * MiB)}
+    assert taken.window is not None
+    assert (taken.window.nbytes, taken.window.set_aside) == (8 * MiB, int(9.375 * MiB))
+    assert bench.device.set_aside() == found
+    assert bench.device._windows == {}
+    assert bench.leftovers() == 0
+
+
+def test_a_window_is_over_memory_of_the_case(bench: Bench) -> None:
+    with pytest.raises(BadCall, match=r"Case\.window is a buffer or array made by the `memory`"):
+        bench.case(with_(window=np.zeros(4)))
+    assert bench.device.live == []
+
+
+def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
+    def build(memory: Memory) -> Case:
+        return scaling(memory, window=memory.managed(1 * MiB))
+
+    with pytest.raises(BadWindow):
+        bench.case(build)
+    assert bench.device.live == []
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda memory: None, r"the function given to gpu_benchmark\.case\(\) returned None, not a Case"),
+        (lambda memory: memory.device(64), "returned <device buffer.*, not a Case"),
+        (with_(reads=3), r"Case\.reads is a list of arrays or buffers, not int"),
+        (lambda memory: scaling(memory, writes=memory.device(64)), r"Case\.writes is a list of arrays or buffers, not Buffer"),
+        (with_(reads=[3.5]), r"Case\.reads takes arrays or buffers; 3\.5 has no nbytes"),
+        (with_(moved=0), r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer"),
+        (with_(moved="1 MiB"), r"Case\.moved='1 MiB'"),
+        (with_(moved=True), r"Case\.moved=True"),
+        (Case(lambda: None), r"gpu_benchmark\.case\(\) takes a function .*, not Case\("),
+    ],
+)
+def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
+    with pytest.raises(BadCall, match=message):
+        bench.case(build)
+    assert bench.device.live == []
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
+    calls: list[int] = []
+
+    def build(memory: Memory) -> Case:
+        calls.append(len(calls) + 1)
+        case = scaling(memory)
+        if len(calls) == fails:
+            raise ZeroDivisionError
+        return case
+
+    with pytest.raises(ZeroDivisionError):
+        bench.case(build, placements=4)
+    assert len(calls) == fails
+    assert bench.leftovers() == 0
+
+
+@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("after", [0, 1, 2, 20, 60])
+@pytest.mark.parametrize("which", ["launch", "restore"])
+def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: int, error: type[BaseException]) -> None:
+    fields = {"reference": failing(after, error)} if which == "launch" else {"restore": failing(after, error)}
+    found = bench.device.set_aside()
+
+    def build(memory: Memory) -> Case:
+        case = scaling(memory, check=None)
+        return scaling(memory, check=None, window=case.reads[0], **fields)
+
+    with pytest.raises(error):
+        bench.case(build, placements=8)
+    assert bench.device.set_aside() == found
+    assert bench.device._windows == {}
+    assert bench.leftovers() == 0
+
+
+def test_a_mode_that_nobody_knows_closes_the_case(bench: Bench) -> None:
+    with pytest.raises(BadCall, match="mode='lukewarm'; accepted are clean-cold, dirty-cold, hot"):
+        bench.case(scaling, mode="lukewarm")
+    assert bench.device.live == []
+
+
+def test_a_case_without_a_reference_skips_on_this_device(bench: Bench) -> None:
+    with pytest.raises(Unsupported, match="unless its Case brings a reference"):
+        bench.case(with_(reference=None))
+    assert bench.leftovers() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "total", "footprint"),
+    [
+        ({}, 2 * MiB, 2 * MiB),
+        ({"moved": 3 * MiB}, 3 * MiB, 2 * MiB),
+        ({"moved": np.int64(3 * MiB), "reads": [], "writes": []}, 3 * MiB, 3 * MiB),
+        ({"reads": [], "writes": []}, None, None),
+    ],
+)
+def test_traffic_is_declared_or_the_sum_of_reads_and_writes(
+    bench: Bench, fields: dict[str, Any], total: int | None, footprint: int | None
+) -> None:
+    taken = bench.case(with_(**fields))
+    assert (None if taken.traffic is None else taken.traffic.total) == total
+    assert taken.footprint == footprint
+    assert (taken.bandwidth is None) == (total is None)
+
+
+def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(bench: Bench) -> None:
+    def build(memory: Memory) -> Case:
+        y = memory.device(1 * MiB)
+        return Case(lambda: None, reference=lambda: None, reads=[y], writes=[y])
+
+    taken = bench.case(build)
+    assert taken.traffic is not None
+    assert (taken.traffic.total, taken.footprint) == (2 * MiB, 1 * MiB)
+
+
+def test_the_name_is_the_cases_or_the_functions(bench: Bench) -> None:
+    assert bench.case(scaling).target == "scaling"
+    assert bench.case(with_(name="mine")).target == "mine"
+
+
+@pytest.mark.parametrize("touch", ["host", "device", "none"])
+def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
+    bench = Bench(CountedDevice())
+    on_device: list[float] = []
+
+    def build(memory: Memory) -> Case:
+        y = memory.managed(4 * MiB, first_touch=touch)
+        pages = bench.device._pages[id(y.allocation)]
+
+        def look() -> None:
+            bench.device._engine.run()
+            on_device.append(pages.on_device)
+
+        assert y.kind is MemoryKind.MANAGED
+        return Case(launch=look, reference=look, reads=[y], writes=[y])
+
+    taken = bench.case(build, placements=1)
+    if touch == "none":  # as the launch before left them, and nowhere before the first of a placement
+        assert on_device.count(0) == len(taken.placements)
+        assert set(on_device) == {0, 4 * MiB}
+    else:
+        assert set(on_device) == {0 if touch == "host" else 4 * MiB}
