@@ -1,0 +1,403 @@
+"""From a target to a measurement: samplers, placements, throttling, ranges, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Any
+
+import pytest
+from bench import Bench
+from counted_device import CountedDevice, failing
+
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.measuring.benchmark import PROFILED_SAMPLES, _Run
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
+from pytest_gpumem.measuring.target import Case, WrongResult
+from pytest_gpumem.units import GiB, MiB
+
+LAUNCH_LATENCY = 20e-6
+"""Most that a sampler on the host's clock may add to a launch."""
+
+
+def triad(bench: Bench, nbytes: int = 32 * MiB, **plan: Any) -> Any:
+    return bench.measure("triad", *bench.buffers(3, nbytes), 3.0, **plan)
+
+
+# Samplers
+
+
+def test_samplers_agree() -> None:
+    """One kernel, cold: what lies between the events is the same however the launch gets there."""
+    taken = {s: triad(Bench(), sampler=s, placements=4) for s in ("graph", "blocked", "host")}
+    assert {name: m.sampler for name, m in taken.items()} == {"graph": "graph", "blocked": "blocked", "host": "host"}
+    assert taken["blocked"].latency == pytest.approx(taken["graph"].latency, rel=0.005)
+    assert taken["graph"].latency < taken["host"].latency < taken["graph"].latency + LAUNCH_LATENCY
+    plain = triad(Bench(profiled=True))
+    assert taken["graph"].latency * 0.995 < plain.latency < taken["graph"].latency + LAUNCH_LATENCY
+
+
+def test_hot_samplers_agree_where_nothing_fits_in_cache() -> None:
+    batched, graph = (triad(Bench(), nbytes=256 * MiB, mode="hot", sampler=s, placements=4) for s in ("auto", "graph"))
+    assert batched.sampler == "batched"
+    assert batched.latency == pytest.approx(graph.latency, rel=0.02)
+
+
+def test_modes_are_ordered() -> None:
+    """2 MiB arrays stay in L2 while hot; a write flush bills its write-back to the kernel."""
+    hot, clean, dirty = (triad(Bench(), nbytes=2 * MiB, mode=m, placements=4).latency for m in ("hot", "clean-cold", "dirty-cold"))
+    assert hot < 0.8 * clean
+    assert clean < 0.95 * dirty
+
+
+@pytest.mark.parametrize(("mode", "flush", "per_sample"), [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)])
+def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
+    bench = Bench(profiled=True)
+    triad(bench, nbytes=2 * MiB, mode=mode)
+    flushes = [launch for launch in bench.device.launched if launch.kernel.name in ("read", "write")]
+    assert len(flushes) == per_sample * PROFILED_SAMPLES
+    assert all(f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes for f in flushes)
+
+
+def test_what_cannot_be_captured_is_held_instead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = triad(Bench(), sampler="blocked", placements=4).latency
+    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
+    taken = triad(bench, placements=4)
+    assert taken.sampler == "blocked"
+    assert taken.sampler_reason == "cannot be captured: made to fail"
+    assert taken.latency == pytest.approx(expected, rel=0.005)
+
+
+def test_a_hold_that_expires_leads_to_the_hosts_clock(bench: Bench) -> None:
+    def waiting() -> None:
+        bench.device.synchronize()
+
+    x = bench.memory.device(1 * MiB)
+    taken = bench.case(lambda memory: case(waiting, x))
+    assert taken.sampler == "host"
+    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
+    assert taken.sampler_reason.endswith("wall-clock time, launch latency included")
+
+
+def case(function: Callable[[], object], buffer: Any) -> Any:
+    return Case(launch=function, reference=function, reads=[buffer])
+
+
+def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold may expire late, on a busy host: two clocks must not be averaged."""
+    blocked = triad(Bench(), nbytes=2 * MiB, sampler="blocked").latency
+    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
+    keep, placed = _Run._keep, [0]
+
+    def late(run: _Run, *arguments: Any) -> None:
+        keep(run, *arguments)
+        placed[0] += 1
+        if placed[0] == 3:
+            monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+
+    monkeypatch.setattr(_Run, "_keep", late)
+    taken = triad(bench, nbytes=2 * MiB, placements=8)
+    assert placed[0] > 3
+    assert taken.sampler == "host"
+    assert len(taken.placements) == placed[0] - 3
+    assert all(statistics.median(p) > 1.2 * blocked for p in taken.placements)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "broken", "error", "message"),
+    [
+        ("graph", "capture", CannotCapture, 'sampler "graph" was asked for, but made to fail'),
+        ("blocked", "synchronize", HoldExpired, 'sampler "blocked" was asked for, but made to fail'),
+    ],
+)
+def test_a_sampler_that_was_asked_for_does_not_fall_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, broken: str, error: type[Exception], message: str
+) -> None:
+    target = bench.kernel_target("triad", *bench.buffers(3))
+    sound = getattr(bench.device, broken)
+    samples = []
+
+    def breaking(*arguments: Any) -> Any:
+        samples.append(arguments)
+        # The checks and the floor come first.
+        if broken == "capture" or len(samples) > 70:
+            raise error("made to fail")
+        return sound(*arguments)
+
+    monkeypatch.setattr(bench.device, broken, breaking)
+    with pytest.raises(BadCall, match=message):
+        bench.take(target, sampler=sampler)
+    monkeypatch.undo()
+    assert bench.leftovers() == 0
+
+
+def test_faulting_pages_cannot_be_measured_by_a_graph_or_in_a_batch(bench: Bench) -> None:
+    def pair() -> list[Any]:
+        return [bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB)]
+
+    with pytest.raises(BadCall, match='sampler "graph" cannot put managed pages back'):
+        bench.measure("add", *pair(), sampler="graph")
+    with pytest.raises(BadCall, match='sampler "batched" cannot put managed pages back before every launch'):
+        bench.measure("add", *pair(), sampler="batched", mode="hot")
+    assert bench.measure("add", *pair(), mode="hot").sampler == "blocked"
+
+
+def test_every_sample_of_managed_memory_faults(bench: Bench) -> None:
+    x, y = bench.memory.managed(16 * MiB), bench.memory.managed(16 * MiB)
+    taken = bench.measure("add", x, y)
+    assert min(taken.samples) > 0.9 * max(taken.samples)
+    assert min(taken.samples) > 10 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
+
+
+def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = bench.memory.prefetched(16 * MiB), bench.memory.prefetched(16 * MiB)
+    moved: list[bool] = []
+    prefetch = bench.device.prefetch
+
+    def watched(allocation: Any, to_host: bool, stream: Any) -> None:
+        moved.append(to_host)
+        prefetch(allocation, to_host, stream)
+
+    monkeypatch.setattr(bench.device, "prefetch", watched)
+    taken = bench.measure("add", x, y)
+    assert moved.count(True) == moved.count(False) >= 2 * len(taken.samples)
+    assert taken.latency < 4 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
+
+
+# Placements
+
+
+def test_placements_are_at_different_addresses(bench: Bench) -> None:
+    a, b = bench.buffers(2, 2 * MiB)
+    taken = bench.measure("copy", a, b, placements=6)
+    launched = [(what.arrays["c"].address, what.arrays["a"].address) for what in bench.device.launched if what.kernel.name == "copy"]
+    placed = [addresses for addresses, _ in groupby(launched)]
+    assert len(taken.placements) == len(placed) == 6
+    assert all(one != other for before, after in pairwise(placed) for one, other in zip(before, after, strict=True))
+    assert taken.half_width is not None
+    assert taken.half_width > 0
+
+
+def test_what_cannot_move_has_one_placement(bench: Bench) -> None:
+    pinned = bench.memory.pinned(1 * MiB)
+    taken = bench.measure("memcpy", bench.memory.pinned(1 * MiB), pinned, placements=6)
+    assert len(taken.placements) == 1
+    assert taken.half_width is None
+
+
+def test_a_callable_with_arrays_of_its_own_has_one_placement_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
+    a, b = bench.buffers(2)
+    copy = bench.kernels.copy
+
+    def copying(c: Any, a: Any) -> None:
+        buffers, values = copy.arguments((c, a), {})
+        bench.device.launch(copy.launch(buffers, values), bench.arena.stream)
+
+    own = bench.take(bench.target(lambda: copying(a, b)), placements=4)
+    assert len(own.placements) == 1
+    assert own.notes[0] == "one placement: the callable's arrays are its own; a Case is built anew for each"
+    moved = bench.take(bench.target(copying, a, b, moved=2 * MiB), placements=4)
+    assert len(moved.placements) == 4
+    assert (moved.target, moved.sampler, moved.checked) == ("copying", "blocked", False)
+    assert moved.bandwidth == 2 * MiB / moved.latency
+
+
+def test_memory_that_is_short_ends_placements_with_a_note() -> None:
+    bench = Bench(CountedDevice(memory_bytes=3 * GiB + DATASHEETS["h100"].context_bytes))
+    taken = bench.measure("write", bench.memory.device(2 * GiB), placements=4)
+    assert len(taken.placements) == 1
+    assert [note for note in taken.notes if note.startswith("no further placement: ")]
+    assert "1 of 4 placements" in taken.notes
+    assert taken.checked
+    assert bench.leftovers() == 0
+
+
+def test_a_case_that_does_not_fit_twice_ends_placements_with_a_note() -> None:
+    bench = Bench(CountedDevice(memory_bytes=3 * GiB + DATASHEETS["h100"].context_bytes))
+
+    def build(memory: Any) -> Case:
+        x = memory.device(2 * GiB)
+        return Case(lambda: None, reference=lambda: None, check=lambda: True, reads=[x])
+
+    taken = bench.case(build, placements=4)
+    assert len(taken.placements) == 1
+    assert "no further placement: two placements of the case do not fit at once" in taken.notes
+    assert bench.leftovers() == 0
+
+
+def test_the_padding_between_placements_does_not_stay(bench: Bench) -> None:
+    buffers = bench.buffers(2, 2 * MiB)
+    bench.measure("copy", *buffers, placements=4)
+    bench.conductor.close()
+    assert len(bench.device.live) == len(buffers)
+
+
+# Throttling
+
+
+def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int], bool]) -> None:
+    """The n-th look at the conditions after the first finds the device throttled where `hot(n)`."""
+    calm = bench.device.conditions()
+    looks = [0]
+
+    def conditions() -> Any:
+        looks[0] += 1
+        return replace(calm, throttle_reasons=("sw_power_cap",)) if hot(looks[0]) else calm
+
+    monkeypatch.setattr(bench.device, "conditions", conditions)
+    bench.conductor._awake = True
+
+
+def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
+    taken = triad(bench, nbytes=2 * MiB, placements=5)
+    assert len(taken.placements) == 3
+    assert taken.discarded == 2 * len(taken.placements[1])
+    assert "3 of 5 placements" in taken.notes
+    assert "every sample was taken under throttling" not in taken.notes
+
+
+def test_samples_stay_visible_where_all_were_throttled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    throttling(bench, monkeypatch, lambda look: True)
+    taken = triad(bench, nbytes=2 * MiB, placements=3)
+    assert len(taken.placements) == 3
+    assert taken.discarded == len(taken.samples)
+    assert "every sample was taken under throttling" in taken.notes
+    assert [c.throttle_reasons for c in taken.conditions] == [("sw_power_cap",)] * 2
+
+
+# Order, ranges, once a session
+
+
+def test_phases_have_their_ranges_in_order(bench: Bench) -> None:
+    triad(bench, nbytes=2 * MiB)
+    assert [entry for entry in bench.log if entry.startswith("<")] == [
+        f"<test_it.{phase}" for phase in ("check", "warm-up", "measure", "check")
+    ]
+    assert bench.ranges.open == []
+
+
+def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(profiled=True)
+    launch = bench.device.launch
+    monkeypatch.setattr(bench.device, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
+    monkeypatch.setattr(bench.device, "capture", failing())  # no graph
+    monkeypatch.setattr(bench.device, "hold", failing())  # no held stream
+    taken = triad(bench, nbytes=2 * MiB)
+    check = ["<test_it.check", "triad", "test_it.check>"]
+    warm_up = ["<test_it.warm-up", "triad", "test_it.warm-up>"]
+    flush = ["<test_it.flush", "read", "test_it.flush>"]
+    sample = ["<test_it.measure", "<test_it.launch", "triad", "test_it.launch>", "test_it.measure>"]
+    assert bench.log == check + warm_up + PROFILED_SAMPLES * (flush + sample) + check
+    assert taken.profiled
+    assert (taken.sampler, [len(p) for p in taken.placements]) == ("plain", [5])
+    assert "measured under a profiler: times are not comparable" in taken.notes
+
+
+def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds = [0]
+    hold = bench.device.hold
+
+    def counted(stream: Any, timeout: float) -> Any:
+        holds[0] += 1
+        return hold(stream, timeout)
+
+    monkeypatch.setattr(bench.device, "hold", counted)
+    one = triad(bench, nbytes=2 * MiB)  # by a graph, so that only the floor holds a stream
+    after_one = holds[0]
+    two = triad(bench, nbytes=2 * MiB)
+    assert after_one > 0
+    assert holds[0] == after_one
+    assert one.floor == two.floor
+    assert 0 < one.floor < min(one.samples)
+
+
+def test_flush_buffers_are_made_once_and_freed_at_the_end(bench: Bench) -> None:
+    triad(bench, nbytes=2 * MiB)
+    flush = [a for a in bench.device.live if a.nbytes >= bench.device.facts.l2_bytes]
+    triad(bench, nbytes=2 * MiB)
+    assert len(flush) == 1
+    assert [a for a in bench.device.live if a.nbytes >= bench.device.facts.l2_bytes] == flush
+    assert bench.leftovers() == 0
+
+
+def test_a_flush_that_does_not_fit_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = bench.kernel_target("triad", *bench.buffers(3))
+    allocate, made = bench.device.allocate, [0]
+
+    def short(*arguments: Any, **flags: Any) -> Any:
+        made[0] += 1
+        if made[0] == 2:
+            raise OutOfMemory("made to fail")
+        return allocate(*arguments, **flags)
+
+    monkeypatch.setattr(bench.device, "allocate", short)
+    with pytest.raises(OutOfMemory, match="made to fail"):
+        bench.take(target)
+    assert made[0] == 2
+    assert bench.leftovers() == 0
+
+
+def test_the_same_seed_gives_the_same_measurement() -> None:
+    one, two = triad(Bench()), triad(Bench())
+    assert one == two
+
+
+# Wrong results and errors
+
+
+def test_a_wrong_result_after_timing_is_no_measurement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = bench.kernel_target("add", *bench.buffers(2))
+    launch, taken = bench.device.launch, [0]
+
+    def breaks(what: Any, stream: Any) -> None:
+        if what.kernel.name == "add":
+            taken[0] += 1
+        launch(what, stream)
+        if taken[0] > 200 and what.kernel.name == "add":
+            launch(what, stream)  # twice, once it is warm
+
+    monkeypatch.setattr(bench.device, "launch", breaks)
+    with pytest.raises(WrongResult, match=r"add: .* elements of 'y' are wrong"):
+        bench.take(target, sampler="host", placements=8)
+    assert taken[0] > 200
+
+
+STAGES = [
+    *(("launch", after) for after in (0, 1, 2, 40, 80)),  # check, flush, warm-up, samples
+    *(("record", after) for after in (0, 50)),  # floor
+    *(("synchronize", after) for after in (0, 2, 60, 90, 150)),
+    *(("copy", after) for after in (0, 1, 2)),  # check, moves
+    *(("allocate", after) for after in (0, 1, 2, 3)),  # flush, padding, moves
+]
+
+
+@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
+@pytest.mark.parametrize(("verb", "after"), STAGES)
+def test_an_error_at_any_stage_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str, after: int, error: type[BaseException]
+) -> None:
+    x, y = bench.buffers(2, 2 * MiB)
+    target = bench.kernel_target("add", x, y)
+    sound, calls = getattr(bench.device, verb), [0]
+
+    def breaking(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after + 1:
+            raise error("made to fail")
+        return sound(*arguments, **options)
+
+    monkeypatch.setattr(bench.device, verb, breaking)
+    bench.conductor._awake = True
+    with pytest.raises(error, match="made to fail"):
+        bench.take(target, sampler="host", placements=4)
+    assert bench.ranges.open == []
+    bench.conductor.close()
+    # Neither what the target saved nor padding is left; the test's own buffers are its arena's to free.
+    assert set(map(id, bench.device.live)) == {id(x.allocation), id(y.allocation)}
+    assert bench.leftovers() == 0
