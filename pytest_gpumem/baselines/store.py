@@ -40,7 +40,7 @@ class History:
     measurements: tuple[Measurement, ...]
     """Accepted measurements, one for each process, oldest first."""
     reason: str | None = None
-    """Why there are none."""
+    """Why there are none that can be compared."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,15 @@ class Baseline:
     note: str | None = None
     """Why it is empty, and which other devices have baselines there."""
 
-    def history(self, row_key: str, mode: str, sampler: str) -> History:
-        """What may be compared with a measurement: rows of its key that were measured in its mode, by its sampler."""
+    def history(self, row_key: str, mode: str) -> History:
+        """What may be compared with a measurement: rows of its key that were measured in its mode."""
         rows = self.rows.get(row_key, ())
         measured = [row.measurement for row in rows if row.measurement is not None]
-        alike = tuple(m for m in measured if (m.mode, m.sampler) == (mode, sampler))
+        alike = tuple(m for m in measured if m.mode == mode)
         if alike:
             return History(alike)
         if measured:
-            kinds = sorted({f"{m.mode}, {m.sampler}" for m in measured})
-            return History((), f"its rows are {' and '.join(kinds)}; this one is {mode}, {sampler}")
+            return History((), f"its rows are {' and '.join(sorted({m.mode for m in measured}))}; this one is {mode}")
         return History((), self.note or f"none of the {self.processes} accepted processes holds {row_key}")
 
 
@@ -218,6 +217,8 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return "it was measured under a profiler"
     if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons}):
         return f"it was measured under throttling ({', '.join(throttled)})"
+    if verdict.comparison is not None and verdict.comparison.low > 0 and verdict.outcome is not Outcome.FAIL:
+        return f"it is slower than the baseline by {verdict.comparison.delta:.2%}, which accepting would make the new normal"
     if verdict.outcome in (Outcome.PASS, Outcome.NO_BASELINE) or (verdict.outcome is Outcome.INCONCLUSIVE and _forming(row)):
         return None
     return f"{verdict.outcome.value}: {verdict.reason}"

@@ -135,6 +135,9 @@ class Kernel:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""
         accesses = self.accesses(call)
         link = any(call.arrays[a.argument].on_host for a in accesses)
+        if link and self.source is not None:
+            # A kernel that reads mapped host memory: what crosses the link is what lies beyond it.
+            accesses = tuple(a for a in accesses if call.arrays[a.argument].on_host)
         return Traffic(
             reads=sum(a.footprint for a in accesses if a.direction == "read"),
             writes=sum(a.footprint for a in accesses if a.direction == "write"),

@@ -36,6 +36,8 @@ WARM_UP_SHARE = 0.25
 """Share of the budget that a warm-up may use."""
 BATCH = 20
 """Launches between two events in hot mode."""
+FOREIGN_BATCH = 5
+"""The same for foreign callables, each of which may launch many kernels: a stream holds some thousand before queueing waits."""
 PROFILED_SAMPLES = 5
 """Samples under a profiler, which measures each of them in its own way."""
 FLOOR_SAMPLES = 50
@@ -91,6 +93,8 @@ class Conductor:
         """
         if stream is not None and not isinstance(stream, PersistingStream):
             raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
+        if stream is not None and stream.closed:
+            raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
         queue: Stream = arena.stream if stream is None else stream.stream
         if isinstance(function, BoundKernel):
             if moved is not None:
@@ -137,6 +141,8 @@ class Conductor:
                 target.close()
 
     def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str) -> Measurement:
+        # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
+        self._device.synchronize()
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
@@ -146,6 +152,9 @@ class Conductor:
         run = _Run(self, target, plan, arena, name)
         run.sample()
         after = self._device.conditions()
+        if run.discarded and run.discarded >= len([s for p in run.placements for s in p]):
+            # Throttling that shows under load alone: it must reach the judge.
+            after = replace(after, throttle_reasons=tuple(dict.fromkeys((*after.throttle_reasons, *run.throttle_reasons))))
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
@@ -161,7 +170,7 @@ class Conductor:
             half_width=half_width(medians),
             traffic=target.traffic,
             footprint=target.footprint,
-            floor=floor,
+            floor=floor / run.batch if run.sampler.name == "batched" else floor,
             conditions=(before, after),
             discarded=run.discarded,
             window=window,
@@ -226,14 +235,17 @@ class Conductor:
         """Median of what two events with nothing between them read, in seconds; measured once."""
         if self._floor is None:
             stream, start, end = self._device.stream(), self._device.event(), self._device.event()
-            readings = []
+            readings, hold_works = list[float](), not self._profiled
             for _ in range(FLOOR_SAMPLES):
-                hold = self._device.hold(stream, HOLD_TIMEOUT) if not self._profiled else None
+                hold = self._device.hold(stream, HOLD_TIMEOUT) if hold_works else None
                 self._device.record(start, stream)
                 self._device.record(end, stream)
                 if hold is not None:
                     hold.release()
-                self._device.synchronize(stream)
+                try:
+                    self._device.synchronize(stream)
+                except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
+                    hold_works = False
                 readings.append(self._device.elapsed(start, end))
             self._floor = float(np.median(readings))
         return self._floor
@@ -259,7 +271,9 @@ class _Run:
         self.placements: list[tuple[float, ...]] = []
         self._throttled: list[tuple[float, ...]] = []
         self.notes: list[str] = []
+        self.throttle_reasons: tuple[str, ...] = ()
         self.discarded = 0
+        self.batch = FOREIGN_BATCH if target.foreign else BATCH
         self._count = WINDOW
         self.choice: Choice = choose(
             plan.sampler,
@@ -303,12 +317,13 @@ class _Run:
                     break
         if not self.placements:
             # Everything was throttled: the samples stay visible, and the conditions make the verdict UNRELIABLE.
-            self.placements = self._throttled
+            self.placements = list(self._throttled)
             self.notes.append("every sample was taken under throttling")
         self._say_precision(wanted)
 
     def _keep(self, samples: tuple[float, ...], conditions: Conditions) -> None:
         if conditions.throttle_reasons:
+            self.throttle_reasons = tuple(dict.fromkeys((*self.throttle_reasons, *conditions.throttle_reasons)))
             self.discarded += len(samples)
             self._throttled.append(samples)
         else:
@@ -369,18 +384,22 @@ class _Run:
             if not self.choice.fallback:
                 raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {expired}') from None
             self.choice = Choice("host", f"{expired}: wall-clock time, launch latency included", fallback=False)
-            # One measurement, one clock: what another sampler took cannot be averaged with what follows.
-            self.placements.clear()
-            self._throttled.clear()
-            self.discarded = 0
+            self._start_anew()
             self.sampler = self._make()
             return self.sampler.samples(count)
+
+    def _start_anew(self) -> None:
+        """One measurement, one clock: what another sampler took cannot be averaged with what follows."""
+        self.placements.clear()
+        self._throttled.clear()
+        self.discarded = 0
 
     def _move(self) -> bool:
         """Fresh addresses for the next placement; says so where they are not to be had."""
         try:
             self._arena.pad(int(self._random.integers(1, MOST_PADDING + 1)) * PADDING_STEP)
             self._target.place()
+            self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
             return False
@@ -398,9 +417,10 @@ class _Run:
                 if not self.choice.fallback:
                     raise BadCall(f'sampler "graph" was asked for, but {reason}') from None
                 self.choice = replace(self.choice, sampler="blocked", reason=f"cannot be captured: {reason}")
+                self._start_anew()
                 return BlockedSampler(shot)
         if sampler == "batched":
-            return BatchedSampler(shot, BATCH, capture=not self._target.foreign)
+            return BatchedSampler(shot, self.batch, capture=not self._target.foreign)
         if sampler == "host":
             return HostSampler(shot)
         if sampler == "plain":

@@ -13,6 +13,9 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
 
+CYCLE_SEED = 1
+"""Seed of the cycle that a pointer chase walks: the same walk in every test."""
+
 
 class BadCall(ValueError):
     """A kernel or a measurement was called with arguments that do not fit; one sentence that names them."""
@@ -53,6 +56,10 @@ class BoundKernel:
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
         buffers, values = self.arguments(arguments, scalars)
+        self.call(buffers, values)
+        self.fill(buffers, self.stream)
+        if self.kernel.content:
+            self.expected({name: b.view() for name, b in buffers.items()}, values)  # an index out of bounds would end the context
         self.device.launch(self.launch(buffers, values), self.stream)
         self.device.synchronize(self.stream)
 
@@ -121,6 +128,27 @@ class BoundKernel:
         if wrong:
             raise BadCall(f"{self.kernel.name}: {wrong}")
         return call
+
+    def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
+        """Give arguments that need it the content that the kernel works on, unless the user wrote or may have written his own."""
+        for name, content in self.kernel.content.items():
+            buffer = buffers[name]
+            if content == "cycle" and not buffer.written:
+                self.device.fill_cycle(buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream)
+                self.device.synchronize(stream)
+                buffer.written = True
+
+    def expected(self, arrays: Mapping[str, Any], values: Mapping[str, int | float]) -> Mapping[str, Any]:
+        """The reference's result.
+
+        Raises:
+            BadCall: the reference says that the arguments' content is none that the kernel works on.
+        """
+        assert self.kernel.reference is not None
+        try:
+            return self.kernel.reference(arrays, values)
+        except ValueError as error:
+            raise BadCall(f"{self.kernel.name}: {error}") from None
 
     def launch(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Launch:
         """What the device takes, with the buffers where they now are."""

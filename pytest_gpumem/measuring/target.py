@@ -155,11 +155,7 @@ class KernelTarget:
         device = arena.device
         if bound.kernel.source is not None:
             device.compile(bound.kernel, next(iter(self._buffers.values())).dtype_name)
-        for filled, content in bound.kernel.content.items():
-            buffer = self._buffers[filled]
-            if content == "cycle" and not buffer.written:
-                device.fill_cycle(buffer.allocation, bound.kernel.node_bytes, arena.seed, stream)
-                buffer.written = True
+        bound.fill(self._buffers, stream)
         self._launch = bound.launch(self._buffers, self._values)
         self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
         for parameter in bound.kernel.parameters:
@@ -257,9 +253,8 @@ class KernelTarget:
 
     def _expected(self) -> Mapping[str, Any]:
         """The reference's result from the inputs as they are; updated arguments hold their saved content now."""
-        assert self._bound.kernel.reference is not None
         arrays = {name: self._array(self._saved.get(name, buffer.allocation), buffer) for name, buffer in self._buffers.items()}
-        return self._bound.kernel.reference(arrays, self._values)
+        return self._bound.expected(arrays, self._values)
 
     def _array(self, allocation: Allocation, buffer: Buffer) -> Any:
         # One array module for all arguments: NumPy as soon as one of them lies on the host.
@@ -300,6 +295,8 @@ class CallableTarget:
         moved: int | None,
     ) -> None:
         self._foreign = Foreign(lambda: function(*arguments, **keywords))
+        # What it touches is unknown: arrays of other libraries and closures reach any managed buffer of the test.
+        self.homes = arena.homes
         self._arena = arena
         self._stream = stream
         self.window = window
@@ -335,10 +332,6 @@ class CallableTarget:
     @property
     def can_check(self) -> bool:
         return False
-
-    @property
-    def homes(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in self._buffers if b.kind is MemoryKind.MANAGED and b.home != "as left")
 
     def place(self) -> None:
         for buffer in self._movable:
@@ -428,8 +421,9 @@ class CaseTarget:
                 raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
-            managed = tuple(b for b in dict.fromkeys((*reads, *writes)) if b.kind is MemoryKind.MANAGED and b.home != "as left")
-            return _Built(case, arena, stack.pop_all(), None, reads, writes, managed, persistent)
+            if case.check is not None and len(writes) < len(case.writes):
+                self.notes = ("outputs that are no arrays of the function's `memory` are not poisoned before a check",)
+            return _Built(case, arena, stack.pop_all(), None, reads, writes, arena.homes, persistent)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 
     @property

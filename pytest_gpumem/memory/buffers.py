@@ -44,7 +44,7 @@ class Buffer:
         self.shape = shape
         self.dtype = dtype
         self.written = False
-        """Whether `write` replaced the seeded content."""
+        """Whether the user replaced the seeded content, or was handed an array with which he can."""
 
     @property
     def kind(self) -> MemoryKind:
@@ -126,6 +126,7 @@ class Buffer:
 
     def view(self) -> Any:
         """An array over the memory: CuPy where the device sees it, else NumPy; the backed part on the simulated device."""
+        self.written = True
         flat = self._arena.device.view(self._allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
@@ -189,6 +190,7 @@ class Arena:
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
         self._guests: dict[int, tuple[Any, Buffer]] = {}
+        self._managed: list[Buffer] = []
         self._made = 0
         self._padding: list[Allocation] = []
 
@@ -226,6 +228,8 @@ class Arena:
         if address % ALIGNMENT:
             raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
         buffer = Buffer(self, allocation, elements, element, home)
+        if kind is MemoryKind.MANAGED:
+            self._managed.append(buffer)
         self._made += 1
         if populate:
             seed = self.seed * 1_000_003 + self._made
@@ -243,6 +247,12 @@ class Arena:
         _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
             raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
+        if not register:
+            first = int(array.__array_interface__["data"][0])
+            end = first + array.nbytes
+            for held in self._allocations.values():
+                if held.kind is MemoryKind.REGISTERED and held.host_address < end and first < held.host_address + held.nbytes:
+                    raise BadBuffer("this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now")
         allocation = self.device.adopt(array, register=register)
         self._allocations[id(allocation)] = allocation
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
@@ -252,6 +262,11 @@ class Arena:
         array = self.device.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
         self._guests[id(array)] = (array, buffer)
         return array
+
+    @property
+    def homes(self) -> tuple[Buffer, ...]:
+        """Managed buffers whose pages are put back before every sample."""
+        return tuple(buffer for buffer in self._managed if buffer.home != "as left")
 
     def find(self, argument: Any) -> Buffer | None:
         """The buffer that an argument is, or that an array made by `guest` lies in."""

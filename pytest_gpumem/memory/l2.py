@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.protocol import Device, MemoryKind, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Buffer
@@ -20,6 +21,10 @@ from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
 
 class BadWindow(ValueError):
     """An access-policy window or a set-aside that cannot be."""
+
+
+_OPEN: WeakKeyDictionary[Device, PersistingStream] = WeakKeyDictionary()
+"""The persisting stream that is open on each device: a second one would change the set-aside under the first."""
 
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
@@ -48,6 +53,8 @@ class PersistingStream:
     hit_ratio: float
     set_aside: int
     """Bytes that the driver granted; 0 with set_aside="off"."""
+    closed: bool = False
+    """The `with` block has ended, and the window with it."""
 
     @property
     def handle(self) -> int:
@@ -126,6 +133,8 @@ def persisting(
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     wanted = _requested(facts, buffer.nbytes, set_aside)
 
+    if (other := _OPEN.get(device)) is not None:
+        raise BadWindow(f"a persisting stream on {other.buffer!r} is still open, and the device has one set-aside, fitted to that")
     stream = device.stream()
     found = device.set_aside()
     unfollow = None
@@ -133,10 +142,14 @@ def persisting(
         granted = device.request_set_aside(wanted)
         ratio = fit_hit_ratio(granted, buffer.nbytes) if hit_ratio == "fit" else float(hit_ratio)
         persisting_stream = PersistingStream(stream, device, buffer, ratio, granted)
+        _OPEN[device] = persisting_stream
         persisting_stream.apply()
         unfollow = buffer.follow(persisting_stream.apply)
         yield persisting_stream
     finally:
+        opened = _OPEN.pop(device, None)
+        if opened is not None:
+            opened.closed = True
         if unfollow is not None:
             unfollow()
         try:

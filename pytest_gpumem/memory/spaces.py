@@ -14,7 +14,8 @@ from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
 class Memory:
     """Asks an arena for buffers, one method for each kind of memory.
 
-    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and random: floats uniform in [0, 1), integers over their
+    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and
+    random: floats uniform in [0, 1), integers over their
     full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for host memory): then an array of that library is given
     instead of a `Buffer`, and it stays at its address.
 

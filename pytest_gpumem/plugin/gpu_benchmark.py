@@ -91,6 +91,9 @@ class GpuBenchmark:
     def _measure(self, target: Target, label: str, limits: Limits, mode: str | None) -> Result:
         __tracebackhide__ = True
         test = self._test
+        if test.judged:
+            target.close()
+            raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
         with test.spending() as plan:
             measurement = test.conductor.measure(
                 target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name

@@ -40,6 +40,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     test = item.stash.get(TEST, None)
     if test is None:
         return []
+    test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
     verdicts = [_verdict(test, measurement, limits, error if skipped else None) for measurement, limits in test.taken]
     failed = error is not None and not skipped
@@ -64,7 +65,7 @@ def _verdict(test: GpuTest, measurement: Measurement, limits: Limits, skip: Base
     if skip is not None:
         return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
     key = f"{test.item.nodeid}[{measurement.label}]" if measurement.label else test.item.nodeid
-    history = test.session.baseline.history(key, measurement.mode, measurement.sampler)
+    history = test.session.baseline.history(key, measurement.mode)
     strict = test.session.settings.strict
     return judge(measurement, limits, facts, history.measurements, strict=strict, no_history=history.reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,11 +57,15 @@ class GpuTest:
         self.overrides = marker_overrides(keywords)
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
+        self.exit = ExitStack()
+        """What ends with the test, after its memory is freed."""
         self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()))
         self.memory = Memory(self.arena)
         self.taken: list[tuple[Measurement, Limits]] = []
         """Measurements so far, each with its limits."""
         self.replay: Replay | None = None
+        self.judged = False
+        """The body has ended: nothing more is measured."""
 
     @property
     def kernels(self) -> Kernels:
@@ -94,7 +98,8 @@ class GpuTest:
         """Free everything; the next test gets its share of what is left of a total budget."""
         if uses(self.item, BENCHMARK_FIXTURE):
             self.session.to_measure -= 1
-        self.arena.close()
+        with self.exit:
+            self.arena.close()
 
 
 class RunningHooks:

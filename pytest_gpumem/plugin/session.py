@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.exclusive import exclusive
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.hooks import SESSION
 from pytest_gpumem.plugin.judging import TEST
@@ -161,8 +163,11 @@ class GpuSession:
         return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
 
     def begin(self, item: pytest.Item) -> GpuTest:
-        """The device side of a test that uses our fixtures."""
-        test = GpuTest(item, self)
+        """The device side of a test that uses our fixtures; waits for others on the same GPU."""
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.facts))
+            test = GpuTest(item, self)
+            test.exit.push(stack.pop_all())
         item.stash[TEST] = test
         return test
 

@@ -65,7 +65,8 @@ _HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    A column in which no row has a figure is left out, and `of peak` where names would get too short. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names
+    A column in which no row has a figure is left out, and `of peak` where names would get too short. `of peak` has a figure only
+    where `Measurement.share_of_peak` has one. Names
     go without their file where they are unique without it, and are shortened in the middle if need be; figures never are, and the
     table gets wider than `width` where they alone need more.
 

@@ -13,6 +13,9 @@ from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
 from pytest_gpumem.verdicts.screen import allowed, compare, judge_change, limit_name
 
+NOTHING = 1.5
+"""Times the floor up to which nothing can have run between the events: an empty kernel takes 2.6 times the floor on an H100."""
+
 _WORST_FIRST = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
 
 
@@ -31,7 +34,8 @@ def judge(
         measurement: what was measured.
         limits: what it is held to.
         facts: the device that it was measured on.
-        history: accepted rows of the same test and label, one for each process. Those of another mode or sampler are left out.
+        history: accepted rows of the same test and label, one for each process. Those of another mode are left out; if what is left
+            was measured in another way, that is a SUSPECT.
         strict: only tells the reason's reader that an outcome other than PASS fails; the outcome does not depend on it.
         no_history: why there is no history, for NO BASELINE.
 
@@ -41,7 +45,8 @@ def judge(
     if doubts := list(_unreliable(measurement)):
         return _verdict(Outcome.UNRELIABLE, f"{', '.join(doubts)}: no limit was judged", None, facts, strict)
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
-    alike = [m for m in past if (m.mode, m.sampler, m.profiled) == (measurement.mode, measurement.sampler, False)]
+    past = [m for m in past if m.mode == measurement.mode and not m.profiled]
+    alike = [m for m in past if how(m) == how(measurement)]
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts)]
     comparison = None
     if alike:
@@ -51,12 +56,15 @@ def judge(
             name = limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
             findings.append(judge_change(measurement, comparison, delta, name))
     elif limits.max_regression is not None:
-        if past:
-            no_history = f"its rows are {past[-1].mode}, {past[-1].sampler}; this one is {measurement.mode}, {measurement.sampler}"
         name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
-        findings.append(
-            Finding(Outcome.NO_BASELINE, f"{name} has nothing to compare with: {no_history or 'the baseline holds no such row'}")
-        )
+        if past:
+            # What changed how a test is measured may have made it slower too, such as a new synchronisation.
+            changed = f"its rows are {', '.join(how(past[-1]))}; this one is {', '.join(how(measurement))}"
+            findings.append(Finding(Outcome.SUSPECT, f"{name} cannot be judged, the measurement itself has changed: {changed}"))
+        else:
+            findings.append(
+                Finding(Outcome.NO_BASELINE, f"{name} has nothing to compare with: {no_history or 'the baseline holds no such row'}")
+            )
     if not findings:
         shown = f", {change(comparison.delta)} against {counted(comparison.processes, 'process')}" if comparison else ""
         return _verdict(Outcome.PASS, f"no limit set{shown}", comparison, facts, strict)
@@ -64,6 +72,11 @@ def judge(
     told = [f for f in findings if f.outcome is not Outcome.PASS] or findings
     told.sort(key=lambda f: _WORST_FIRST.index(f.outcome))
     return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict)
+
+
+def how(measurement: Measurement) -> tuple[str, str]:
+    """What was measured and in which way, beside the mode, which somebody chose: only rows that agree in it are compared."""
+    return measurement.target, measurement.sampler
 
 
 def is_failure(verdict: Verdict, strict: bool) -> bool:
@@ -87,9 +100,8 @@ def _unreliable(measurement: Measurement) -> Iterator[str]:
             yield f"throttled {when} the samples ({', '.join(conditions.throttle_reasons)}{clock})"
     if others := max((c.other_processes or 0 for c in measurement.conditions), default=0):
         yield f"{counted(others, 'process')} of others on the device"
-    # Batched launches share two events, so that one launch may well be shorter than they are.
-    if measurement.latency <= measurement.floor and measurement.sampler != "batched":
+    if measurement.latency <= NOTHING * measurement.floor:
         yield (
-            f"{format_time(measurement.latency)} is no longer than two events with nothing between "
-            f"({format_time(measurement.floor)}), as if nothing was launched"
+            f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "
+            f"({format_time(measurement.floor)}), as if nothing was launched on the timed stream"
         )

@@ -23,6 +23,8 @@ from pytest_gpumem.verdicts.spread import of_difference
 
 NO_ALARM = 0.999
 """Confidence of the lower bound."""
+SPREAD_KNOWN = 3
+"""Processes from which on a baseline shows its own spread."""
 POWER = 0.99
 """Confidence of the upper bound, and of catching what is called resolvable."""
 
@@ -67,6 +69,10 @@ def judge_change(measurement: Measurement, comparison: Comparison, delta: float,
     interval = f"between {change(comparison.low)} and {change(comparison.high)}"
     tail = f"margin {format_share(delta / 2)}, {basis(measurement)}"
     if comparison.low > delta / 2:
+        if comparison.delta > delta and _thin(measurement, comparison):
+            why = f"a measurement by {measurement.sampler} on {counted(len(measurement.placements), 'placement')}"
+            doubt = f"{why} needs a baseline of {SPREAD_KNOWN} processes to be beyond doubt"
+            return Finding(Outcome.SUSPECT, f"slower than {limit} allows: {against}, {interval}, {tail}; {doubt}")
         if comparison.delta > delta:
             return Finding(Outcome.FAIL, f"slower than {limit} allows: {against}, {interval}, {tail}")
         return Finding(Outcome.SUSPECT, f"slower, though less than {limit}: {against}, {interval}, {tail}")
@@ -77,6 +83,11 @@ def judge_change(measurement: Measurement, comparison: Comparison, delta: float,
         f"{limit} cannot be decided: {against}, {interval}, {tail}; a slow-down of "
         f"{format_share(comparison.resolvable)} could have been resolved",
     )
+
+
+def _thin(measurement: Measurement, comparison: Comparison) -> bool:
+    """Whether too little is known of how processes differ: the priors are those of device-timed kernels over several placements."""
+    return comparison.processes < SPREAD_KNOWN and (measurement.sampler == "host" or len(measurement.placements) < 2)
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:

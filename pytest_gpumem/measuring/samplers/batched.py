@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pytest_gpumem.devices.protocol import CannotCapture
+from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT
 from pytest_gpumem.measuring.samplers.shot import Shot
 
 
 class BatchedSampler:
     """A sample is the mean of `batch` launches that follow each other without a flush: the state is hot.
 
-    The batch is captured into a graph where that is allowed and works, so that launches follow each other without gaps.
+    The batch is captured into a graph where that is allowed and works, else queued behind a held stream: launches follow each other
+    without gaps either way. Raises `HoldExpired` from `samples` if a launch waits for the device.
     """
 
     name = "batched"
@@ -35,13 +37,16 @@ class BatchedSampler:
     def samples(self, count: int) -> list[float]:
         shot, device, taken = self._shot, self._shot.device, list[float]()
         for _ in range(count):
-            if shot.homes is not None:
-                shot.homes()
-            shot.prepare()
+            shot.restore()
             if self._graph is not None:
                 device.replay(self._graph, shot.stream)
             else:
-                self._body()
+                device.synchronize(shot.stream)
+                hold = device.hold(shot.stream, HOLD_TIMEOUT)
+                try:
+                    self._body()
+                finally:
+                    hold.release()
             device.synchronize(shot.stream)
             taken.append(device.elapsed(self._start, self._end) / self._batch)
         return taken

@@ -25,13 +25,11 @@ class BlockedSampler:
 
     def _one(self) -> float:
         shot, device = self._shot, self._shot.device
-        # Before the hold: page migration may need the host's help, which a held stream could starve.
-        if shot.homes is not None:
-            shot.homes()
-            device.synchronize(shot.stream)
+        # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve.
+        shot.restore()
+        device.synchronize(shot.stream)
         hold = device.hold(shot.stream, HOLD_TIMEOUT)
         try:
-            shot.prepare()
             shot.flush(shot.stream)
             device.record(self._start, shot.stream)
             shot.launch()

@@ -30,10 +30,14 @@ class Shot:
 
     def before(self) -> None:
         """Queue everything that comes before the timed interval."""
+        self.restore()
+        self.flush(self.stream)
+
+    def restore(self) -> None:
+        """Queue what puts data and pages back. Pages come last: putting data back touches them."""
+        self.prepare()
         if self.homes is not None:
             self.homes()
-        self.prepare()
-        self.flush(self.stream)
 
 
 class Sampler(Protocol):

@@ -193,19 +193,18 @@ def test_one_process_counts_once(tmp_path: Path) -> None:
     assert saved.refused[0][1] == "another row of this run has the same key"
 
 
-def test_only_the_same_mode_and_sampler_compare(tmp_path: Path) -> None:
+def test_only_the_same_mode_compares(tmp_path: Path) -> None:
     store = Store(tmp_path, H100)
     store.save([row()], None)
     store.save([row(mode="hot")], None)
     baseline = store.load()
     key = row().key
-    assert [m.mode for m in baseline.history(key, "clean-cold", "graph").measurements] == ["clean-cold"]
-    assert [m.mode for m in baseline.history(key, "hot", "graph").measurements] == ["hot"]
-    other = baseline.history(key, "dirty-cold", "graph")
+    assert [m.mode for m in baseline.history(key, "clean-cold").measurements] == ["clean-cold"]
+    assert [m.mode for m in baseline.history(key, "hot").measurements] == ["hot"]
+    other = baseline.history(key, "dirty-cold")
     assert other.measurements == ()
-    assert other.reason == "its rows are clean-cold, graph and hot, graph; this one is dirty-cold, graph"
-    assert baseline.history(key, "hot", "blocked").reason is not None
-    unknown = baseline.history("tests/test_a.py::test_new", "hot", "graph")
+    assert other.reason == "its rows are clean-cold and hot; this one is dirty-cold"
+    unknown = baseline.history("tests/test_a.py::test_new", "hot")
     assert unknown.reason == "none of the 2 accepted processes holds tests/test_a.py::test_new"
 
 
@@ -213,7 +212,7 @@ def test_a_missing_baseline_is_said(tmp_path: Path) -> None:
     baseline = Store(tmp_path / "nowhere", H100).load()
     assert (dict(baseline.rows), baseline.processes) == ({}, 0)
     assert baseline.note == f"no baseline of {H100.key} in {tmp_path / 'nowhere'}"
-    assert baseline.history("x", "hot", "graph").reason == baseline.note
+    assert baseline.history("x", "hot").reason == baseline.note
 
 
 def test_another_devices_baseline_is_said_and_not_used(tmp_path: Path) -> None:
@@ -329,3 +328,12 @@ def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject)
     except BaselineError:
         return
     assert [len(rows) for rows in baseline.rows.values()] == [1]
+
+
+def test_a_slower_row_stays_out_also_without_a_limit(tmp_path: Path) -> None:
+    slower = replace(
+        row(), verdict=Verdict(Outcome.PASS, "no limit set", Comparison(delta=0.12, low=0.11, high=0.13, resolvable=0.01, processes=3))
+    )
+    saved = Store(tmp_path, H100).save([slower], None)
+    assert saved.path is None
+    assert "slower than the baseline by 12.00%" in saved.refused[0][1]

@@ -119,15 +119,17 @@ def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Aren
     assert device.set_aside() == FOUND
 
 
-def test_one_inside_another_gives_back_what_it_found(device: CountedDevice, arena: Arena) -> None:
+def test_one_inside_another_is_refused_and_leaves_the_outer_one_alone(device: CountedDevice, arena: Arena) -> None:
     outer_buffer, inner_buffer = arena.buffer(8 * MiB), arena.buffer(16 * MiB)
     with persisting(device, outer_buffer) as outer:
-        with persisting(device, inner_buffer) as inner:
-            assert inner.handle != outer.handle
-            assert device.set_aside() == 6 * STEP
+        with pytest.raises(BadWindow, match="still open"), persisting(device, inner_buffer):
+            pytest.fail("entered")
         assert device.set_aside() == outer.set_aside
         assert outer.window is not None
     assert device.set_aside() == FOUND
+    assert outer.closed
+    with persisting(device, inner_buffer):
+        assert device.set_aside() == 6 * STEP
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -121,9 +121,15 @@ def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts, chang
     assert verdict.reason.endswith("no limit was judged")
 
 
-def test_a_batched_launch_may_be_shorter_than_its_events(bench: Any, h100: DeviceFacts) -> None:
-    tiny = bench.measurement(1.0e-6, sampler="batched", mode="hot", traffic=None)
-    assert judge(tiny, Limits(), h100, [], strict=False).outcome is Outcome.PASS
+def test_hardly_more_than_the_floor_is_nothing_launched(bench: Any, h100: DeviceFacts) -> None:
+    # 64 ns is the floor's share of one launch in a batch of twenty.
+    for floor, latency, outcome in (
+        (1.28e-6, 1.29e-6, Outcome.UNRELIABLE),
+        (1.28e-6, 3.3e-6, Outcome.PASS),
+        (64e-9, 65e-9, Outcome.UNRELIABLE),
+        (64e-9, 1.0e-6, Outcome.PASS),
+    ):
+        assert judge(bench.measurement(latency, floor=floor, traffic=None), Limits(), h100, [], strict=False).outcome is outcome
 
 
 def test_a_missing_baseline_is_said(bench: Any, h100: DeviceFacts) -> None:

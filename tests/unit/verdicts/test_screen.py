@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,10 +191,25 @@ def test_the_sum_of_variances_is_welchs(bench: Any) -> None:
     assert total.reach(0.999) == pytest.approx(3.787 * np.sqrt(8.0), rel=1e-3)
 
 
-def test_a_history_in_another_mode_or_sampler_is_none(bench: Any, h100: DeviceFacts) -> None:
-    cold: Measurement = bench.measurement()
-    for other in (bench.measurement(mode="hot"), bench.measurement(sampler="blocked")):
-        verdict = judge(cold, ONE_PERCENT, h100, [other], strict=False)
-        assert verdict.outcome is Outcome.NO_BASELINE
-        assert f"its rows are {other.mode}, {other.sampler}; this one is clean-cold, graph" in verdict.reason
+def test_a_history_in_another_mode_is_none(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), ONE_PERCENT, h100, [bench.measurement(mode="hot")], strict=False)
+    assert verdict.outcome is Outcome.NO_BASELINE
+    assert verdict.comparison is None
+
+
+def test_another_sampler_or_target_is_suspect_because_it_may_hide_a_slow_down(bench: Any, h100: DeviceFacts) -> None:
+    now: Measurement = bench.measurement()
+    for other in (bench.measurement(sampler="blocked"), replace(now, target="other")):
+        verdict = judge(now, ONE_PERCENT, h100, [other], strict=False)
+        assert verdict.outcome is Outcome.SUSPECT
+        assert f"its rows are {other.target}, {other.sampler}; this one is {now.target}, {now.sampler}" in verdict.reason
         assert verdict.comparison is None
+
+
+@pytest.mark.parametrize(("processes", "outcome"), [(1, Outcome.SUSPECT), (2, Outcome.SUSPECT), (3, Outcome.FAIL)])
+def test_host_times_fail_only_against_a_baseline_that_knows_its_spread(
+    bench: Any, h100: DeviceFacts, processes: int, outcome: Outcome
+) -> None:
+    past = [bench.measurement(1e-3, sampler="host") for _ in range(processes)]
+    slower = bench.measurement(1.5e-3, sampler="host")
+    assert judge(slower, ONE_PERCENT, h100, past, strict=False).outcome is outcome
