@@ -55,9 +55,7 @@ class Report:
             "schema": 1,
             "simulated_only": self.simulated_only,
             "summary": self.summary,
-            "checks": [
-                {"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks
-            ],
+            "checks": [{"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks],
         }
 
 
@@ -163,9 +161,7 @@ def _identity(facts: DeviceFacts) -> str:
 def _abilities(facts: DeviceFacts) -> list[Check]:
     checks = [Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")]
     if facts.mps:
-        checks.append(
-            Check("MPS", Status.WARNING, "a server runs: its other clients disturb every measurement", "stop it while measuring")
-        )
+        checks.append(Check("MPS", Status.WARNING, "a server runs: its other clients disturb every measurement", "stop it while measuring"))
     else:
         checks.append(Check("MPS", Status.OK, "off"))
     checks.append(Check("ECC", Status.OK, {True: "on", False: "off", None: "the driver does not say"}[facts.ecc]))

@@ -10,7 +10,7 @@ from pytest_gpumem import MiB
 SIZE = 256 * MiB
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pageable():
     """An ordinary NumPy array, written once so that its pages exist."""
     return np.random.default_rng(0).random(SIZE // 4, dtype="f4")

@@ -85,9 +85,7 @@ def test_a_whole_machine_is_all_ok() -> None:
     assert [check.name for check in report.checks if check.status is not Status.OK] == []
     assert not report.simulated_only
     assert found(report, "driver").detail == "580.95.05, CUDA 13.0"
-    assert found(report, "GPU").detail == (
-        "NVIDIA H100 80GB HBM3, sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s, PCIe Gen5 x16"
-    )
+    assert found(report, "GPU").detail == ("NVIDIA H100 80GB HBM3, sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s, PCIe Gen5 x16")
     assert found(report, "set-aside").detail == "up to 31.25 MiB of L2 in steps of 3.125 MiB, windows up to 128 MiB"
     assert found(report, "CuPy").detail == "cupy-cuda13x 14.2.0"
     assert report.summary == (

@@ -45,9 +45,7 @@ def test_one_row_shows_its_figures(facts: DeviceFacts, make_row: MakeRow) -> Non
         ({"traffic": None}, False),
     ],
 )
-def test_share_of_the_peak_only_where_it_means_dram(
-    changes: dict[str, object], shown: bool, facts: DeviceFacts, make_row: MakeRow
-) -> None:
+def test_share_of_the_peak_only_where_it_means_dram(changes: dict[str, object], shown: bool, facts: DeviceFacts, make_row: MakeRow) -> None:
     heading, _, line, *_ = draw([make_row(**changes)], facts)
     assert ("of peak" in heading) == shown
     assert ("89.5 %" in line) == shown
