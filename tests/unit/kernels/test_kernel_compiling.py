@@ -37,7 +37,8 @@ def compiled(source: str, architecture: str):
         called(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
     options = [option.encode() for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * called(nvrtc.nvrtcGetProgramLogSize(program))
+    # Never a bytes object: NVRTC writes into it, and Python shares those of length 1, which is an empty log's.
+    log = bytearray(called(nvrtc.nvrtcGetProgramLogSize(program)))
     called(nvrtc.nvrtcGetProgramLog(program, log))
     text = log.decode().strip("\0 \n")
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, text
@@ -65,7 +66,7 @@ def test_compiles_without_a_warning(source, architecture):
 def ptx(source: str) -> dict[str, str]:
     """PTX by mangled name."""
     program = compiled(source, "compute_90")
-    text = b" " * called(nvrtc.nvrtcGetPTXSize(program))
+    text = bytearray(called(nvrtc.nvrtcGetPTXSize(program)))
     called(nvrtc.nvrtcGetPTX(program, text))
     bodies = re.split(r"\.entry ", text.decode())[1:]
     by_name = {body[: body.index("(")]: body for body in bodies}
