@@ -87,10 +87,13 @@ def _max_regression(value: Any) -> str:
     return str(value).strip()
 
 
-def _folder(value: object) -> str:
-    if isinstance(value, str) and value.strip() and "\0" not in value:
-        return value
-    raise units.QuantityError(f"{value!r} is no folder; accepted is a path such as .benchmarks")
+def _path(what: str, example: str) -> Callable[[Any], str]:
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value.strip() and "\0" not in value:
+            return value
+        raise units.QuantityError(f"{value!r} is no {what}; accepted is a path such as {example}")
+
+    return parse
 
 
 class Option(NamedTuple):
@@ -204,13 +207,14 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
-    Option("baseline", _folder, None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
+    Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
     Option(
         "strict",
         _flag,
         False,
         "A missing GPU, a skip, NO BASELINE, SUSPECT, INCONCLUSIVE or UNRELIABLE fails.",
     ),
+    Option("report", _path("file", "gpumem.html"), None, "Write the results as one HTML file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -250,6 +254,8 @@ class Settings(NamedTuple):
     """Folder of the baselines, as written; None: pytest-benchmark's storage."""
     strict: bool = False
     """Everything but PASS fails."""
+    report: str | None = None
+    """HTML file of the results, as written."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 

@@ -7,7 +7,6 @@ under a temporary name and renamed; readers take names that end in `.json` alone
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -149,18 +149,9 @@ class Store:
         short = re.sub(r"[^A-Za-z0-9.]+", "-", revision or "").strip("-.")[:12] or "unknown"
         # The random part keeps two processes apart that write in the same second.
         final = self.folder / f"{now:%Y%m%dT%H%M%SZ}-{short}-{secrets.token_hex(6)}.json"
-        temporary = final.with_suffix(".tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                # Opened anew and by the umask: a baseline is shared like any other file of the repository.
-                with open(temporary, "x", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, final)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_whole(final, text)
         except OSError as error:
             raise BaselineError(f"{self.folder}: cannot write the baseline: {error.strerror or error}") from None
         return final

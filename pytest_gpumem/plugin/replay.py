@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from pytest_gpumem.files import write_whole
+
 DEFAULT_STORAGE = "file://./.benchmarks"
 """pytest-benchmark's own default of `--benchmark-storage`."""
 
@@ -170,12 +172,7 @@ def write_json(config: pytest.Config) -> Path | None:
         target.close()  # before pytest-benchmark 5.3 an open, still empty file
         target = target.name
     path = Path(target)
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        written.write_text(json.dumps(output, indent=4, allow_nan=False, default=str), encoding="utf-8")
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    write_whole(path, json.dumps(output, indent=4, allow_nan=False, default=str))
     return path
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.baselines.store import Baseline, BaselineError
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
@@ -60,6 +64,8 @@ class TerminalHooks:
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
+        if gpu.settings.report is not None and len(gpu.rows):
+            self._report(session, Path(gpu.config.invocation_params.dir, Path(gpu.settings.report).expanduser()))
         if gpu.settings.save:
             try:
                 self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
@@ -67,6 +73,18 @@ class TerminalHooks:
                 self._notes.append(f"--gpumem-save: {error}")
                 if session.exitstatus == pytest.ExitCode.OK:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _report(self, session: pytest.Session, path: Path) -> None:
+        gpu = self._session
+        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        try:
+            write_whole(path, page(list(gpu.rows), gpu.facts, gpu.settings.to_json(), utc=utc))
+        except OSError as error:
+            self._notes.append(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            self._notes.append(f"--gpumem-report: wrote {path}")
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; says what was stored, and what not and why."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import posixpath
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import StringIO
 
 from rich.box import Box
@@ -15,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome
-from pytest_gpumem.units import format_rate, format_share, format_time
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.cells import HEADINGS, Cells, cells_of, names_of
+from pytest_gpumem.units import format_share
 
 # Only a rule under the heading.
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -41,27 +39,6 @@ _UNBOUNDED = 1000
 """Columns given to rich, so that it never cuts a figure: the widths are worked out here."""
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """One row as text."""
-
-    name: str
-    latency: str
-    bandwidth: str
-    share: str
-    noise: str
-    change: str
-    verdict: str
-    outcome: Outcome
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        return self.latency, self.bandwidth, self.share, self.noise, self.change
-
-
-_HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
-
-
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
@@ -79,16 +56,16 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     """
     if not rows:
         return ""
-    cells = [_cells(row, facts, name) for row, name in zip(rows, _names(rows), strict=True)]
+    cells = [cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)]
     usual = Counter((row.measurement.mode, row.measurement.sampler) for row in rows if row.measurement is not None).most_common(1)
     usual_how = usual[0][0] if usual else None
-    shown = [column for column in range(len(_HEADINGS)) if any(cell.figures[column] for cell in cells)]
+    shown = [column for column in range(len(HEADINGS)) if any(cell.figures[column] for cell in cells)]
 
     # Before names get too short to tell tests apart: first the share of the peak goes, then verdicts break into two lines.
     longest = max(len(cell.name) for cell in cells)
     full = _figures_width(cells, shown) + max(len(cell.verdict) for cell in cells) + _GAP
     if width - full < min(longest, _TELLING_NAME) and len(shown) > 1:
-        shown = [column for column in shown if _HEADINGS[column] != "of peak"]
+        shown = [column for column in shown if HEADINGS[column] != "of peak"]
     broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < min(longest, _TELLING_NAME)
     verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
     verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
@@ -97,7 +74,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     drawn = Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
     drawn.add_column("test", no_wrap=True)
     for column in shown:
-        drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
+        drawn.add_column(HEADINGS[column], justify="right", no_wrap=True)
     drawn.add_column("verdict", no_wrap=True)
     for row, cell, verdict in zip(rows, cells, verdicts, strict=True):
         name = Text(_shortened(cell.name, name_width))
@@ -111,51 +88,8 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     return "\n".join(text)
 
 
-def _cells(row: Row, facts: DeviceFacts, name: str) -> _Cells:
-    # A row keeps its own verdict where something else failed the test.
-    verdict = row.verdict.outcome.value + (", test failed" if row.failed and row.verdict.outcome is not Outcome.FAIL else "")
-    verdict += ", simulated" if row.verdict.simulated or facts.simulated else ""
-    measurement = row.measurement
-    change = _change(row.verdict.comparison) if row.verdict.comparison is not None else ""
-    if measurement is None:
-        return _Cells(name, "", "", "", "", change, verdict, row.verdict.outcome)
-    share = measurement.share_of_peak(facts)
-    return _Cells(
-        name,
-        latency=_latency(measurement),
-        # Where each access waits for the one before, bytes per second say nothing.
-        bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth and not measurement.accesses_per_launch else "",
-        share=f"{share * 100:.1f} %" if share is not None else "",
-        noise=format_share(measurement.noise) if measurement.noise is not None else "",
-        change=change,
-        verdict=verdict,
-        outcome=row.verdict.outcome,
-    )
-
-
-def _latency(measurement: Measurement) -> str:
-    if measurement.latency_per_access is not None:
-        return f"{format_time(measurement.latency_per_access)}/access"
-    return format_time(measurement.latency)
-
-
-def _change(comparison: Comparison) -> str:
-    delta, low, high = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.delta, comparison.low, comparison.high))
-    return f"{delta} [{low}, {high}] %"
-
-
-def _figures_width(cells: Sequence[_Cells], shown: Sequence[int]) -> int:
-    return sum(max(len(_HEADINGS[c]), *(len(cell.figures[c]) for cell in cells)) + _GAP for c in shown)
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    """Keys without what all of them share: without the file where they stay unique, else without the common folder."""
-    tests = [row.key.partition("::")[2] for row in rows]
-    if all(tests) and len(set(tests)) == len(rows):
-        return tests
-    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
-    common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
-    return [row.key.removeprefix(f"{common}/") for row in rows]
+def _figures_width(cells: Sequence[Cells], shown: Sequence[int]) -> int:
+    return sum(max(len(HEADINGS[c]), *(len(cell.figures[c]) for cell in cells)) + _GAP for c in shown)
 
 
 def _shortened(name: str, width: int) -> str:

@@ -164,3 +164,14 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
     assert marks == ["test_ranges.py::test_triad", "test_ranges.py::test_other"]
     # A tool was attached: these times are not for a baseline.
     assert "UNRELIABLE" in done.stdout
+
+
+def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD)
+    result = gpumem("--gpumem-report=out.html")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["--gpumem-report: wrote *out.html"])
+    assert "test_triad" in (pytester.path / "out.html").read_text()
+    result = gpumem("--gpumem-report=no/such/folder/out.html")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["--gpumem-report: cannot write *out.html: No such file or directory"])

@@ -1,0 +1,25 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` under a temporary name beside `path` that ends in `.tmp`, then rename it: nobody sees half a file.
+
+    Raises:
+        OSError: the folder is missing or cannot be written; `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        # Opened anew and by the umask: results are shared like any other file of a project.
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""One row of results as text: the figures that every report shows, formatted in one place."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.units import format_rate, format_share, format_time
+
+HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
+"""What `Cells.figures` are, in their order."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One row as text."""
+
+    name: str
+    latency: str
+    bandwidth: str
+    share: str
+    noise: str
+    change: str
+    verdict: str
+    outcome: Outcome
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return self.latency, self.bandwidth, self.share, self.noise, self.change
+
+
+def cells_of(row: Row, facts: DeviceFacts, name: str) -> Cells:
+    """A row as text; `name` is what `names_of` gives for it."""
+    # A row keeps its own verdict where something else failed the test.
+    verdict = row.verdict.outcome.value + (", test failed" if row.failed and row.verdict.outcome is not Outcome.FAIL else "")
+    verdict += ", simulated" if row.verdict.simulated or facts.simulated else ""
+    measurement = row.measurement
+    change = _change(row.verdict.comparison) if row.verdict.comparison is not None else ""
+    if measurement is None:
+        return Cells(name, "", "", "", "", change, verdict, row.verdict.outcome)
+    share = measurement.share_of_peak(facts)
+    return Cells(
+        name,
+        latency=_latency(measurement),
+        # Where each access waits for the one before, bytes per second say nothing.
+        bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth and not measurement.accesses_per_launch else "",
+        share=f"{share * 100:.1f} %" if share is not None else "",
+        noise=format_share(measurement.noise) if measurement.noise is not None else "",
+        change=change,
+        verdict=verdict,
+        outcome=row.verdict.outcome,
+    )
+
+
+def _latency(measurement: Measurement) -> str:
+    if measurement.latency_per_access is not None:
+        return f"{format_time(measurement.latency_per_access)}/access"
+    return format_time(measurement.latency)
+
+
+def _change(comparison: Comparison) -> str:
+    delta, low, high = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.delta, comparison.low, comparison.high))
+    return f"{delta} [{low}, {high}] %"
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Keys without what all of them share: without the file where they stay unique, else without the common folder."""
+    tests = [row.key.partition("::")[2] for row in rows]
+    if all(tests) and len(set(tests)) == len(rows):
+        return tests
+    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
+    common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
+    return [row.key.removeprefix(f"{common}/") for row in rows]
