@@ -113,6 +113,8 @@ def test_found_in_a_wheel(project, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         assert {f"pytest_gpumem/kernels/cu/{name}" for name in NAMES} <= set(archive.namelist())
         assert not [name for name in archive.namelist() if name.startswith("kernels/")]
+        # what else the package reads at run time
+        assert {"pytest_gpumem/py.typed", "pytest_gpumem/reporting/templates/report.html"} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
     folder, files = report(sys.executable, tmp_path, tmp_path / "site")
     assert folder == tmp_path / "site" / "pytest_gpumem" / "kernels" / "cu"
