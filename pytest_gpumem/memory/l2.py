@@ -140,6 +140,8 @@ def persisting(
     unfollow = None
     try:
         granted = device.request_set_aside(wanted)
+        if wanted and not granted:
+            raise Unsupported(f"{facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
         ratio = fit_hit_ratio(granted, buffer.nbytes) if hit_ratio == "fit" else float(hit_ratio)
         persisting_stream = PersistingStream(stream, device, buffer, ratio, granted)
         _OPEN[device] = persisting_stream

@@ -39,6 +39,11 @@ def test_samples_are_shared_over_placements_within_bounds() -> None:
 WIDE = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.1, 0.9]
 
 
+def test_one_wanted_placement_stays_one() -> None:
+    assert go_on([], wanted=0.001, placements=1, spent=0.0, budget=1.0)
+    assert not go_on([1.0], wanted=0.001, placements=1, spent=0.0, budget=1.0)
+
+
 @pytest.mark.parametrize(
     ("medians", "spent", "expected"),
     [

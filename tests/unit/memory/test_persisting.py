@@ -234,3 +234,9 @@ def test_a_device_without_persisting_l2_skips(
     monkeypatch.setattr(device, "_facts", replace(device.facts, persisting_l2_max_bytes=0, **changes))
     with pytest.raises(Unsupported, match=reason), persisting(device, buffer):
         raise AssertionError("the body ran")
+
+
+def test_a_driver_that_grants_nothing_is_said(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "request_set_aside", lambda nbytes: 0)
+    with pytest.raises(Unsupported, match=r"granted no set-aside where 9\.375 MiB"), persisting(device, arena.buffer(8 * MiB)):
+        pytest.fail("entered")
