@@ -69,17 +69,26 @@ def _precision(value: Any) -> float:
     return share
 
 
+def _written(value: object, accepted: str) -> str:
+    """A limit as text. A bare number is refused: in base units, 12 seconds or 2.4 bytes per second, it could never fail a test."""
+    if not isinstance(value, str):
+        raise units.QuantityError(f"{value!r} has no unit; accepted is {accepted}")
+    return value.strip()
+
+
 def _min_bandwidth(value: Any) -> str:
-    rate = units.parse_rate(value)
+    written = _written(value, units.RATES_ACCEPTED)
+    rate = units.parse_rate(written)
     if rate in (0, units.Share(0)):
         raise units.QuantityError(f"{value!r} demands nothing; accepted is {units.RATES_ACCEPTED}")
-    return value.strip() if isinstance(value, str) else f"{float(value)!r} B/s"
+    return written
 
 
 def _max_latency(value: Any) -> str:
-    if units.parse_time(value) == 0:
+    written = _written(value, units.TIMES_ACCEPTED)
+    if units.parse_time(written) == 0:
         raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.TIMES_ACCEPTED}")
-    return value.strip() if isinstance(value, str) else f"{float(value)!r} s"
+    return written
 
 
 def _max_regression(value: Any) -> str:

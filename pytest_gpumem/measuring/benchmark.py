@@ -95,6 +95,8 @@ class Conductor:
             raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
         if stream is not None and stream.closed:
             raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
+        if stream is not None:
+            stream.used = True
         queue: Stream = arena.stream if stream is None else stream.stream
         if isinstance(function, BoundKernel):
             if moved is not None:

@@ -351,6 +351,10 @@ class CallableTarget:
 
 
 def _check_case(case: Case) -> None:
+    for field in ("launch", "restore", "check", "reference"):
+        function = getattr(case, field)
+        if not callable(function) and (function is not None or field == "launch"):
+            raise BadCall(f"Case.{field} is a function without arguments, not {function!r}")
     for field, arrays in (("reads", case.reads), ("writes", case.writes)):
         if not isinstance(arrays, (list, tuple)):
             raise BadCall(f"Case.{field} is a list of arrays or buffers, not {type(arrays).__name__}")

@@ -55,10 +55,13 @@ class PersistingStream:
     """Bytes that the driver granted; 0 with set_aside="off"."""
     closed: bool = False
     """The `with` block has ended, and the window with it."""
+    used: bool = False
+    """Something was measured on it, or its handle was taken."""
 
     @property
     def handle(self) -> int:
         """The `cudaStream_t` as an integer."""
+        self.used = True
         return self.stream.handle
 
     @property

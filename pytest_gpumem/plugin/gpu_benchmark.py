@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 NOT_GIVEN: Any = object()
 """Default of a limit: the marker's and the session's apply."""
+
+
+KEYWORDS = ("label", "stream", "moved", "mode", "min_bandwidth", "max_latency", "max_regression")
+"""Keywords of a measurement; what is not among them goes to the function."""
 
 
 class GpuBenchmark:
@@ -62,6 +67,9 @@ class GpuBenchmark:
         """
         __tracebackhide__ = True
         test = self._test
+        for name in kwargs:
+            if isinstance(function, BoundKernel) and (near := difflib.get_close_matches(name, KEYWORDS, n=1)):
+                raise BadCall(f"gpu_benchmark() has no keyword {name!r}; did you mean {near[0]!r}?")
         label = self._check_label(label)
         limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
         nbytes = None if moved is None else parse_bytes(moved)

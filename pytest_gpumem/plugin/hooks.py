@@ -60,6 +60,9 @@ __all__ = [
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
 """The session's state on `config.stash`; absent while the plugin is off."""
 
+IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
+"""Options given on the command line while the plugin is off."""
+
 MARKER = "gpumem"
 
 
@@ -84,6 +87,16 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_gpumem.plugin.session import start
 
         start(config, settings)
+        return
+    idle = [option.flag for option in OPTIONS if getattr(config.option, option.key, None) is not None]
+    if "--gpumem-strict" in idle:
+        raise pytest.UsageError("gpumem: --gpumem-strict without --gpumem: nothing would be measured, and the run be green")
+    config.stash[IDLE] = idle
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    idle = config.stash.get(IDLE, [])
+    return [f"gpumem: off, so that {', '.join(idle)} change nothing; --gpumem turns it on"] if idle else []
 
 
 def _settings(config: pytest.Config) -> Settings:

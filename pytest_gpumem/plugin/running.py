@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,9 +81,17 @@ class GpuTest:
         self.replay = Replay(self.item, benchmark)
         return GpuBenchmark(self)
 
-    def persisting_stream(self, buffer: Buffer, **options: Any) -> AbstractContextManager[PersistingStream]:
-        """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`."""
-        return persisting(self.device, buffer, **options)
+    @contextmanager
+    def persisting_stream(self, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
+        """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
+
+        Raises:
+            BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence.
+        """
+        with persisting(self.device, buffer, **options) as stream:
+            yield stream
+            if not stream.used:
+                raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")
 
     @contextmanager
     def spending(self) -> Iterator[Plan]:

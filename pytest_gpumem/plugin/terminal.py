@@ -102,6 +102,8 @@ class TerminalHooks:
             yield "no row was accepted, nothing is stored"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
+        if saved.refused and gpu.baseline.processes:
+            yield f"to accept a change on purpose, remove the files in {gpu.store.folder} and save anew"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         session, writer = self._session, terminalreporter

@@ -129,6 +129,9 @@ def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, n
         span = best if best == worst else f"{best} to {worst}, by test"
         text.append("change is against the baseline, in its interval (99.9 % below, 99 % above)")
         text.append(f"smallest slow-down that could be resolved: {span}")
+    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
+    if slower:
+        text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")
     for row in rows:
         if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
@@ -136,7 +139,7 @@ def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, n
     if notes:
         text += noted
     elif noted:
-        text.append(f"{len(noted)} notes on how it was measured; -v shows them")
+        text.append(f"{len(noted)} note{'s' * (len(noted) > 1)} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
     if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
         text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
     return [line for sentence in text for line in _wrapped(sentence, width)]

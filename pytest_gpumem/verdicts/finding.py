@@ -31,4 +31,5 @@ def counted(count: int, thing: str) -> str:
 
 def change(share: float) -> str:
     """ "+1.20 %": a change of a latency, slower counted up."""
-    return format_share(share, sign=True)
+    # A change of less than a millionth is none: it is what floating point leaves of equal figures.
+    return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)

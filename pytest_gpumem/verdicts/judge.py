@@ -8,7 +8,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
-from pytest_gpumem.units import format_time
+from pytest_gpumem.units import format_bytes, format_time
 from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
 from pytest_gpumem.verdicts.screen import allowed, compare, judge_change, limit_name
@@ -54,7 +54,7 @@ def judge(
         comparison = compare(measurement, alike, delta)
         if limits.max_regression is not None:
             name = limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
-            findings.append(judge_change(measurement, comparison, delta, name))
+            findings.append(_same_work(measurement, alike[-1], judge_change(measurement, comparison, delta, name)))
     elif limits.max_regression is not None:
         name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
         if past:
@@ -72,6 +72,15 @@ def judge(
     told = [f for f in findings if f.outcome is not Outcome.PASS] or findings
     told.sort(key=lambda f: _WORST_FIRST.index(f.outcome))
     return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict)
+
+
+def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
+    """Doubt a verdict that is not a FAIL where a launch now moves another number of bytes: fewer bytes can hide a slow-down."""
+    then, now = (None if m.traffic is None else m.traffic.total for m in (past, measurement))
+    if then == now or found.outcome is Outcome.FAIL:
+        return found
+    changed = " to ".join("unknown" if total is None else format_bytes(total) for total in (then, now))
+    return Finding(Outcome.SUSPECT, f"the measurement itself has changed, its traffic from {changed}: {found.sentence}")
 
 
 def how(measurement: Measurement) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def test_users_benchmark_marker_is_kept(pytester: pytest.Pytester, gpumem: Run) 
     pytester.makepyfile("import pytest\n@pytest.mark.benchmark(group='mine')" + TRIAD)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
     (bench,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
-    assert bench["group"] == "mine"
+    assert bench["group"] == "mine, simulated"
 
 
 def test_host_benchmarks_keep_their_clock(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -33,9 +33,14 @@ def no_window(patch: Patch) -> None:
 
 
 def no_set_aside(patch: Patch) -> None:
-    """The driver grants nothing."""
+    """The driver says that it granted what was asked for, and sets nothing aside."""
     request = L2.request_set_aside
-    patch.setattr(L2, "request_set_aside", lambda self, nbytes: request(self, 0))
+
+    def only_says_so(self: L2, nbytes: int) -> int:
+        request(self, 0)
+        return nbytes
+
+    patch.setattr(L2, "request_set_aside", only_says_so)
 
 
 def largest_set_aside(patch: Patch) -> None:

@@ -46,6 +46,10 @@ def read_facts(index: int) -> DeviceFacts:
     """
     for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
         if not _installed(module):
+            from pytest_gpumem.devices.cuda import nvml
+
+            if not nvml.present():
+                raise CudaUnavailable("no NVIDIA driver is loaded")
             raise CudaUnavailable(f"{name} is not installed: {_INSTALL}")
     from cuda.bindings import driver
 

@@ -18,6 +18,16 @@ def asked(query: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
+def present() -> bool:
+    """Whether there is a driver that NVML can talk to."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    pynvml.nvmlShutdown()
+    return True
+
+
 def handle(pci_bus_id: str | None) -> Any | None:
     """Handle of the GPU at a PCI bus id, or None without NVML.
 

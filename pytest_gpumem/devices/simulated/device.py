@@ -608,8 +608,6 @@ class SimulatedDevice:
         return Conditions(
             sm_clock_hz=self._sheet.sm_clock,
             memory_clock_hz=self._sheet.memory_clock,
-            temperature_c=45.0,
-            power_w=0.5 * self._sheet.board_power_w,
             throttle_reasons=(),
             other_processes=0,
         )

@@ -212,14 +212,10 @@ def test_none_lifts_a_limit() -> None:
     assert again.max_regression == "5%"
 
 
-def test_numbers_as_limits_are_seconds_and_bytes_per_second() -> None:
-    from pytest_gpumem.units import parse_rate, parse_time
-
-    limits = marker_limits({"max_latency": 1.25e-5, "min_bandwidth": 0.85 * 3.352e12})
-    assert limits.max_latency is not None
-    assert limits.min_bandwidth is not None
-    assert parse_time(limits.max_latency) == 1.25e-5
-    assert parse_rate(limits.min_bandwidth) == 0.85 * 3.352e12
+@pytest.mark.parametrize("limit", [{"max_latency": 12}, {"min_bandwidth": 2.4}, {"max_regression": 1}])
+def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(limit: dict[str, float]) -> None:
+    with pytest.raises(SettingsError, match="accepted is"):
+        marker_limits(limit)
 
 
 def test_overrides() -> None:

@@ -213,3 +213,14 @@ def test_host_times_fail_only_against_a_baseline_that_knows_its_spread(
     past = [bench.measurement(1e-3, sampler="host") for _ in range(processes)]
     slower = bench.measurement(1.5e-3, sampler="host")
     assert judge(slower, ONE_PERCENT, h100, past, strict=False).outcome is outcome
+
+
+def test_fewer_bytes_cannot_hide_a_slow_down(bench: Any, h100: DeviceFacts) -> None:
+    past: Measurement = bench.measurement(100e-6)
+    assert past.traffic is not None
+    fewer = replace(bench.measurement(75e-6), traffic=replace(past.traffic, reads=past.traffic.reads // 4, writes=past.traffic.writes // 4))
+    verdict = judge(fewer, ONE_PERCENT, h100, [past], strict=False)
+    assert verdict.outcome is Outcome.SUSPECT
+    assert "its traffic from" in verdict.reason
+    slower = replace(fewer, placements=tuple(tuple(2 * s for s in p) for p in fewer.placements))
+    assert judge(slower, ONE_PERCENT, h100, [past], strict=False).outcome is Outcome.FAIL

@@ -49,9 +49,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml.present", lambda: True)
     with pytest.raises(CudaUnavailable) as raised:
         read_facts(0)
     assert str(raised.value) == "CuPy is not installed: pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+    # Without a driver, installing CuPy would not help.
+    monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml.present", lambda: False)
+    with pytest.raises(CudaUnavailable, match=r"^no NVIDIA driver is loaded$"):
+        read_facts(0)
 
 
 def test_a_driver_library_that_is_missing_is_named_in_one_line(driver: FakeDriver) -> None:
