@@ -42,10 +42,10 @@ _UNBOUNDED = 1000
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    A column in which no row has a figure is left out, and `of peak` where names would get too short. `of peak` has a figure only
-    where `Measurement.share_of_peak` has one. Names
-    go without their file where they are unique without it, and are shortened in the middle if need be; figures never are, and the
-    table gets wider than `width` where they alone need more.
+    A column in which no row has a figure is left out, and so are `of peak` and, beside changes, `noise` where names would get too
+    short. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names go without their file where they are unique
+    without it, and are shortened in the middle if need be; figures never are, and the table gets wider than `width` where they alone
+    need more.
 
     Args:
         rows: in the order in which they are shown.
@@ -61,11 +61,14 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     usual_how = usual[0][0] if usual else None
     shown = [column for column in range(len(HEADINGS)) if any(cell.figures[column] for cell in cells)]
 
-    # Before names get too short to tell tests apart: first the share of the peak goes, then verdicts break into two lines.
+    # Before names get too short to tell tests apart: first the share of the peak goes, then, beside changes, the
+    # noise, then verdicts break into two lines.
     longest = max(len(cell.name) for cell in cells)
-    full = _figures_width(cells, shown) + max(len(cell.verdict) for cell in cells) + _GAP
-    if width - full < min(longest, _TELLING_NAME) and len(shown) > 1:
-        shown = [column for column in shown if HEADINGS[column] != "of peak"]
+    changes = any(cell.change for cell in cells)
+    for dispensable in ("of peak", "noise") if changes else ("of peak",):  # a change has an interval of its own
+        full = _figures_width(cells, shown) + max(len(cell.verdict) for cell in cells) + _GAP
+        if width - full < min(longest, _TELLING_NAME):
+            shown = [column for column in shown if HEADINGS[column] != dispensable]
     broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < min(longest, _TELLING_NAME)
     verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
     verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
