@@ -4,37 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import known_devices
 import pytest
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import MiB
 
-H100 = DeviceFacts(
-    name="NVIDIA H100 80GB HBM3",
-    simulated=False,
-    compute_capability=(9, 0),
-    sm_count=132,
-    max_threads_per_sm=2048,
-    memory_bytes=85_031_714_816,
-    l2_bytes=50 * MiB,
-    persisting_l2_max_bytes=32_768_000,
-    access_policy_max_window_bytes=128 * MiB,
-    memory_clock_hz=2.619e9,
-    memory_bus_bits=5120,
-    peak_bandwidth=3.35232e12,
-    async_engines=3,
-    can_map_host=True,
-    concurrent_managed_access=True,
-    pageable_memory_access=False,
-    integrated=False,
-    ecc=True,
-    driver="580.95.05",
-    cuda="13.0",
-    link="PCIe Gen5 x16",
-)
+H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16")
 INSTALLED = {
     "cupy-cuda13x": "14.2.0",
     "cuda-bindings": "13.0.1",

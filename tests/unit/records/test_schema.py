@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_devices import H100
 
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import (
@@ -27,27 +27,6 @@ from pytest_gpumem.records.schema import (
     row_to_json,
 )
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
-
-H100 = DeviceFacts(
-    name="NVIDIA H100 80GB HBM3",
-    simulated=False,
-    compute_capability=(9, 0),
-    sm_count=132,
-    max_threads_per_sm=2048,
-    memory_bytes=85_017_493_504,
-    l2_bytes=52_428_800,
-    persisting_l2_max_bytes=32_768_000,
-    access_policy_max_window_bytes=134_217_728,
-    memory_clock_hz=2.619e9,
-    memory_bus_bits=5120,
-    peak_bandwidth=3.35232e12,
-    async_engines=3,
-    can_map_host=True,
-    concurrent_managed_access=True,
-    pageable_memory_access=False,
-    integrated=False,
-    ecc=True,
-)
 
 MEASURED = Measurement(
     label="warm",

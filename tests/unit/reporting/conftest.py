@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from known_devices import H100
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
@@ -14,29 +16,7 @@ from pytest_gpumem.units import MiB
 
 @pytest.fixture
 def facts() -> DeviceFacts:
-    return DeviceFacts(
-        name="NVIDIA H100 80GB HBM3",
-        simulated=False,
-        compute_capability=(9, 0),
-        sm_count=132,
-        max_threads_per_sm=2048,
-        memory_bytes=85_031_714_816,
-        l2_bytes=50 * MiB,
-        persisting_l2_max_bytes=32_768_000,
-        access_policy_max_window_bytes=128 * MiB,
-        memory_clock_hz=2.619e9,
-        memory_bus_bits=5120,
-        peak_bandwidth=3.35232e12,
-        async_engines=3,
-        can_map_host=True,
-        concurrent_managed_access=True,
-        pageable_memory_access=False,
-        integrated=False,
-        ecc=True,
-        driver="580.95.05",
-        cuda="13.0",
-        link="PCIe Gen5 x16",
-    )
+    return replace(H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from known_devices import H100
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Traffic
@@ -56,23 +57,4 @@ def bench() -> Bench:
 
 @pytest.fixture
 def h100() -> DeviceFacts:
-    return DeviceFacts(
-        name="NVIDIA H100 80GB HBM3",
-        simulated=False,
-        compute_capability=(9, 0),
-        sm_count=132,
-        max_threads_per_sm=2048,
-        memory_bytes=85_017_493_504,
-        l2_bytes=52_428_800,
-        persisting_l2_max_bytes=32_768_000,
-        access_policy_max_window_bytes=134_217_728,
-        memory_clock_hz=2.619e9,
-        memory_bus_bits=5120,
-        peak_bandwidth=3.35232e12,
-        async_engines=3,
-        can_map_host=True,
-        concurrent_managed_access=True,
-        pageable_memory_access=False,
-        integrated=False,
-        ecc=True,
-    )
+    return H100
