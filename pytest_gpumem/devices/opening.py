@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,11 +27,6 @@ class Chosen:
     """Why `auto` took the simulated device."""
     conditions: Callable[[], Conditions] = Conditions
     """Clocks and throttle reasons now, read without a context; by default nothing is known."""
-
-
-def accepted(choice: str) -> bool:
-    """Whether `choice` has one of the forms auto, cuda, cuda:N, sim, sim:NAME."""
-    return re.fullmatch(r"auto|cuda(:\d+)?|sim(:[a-z0-9_]+)?", choice) is not None
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:

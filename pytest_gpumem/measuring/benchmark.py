@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, OutOfMemory, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.flush import MODES, Flush
+from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.samplers.batched import BatchedSampler
 from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT, BlockedSampler
 from pytest_gpumem.measuring.samplers.choose import Choice, choose
@@ -20,12 +20,13 @@ from pytest_gpumem.measuring.samplers.plain import PlainSampler
 from pytest_gpumem.measuring.samplers.shot import Sampler, Shot
 from pytest_gpumem.measuring.steady import WINDOW, steady
 from pytest_gpumem.measuring.stopping import go_on, half_width, precise, samples_per_placement
-from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target
+from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target, compulsory
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import MiB, format_share, format_time
 
 PADDING_STEP = 2 * MiB
@@ -104,15 +105,13 @@ class Conductor:
             return KernelTarget(function, arguments, keywords, arena, queue, stream)
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
-        if moved is not None and (isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0):
-            raise BadCall(f"moved={moved!r}; it is the compulsory bytes of one launch, a positive integer")
-        return CallableTarget(function, arguments, keywords, arena, queue, stream, None if moved is None else int(moved))
+        return CallableTarget(function, arguments, keywords, arena, queue, stream, compulsory("moved", moved))
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
         """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or gives no `Case`."""
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
-        return CaseTarget(build, arena, arena.stream, "")
+        return CaseTarget(build, arena, arena.stream)
 
     # Measuring
 

@@ -8,8 +8,6 @@ from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.memory.buffers import Arena
 
-MODES = ("clean-cold", "dirty-cold", "hot")
-
 FLUSH_FACTOR = 2
 """Times the L2 size: nothing of the sample before survives, whatever the replacement policy."""
 

@@ -209,7 +209,7 @@ class KernelTarget:
 
     @property
     def homes(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in self._buffers.values() if b.kind is MemoryKind.MANAGED and b.home != "as left")
+        return tuple(b for b in self._buffers.values() if b.goes_home)
 
     def place(self) -> None:
         try:
@@ -350,6 +350,19 @@ class CallableTarget:
         """Holds nothing."""
 
 
+def compulsory(name: str, moved: object) -> int | None:
+    """The compulsory bytes that a user declares for one launch, or None.
+
+    Raises:
+        BadCall: what he gave as `name` is no positive integer.
+    """
+    if moved is None:
+        return None
+    if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
+        raise BadCall(f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer")
+    return int(moved)
+
+
 def _check_case(case: Case) -> None:
     for field in ("launch", "restore", "check", "reference"):
         function = getattr(case, field)
@@ -361,8 +374,7 @@ def _check_case(case: Case) -> None:
         for array in arrays:
             if not hasattr(array, "nbytes"):
                 raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
-    if case.moved is not None and (isinstance(case.moved, bool) or not isinstance(case.moved, (int, np.integer)) or case.moved <= 0):
-        raise BadCall(f"Case.moved={case.moved!r}; it is the compulsory bytes of one launch, a positive integer")
+    compulsory("Case.moved", case.moved)
 
 
 @dataclass
@@ -393,7 +405,7 @@ class CaseTarget:
     accesses_per_launch: int | None = None
     max_placements: int | None = None
 
-    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, label: str) -> None:
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream) -> None:
         self._build = build
         self._parent = arena
         self._own_stream = stream

@@ -96,6 +96,11 @@ class Buffer:
         """Where its pages are before every sample, for managed memory."""
         return self._home
 
+    @property
+    def goes_home(self) -> bool:
+        """Whether its pages are put back before every sample."""
+        return self.kind is MemoryKind.MANAGED and self._home != "as left"
+
     def __repr__(self) -> str:
         return f"<{self.kind.value} buffer, {format_bytes(self.nbytes)} of {self.dtype_name} at {self.address or self.host_address:#x}>"
 
@@ -266,7 +271,7 @@ class Arena:
     @property
     def homes(self) -> tuple[Buffer, ...]:
         """Managed buffers whose pages are put back before every sample."""
-        return tuple(buffer for buffer in self._managed if buffer.home != "as left")
+        return tuple(buffer for buffer in self._managed if buffer.goes_home)
 
     def find(self, argument: Any) -> Buffer | None:
         """The buffer that an argument is, or that an array made by `guest` lies in."""

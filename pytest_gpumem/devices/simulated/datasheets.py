@@ -92,8 +92,6 @@ class Datasheet:
     memory_bus_bits: int
     sm_clock: float
     """Boost clock."""
-    board_power_w: float
-    """Board power limit in watts."""
     ecc: bool | None
     """ECC as delivered."""
     l2_bytes: int
@@ -252,7 +250,6 @@ DATASHEETS: dict[str, Datasheet] = {
         memory_clock=9.751e9,  # [GA102] 19.5 Gbit/s a pin
         memory_bus_bits=384,  # [GA102]
         sm_clock=1.695e9,  # [GA102]
-        board_power_w=350.0,  # [GA102]
         ecc=None,  # [GA102] GDDR6X without ECC
         l2_bytes=6 * MIB,  # [GA102]
         persisting_l2_max_bytes=11 * 6 * MIB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
@@ -279,7 +276,6 @@ DATASHEETS: dict[str, Datasheet] = {
         memory_clock=1.593e9,  # [A100] 2039 GB/s
         memory_bus_bits=5120,  # [A100]
         sm_clock=1.41e9,  # [A100]
-        board_power_w=400.0,  # [A100]
         ecc=True,  # [A100]
         l2_bytes=40 * MIB,  # [A100]
         persisting_l2_max_bytes=30 * MIB,  # [BPG] 9.2.2
@@ -306,7 +302,6 @@ DATASHEETS: dict[str, Datasheet] = {
         memory_clock=2.619e9,  # [H100] 3.35 TB/s
         memory_bus_bits=5120,  # [H100]
         sm_clock=1.98e9,  # [H100]
-        board_power_w=700.0,  # [H100]
         ecc=True,  # [H100]
         l2_bytes=50 * MIB,  # [H100]
         persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
@@ -333,7 +328,6 @@ DATASHEETS: dict[str, Datasheet] = {
         memory_clock=3.125e9,  # [H200] 4.8 TB/s
         memory_bus_bits=6144,  # [H200] six stacks of HBM3e
         sm_clock=1.98e9,  # [H200]
-        board_power_w=700.0,  # [H200]
         ecc=True,  # [H200]
         l2_bytes=60 * MIB,  # 62914560, as this project's H200s report it
         persisting_l2_max_bytes=60 * MIB * 10 // 16,  # 39321600, likewise

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from pytest_gpumem.measuring.bound import BadCall
 
-SAMPLERS = ("graph", "blocked", "batched", "host")
-
 
 @dataclass(frozen=True)
 class Choice:
