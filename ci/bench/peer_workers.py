@@ -1,0 +1,298 @@
+"""One fresh process that measures the triad in one peer's way: started by peers.py, with the job as JSON on its command line.
+
+The answer holds one case for each way and size: the reported value and the wall time in seconds, the number of samples, where the arrays
+lay, and the conditions before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from fresh_processes import serve
+from triad_bench import TriadBench, cuda_index, has_context, prepared
+
+from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.units import KiB, MiB
+
+Arrays = tuple[Buffer, Buffer, Buffer]
+Case = dict[str, Any]
+
+TINY = 64 * KiB
+"""Arrays of the case that is run first and not recorded: it compiles, loads and allocates what the peer needs once."""
+TINY_PLAN_SECONDS = 0.05
+MODES = ("clean-cold", "dirty-cold", "hot")
+CUPY_REPEATS = 100
+NVBENCH_KEPT = (
+    "nv/cold/time/gpu/mean",
+    "nv/cold/time/gpu/median",
+    "nv/cold/time/gpu/min",
+    "nv/cold/time/gpu/stdev/relative",
+    "nv/cold/sample_size",
+    "nv/cold/walltime",
+    "nv/cold/sm_clock_rate/mean",
+    "nv/batch/time/gpu/mean",
+    "nv/batch/sample_size",
+    "nv/batch/walltime",
+)
+"""Summaries of nvbench that the record keeps, where a pass gives them."""
+NVBENCH_BATCH_SECONDS = 0.1
+"""GPU time of nvbench's batched pass in place of its 0.5 s. The cold pass, which is compared, keeps all of nvbench's defaults."""
+
+
+class NvbenchSkipped(RuntimeError):
+    """nvbench skipped a state, or gave no value for it: what it said."""
+
+
+def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """This project, as a test measures: the default plan in each mode."""
+    begun = time.perf_counter()
+    with bench.arrays(TINY) as arrays:
+        for mode in MODES:
+            bench.measure(arrays, Plan(mode=mode, budget=TINY_PLAN_SECONDS))
+    first_use = time.perf_counter() - begun
+    cases = []
+    for size in mib:
+        for mode in MODES:
+            with bench.arrays(size * MiB) as arrays:
+                case = _case(bench, f"gpumem {mode}", size, arrays)
+                measurement, wall = bench.measure(arrays, Plan(mode=mode))
+                case.update(
+                    value=measurement.latency,
+                    wall=wall,
+                    samples=len(measurement.samples),
+                    sampler=measurement.sampler,
+                    medians=list(measurement.medians),
+                    discarded=measurement.discarded,
+                    notes=list(measurement.notes),
+                )
+                cases.append(_ended(bench, case))
+    return first_use, cases
+
+
+def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass.
+
+    It runs all benchmarks of a process in one call, so each state times its own `exec`. The batched pass cannot be had alone: it is taken
+    in a second benchmark whose cold pass stops after 100 samples.
+    """
+    import cuda.bench as nv
+
+    index = bench.index
+    begun = time.perf_counter()
+    with bench.arrays(TINY) as arrays:
+        bench.launcher(arrays)(0)
+        bench.device.synchronize()
+    first_use = [time.perf_counter() - begun]
+    seen: dict[tuple[str, int], Case] = {}
+    failures: list[BaseException] = []
+
+    def body(name: str, batched: bool) -> Callable[[Any], None]:
+        def run(state: Any) -> None:
+            kib = state.get_int64("KiB")
+            try:
+                with bench.arrays(kib * KiB) as arrays:
+                    launch = bench.launcher(arrays)
+                    case = _case(bench, f"nvbench {name}", kib // 1024, arrays)
+                    begun = time.perf_counter()
+                    state.exec(lambda launched: launch(launched.get_stream().addressof()), batched=batched)
+                    case["wall"] = time.perf_counter() - begun
+                    seen[name, kib] = _ended(bench, case)
+            except BaseException as error:
+                failures.append(error)  # nvbench turns it into a skipped state
+                raise
+
+        run.__name__ = name
+        return run
+
+    kib = [size * 1024 for size in mib]
+    warm_up = nv.register(body("warm-up", False))
+    warm_up.set_stopping_criterion("sample-count")
+    warm_up.add_int64_axis("KiB", [TINY // KiB])
+    nv.register(body("cold", False)).add_int64_axis("KiB", kib)
+    batch = nv.register(body("batch", True))
+    batch.set_stopping_criterion("sample-count")
+    batch.set_batch_target_time(NVBENCH_BATCH_SECONDS)
+    batch.add_int64_axis("KiB", kib)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "nvbench.json"
+        nv.run_all_benchmarks(["-q", "--devices", str(index), "--json", str(file)])
+        if failures:
+            raise failures[0]
+        results = json.loads(file.read_text())
+    first_use.append(seen["warm-up", TINY // KiB]["wall"])
+    cases = []
+    for size in mib:
+        for name, mean, count in (
+            ("cold", "nv/cold/time/gpu/mean", "nv/cold/sample_size"),
+            ("batch", "nv/batch/time/gpu/mean", "nv/batch/sample_size"),
+        ):
+            summaries = nvbench_summaries(results, name, size * 1024)
+            value, samples = summaries.get(mean), summaries.get(count)
+            if value is None or not samples:
+                raise NvbenchSkipped(f"nvbench gave no {mean} for {size} MiB; it gave {sorted(summaries)}")
+            kept = {tag: summaries[tag] for tag in NVBENCH_KEPT if tag in summaries}
+            cases.append({**seen[name, size * 1024], "value": value, "samples": int(samples), "nvbench": kept})
+    return sum(first_use), cases
+
+
+def nvbench_summaries(results: dict[str, Any], benchmark: str, kib: int) -> dict[str, float | None]:
+    """The numbers that nvbench's JSON holds for one state: summary values by tag; 64-bit integers and floats are written as text there.
+
+    Raises:
+        NvbenchSkipped: the state is missing or was skipped.
+    """
+    states: list[dict[str, Any]] = next((b["states"] for b in results["benchmarks"] if b["name"] == benchmark), [])
+    for state in states:
+        axes = {axis["name"]: axis.get("value") for axis in state.get("axis_values") or []}
+        if str(axes.get("KiB")) != str(kib):
+            continue
+        if state.get("is_skipped"):
+            raise NvbenchSkipped(f"nvbench skipped {benchmark!r} at {kib} KiB: {state.get('skip_reason')}")
+        found: dict[str, float | None] = {}
+        for summary in state.get("summaries") or []:
+            for entry in summary.get("data") or []:
+                if entry.get("name") == "value" and entry.get("type") in ("int64", "float64"):
+                    number = float("nan") if entry.get("value") is None else float(entry["value"])
+                    found[summary["tag"]] = number if math.isfinite(number) else None
+        return found
+    raise NvbenchSkipped(f"nvbench gave no result of {benchmark!r} at {kib} KiB")
+
+
+def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """`triton.testing.do_bench`, median and mean of one run, and `do_bench_cudagraph`, its default mean."""
+    import statistics
+
+    import torch
+    import triton.testing as testing
+
+    index = bench.index
+    torch.cuda.set_device(index)
+
+    def timed(arrays: Arrays, how: Callable[..., Any]) -> tuple[list[float], float]:
+        launch = bench.launcher(arrays)
+
+        def function() -> None:
+            launch(torch.cuda.current_stream().cuda_stream)
+
+        begun = time.perf_counter()
+        milliseconds = how(function, return_mode="all")
+        return [m * 1e-3 for m in milliseconds], time.perf_counter() - begun
+
+    begun = time.perf_counter()
+    with bench.arrays(TINY) as arrays:
+        timed(arrays, testing.do_bench)
+        timed(arrays, testing.do_bench_cudagraph)
+    first_use = time.perf_counter() - begun
+    cases = []
+    for size in mib:
+        with bench.arrays(size * MiB) as arrays:
+            case = _case(bench, "triton do_bench", size, arrays)
+            samples, wall = timed(arrays, testing.do_bench)
+            case.update(wall=wall, samples=len(samples))
+            _ended(bench, case)
+            cases.append({**case, "way": "triton do_bench median", "value": statistics.median(samples)})
+            cases.append({**case, "way": "triton do_bench mean", "value": statistics.fmean(samples)})
+        with bench.arrays(size * MiB) as arrays:
+            case = _case(bench, "triton do_bench_cudagraph", size, arrays)
+            samples, wall = timed(arrays, testing.do_bench_cudagraph)
+            case.update(wall=wall, samples=len(samples), value=statistics.fmean(samples))
+            cases.append(_ended(bench, case))
+    return first_use, cases
+
+
+def cupy(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """`cupyx.profiler.benchmark`: the mean GPU time of 100 repeats."""
+    from cupyx.profiler import benchmark
+
+    def timed(arrays: Arrays, repeats: int) -> tuple[float, float]:
+        launch = bench.launcher(arrays)
+
+        def function() -> None:
+            launch(0)
+
+        begun = time.perf_counter()
+        result = benchmark(function, n_repeat=repeats)
+        return float(result.gpu_times[0].mean()), time.perf_counter() - begun
+
+    begun = time.perf_counter()
+    with bench.arrays(TINY) as arrays:
+        timed(arrays, 10)
+    first_use = time.perf_counter() - begun
+    cases = []
+    for size in mib:
+        with bench.arrays(size * MiB) as arrays:
+            case = _case(bench, "cupyx benchmark", size, arrays)
+            value, wall = timed(arrays, CUPY_REPEATS)
+            case.update(value=value, wall=wall, samples=CUPY_REPEATS)
+            cases.append(_ended(bench, case))
+    return first_use, cases
+
+
+PEERS: dict[str, Callable[[TriadBench, list[int]], tuple[float, list[Case]]]] = {
+    "gpumem": gpumem,
+    "nvbench": nvbench,
+    "triton": triton,
+    "cupy": cupy,
+}
+
+
+def _case(bench: TriadBench, way: str, mib: int, arrays: Arrays) -> Case:
+    return {"way": way, "mib": mib, "addresses": [buffer.address for buffer in arrays], "before": bench.conditions()}
+
+
+def _ended(bench: TriadBench, case: Case) -> Case:
+    case["after"] = bench.conditions()
+    return case
+
+
+def imports(peer: str) -> None:
+    """Import what a peer needs, so that its time is not spent while the GPU waits."""
+    if peer == "nvbench":
+        import cuda.bench
+
+        _ = cuda.bench.run_all_benchmarks  # loads the extension, which is otherwise loaded on first use
+    elif peer == "triton":
+        import torch
+        import triton.testing  # noqa: F401
+
+        _ = torch.cuda
+    elif peer == "cupy":
+        import cupyx.profiler  # noqa: F401
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    peer, device = job["peer"], job["device"]
+
+    def prepare() -> tuple[Chosen, bool | None]:
+        chosen = prepared(device)
+        imports(peer)
+        return chosen, None if chosen.facts.simulated else has_context(device)
+
+    def work(given: tuple[Chosen, bool | None]) -> dict[str, Any]:
+        chosen, context = given
+        begun = time.perf_counter()
+        bench = TriadBench(chosen, job["unrelated"], index=cuda_index(device))
+        opened = time.perf_counter() - begun
+        try:
+            first_use, cases = PEERS[peer](bench, job["mib"])
+        finally:
+            bench.close()
+        return {"context_before_go": context, "opening": opened, "first_use": first_use, "cases": cases}
+
+    serve(prepare, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Measure one triad side by side: this project, nvbench (cuda-bench), triton.testing and cupyx.profiler, each in fresh processes.
+
+    python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition same --seconds 560
+    python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition random --seconds 560 --append
+
+a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once for each condition, in an
+order drawn anew, each in a process of its own with the GPU to itself; the next workers import their libraries meanwhile. "same": every
+process allocates the same things in the same order. "random": a random number of unrelated allocations of 0.5 to 512 MiB is made first
+and kept, the same draw for every peer of a round.
+
+The record is written after every round and holds whole rounds only. Exits with 1 if a worker failed; its error is in the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from fresh_processes import Outcome, one_after_another
+from peers_summary import summary
+from peers_table import table
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import MiB
+
+PEERS = ("gpumem", "nvbench", "triton", "cupy")
+CONDITIONS = ("same", "random")
+PACKAGES = ("pytest-gpumem", "cuda-bench", "triton", "torch", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numpy")
+WORKER = Path(__file__).resolve().parent / "peer_workers.py"
+AHEAD = 6
+"""Workers that import while another measures: PyTorch takes longer to import than most peers to measure."""
+WORKER_SECONDS = 180.0
+"""A worker is ended after this long: nvbench may take its time-out of 15 s at each size."""
+MOST_UNRELATED = 8
+UNRELATED_MIB = (0.5, 512.0)
+GRAIN = 512
+"""Unrelated allocations are whole multiples of this many bytes."""
+
+Job = dict[str, Any]
+
+
+def unrelated(seed: int, round_number: int) -> list[int]:
+    """Bytes of each unrelated allocation of a round: 1 to 8 of them, sizes uniform on a logarithmic scale."""
+    random = np.random.default_rng([seed, round_number, 1])
+    low, high = np.log(UNRELATED_MIB)
+    sizes = np.exp(random.uniform(low, high, size=random.integers(1, MOST_UNRELATED + 1))) * MiB
+    return [int(nbytes) // GRAIN * GRAIN for nbytes in sizes]
+
+
+def jobs_of_round(
+    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str
+) -> list[Job]:
+    """Every peer in every condition, in an order of this round's own."""
+    pairs = [(peer, condition) for condition in conditions for peer in peers]
+    order = np.random.default_rng([seed, round_number]).permutation(len(pairs))
+    return [
+        {
+            "round": round_number,
+            "order": place,
+            "peer": pairs[i][0],
+            "condition": pairs[i][1],
+            "device": device,
+            "mib": list(mib),
+            "unrelated": unrelated(seed, round_number) if pairs[i][1] == "random" else [],
+        }
+        for place, i in enumerate(order)
+    ]
+
+
+def command(job: Job) -> list[str]:
+    """The command line of a job's worker."""
+    return [sys.executable, str(WORKER), json.dumps(job)]
+
+
+def run_of(outcome: Outcome, card: str | None) -> dict[str, Any]:
+    """One worker's part of the record."""
+    job = outcome.job
+    run = {name: job[name] for name in ("round", "order", "peer", "condition", "unrelated")}
+    run |= {"card": card, "seconds": outcome.seconds, "error": outcome.error, "cases": []}
+    if outcome.answer is not None:
+        run |= outcome.answer
+    return run
+
+
+def measure(
+    record: dict[str, Any],
+    rounds: Sequence[int],
+    jobs: Callable[[int], list[Job]],
+    *,
+    seconds: float,
+    after_round: Callable[[dict[str, Any]], None],
+    command: Callable[[Job], list[str]] = command,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run whole rounds and add them to the record.
+
+    Args:
+        record: gets `runs`; its `card` names the GPU.
+        rounds: their numbers.
+        jobs: the jobs of a round.
+        seconds: no round is begun that would end after this long if it took as long as the longest yet.
+        after_round: called with the record after every round.
+        command: the command line of a worker.
+        now: seconds on a clock.
+    """
+    begun = now()
+    longest = 0.0
+
+    def every_job() -> Iterator[Job]:
+        for number in rounds:
+            yield from jobs(number)
+
+    workers = one_after_another(every_job(), command, ahead=AHEAD, timeout=WORKER_SECONDS)
+    try:
+        for number in rounds:
+            started = now()
+            if started - begun + longest > seconds:
+                print(f"stopping before round {number}: {started - begun:.0f} s of {seconds:g} s are used", flush=True)
+                break
+            runs = [run_of(next(workers), record["card"]) for _ in jobs(number)]
+            longest = max(longest, now() - started)
+            record["runs"] += runs
+            for run in runs:
+                if run["error"] is not None:
+                    print(f"round {number}, {run['peer']}, {run['condition']}: {run['error']}", file=sys.stderr, flush=True)
+            print(f"round {number}: {now() - started:.1f} s; " + ", ".join(f"{r['peer']} {r['seconds']:.1f} s" for r in runs), flush=True)
+            after_round(record)
+    finally:
+        workers.close()
+
+
+def new_record(facts: DeviceFacts) -> dict[str, Any]:
+    """A record without runs."""
+    return {
+        "kind": "peers",
+        "device": {
+            "name": facts.name,
+            "simulated": facts.simulated,
+            "driver": facts.driver,
+            "cuda": facts.cuda,
+            "sm_count": facts.sm_count,
+            "l2_bytes": facts.l2_bytes,
+            "peak_bandwidth": facts.peak_bandwidth,
+        },
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "kernel": {"source": "stream.cu", "sha256": fingerprint("stream.cu")},
+        "runs": [],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def write(record: dict[str, Any], path: Path | None) -> None:
+    """Write the record with its summary, whole."""
+    record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    record["summary"] = summary(record)
+    if path is not None:
+        write_whole(path, json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def _several(what: str, accepted: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        wrong = [name for name in names if name not in accepted]
+        if wrong or len(set(names)) < len(names):
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} are {', '.join(accepted)}, each at most once")
+        return names
+
+    return parse
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are whole numbers of MiB such as 2,32,256, each at most once")
+    return sizes
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(text)
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=_positive, default=30, help="fresh processes of each peer and condition (default 30)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--append", action="store_true", help="add the rounds to the record that FILE holds")
+    parser.add_argument("--condition", choices=(*CONDITIONS, "both"), default="both")
+    parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
+    parser.add_argument("--peers", type=_several("peers", PEERS), default=list(PEERS), help=f"(default {','.join(PEERS)})")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or sim for gpumem alone (default cuda)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
+    chosen = parser.parse_args()
+    try:
+        facts = choose(chosen.device).facts
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {chosen.device}: {reason}")
+    if facts.simulated and chosen.peers != ["gpumem"]:
+        parser.error(f"--device {chosen.device}: on the simulated device there is --peers gpumem only")
+    conditions = list(CONDITIONS) if chosen.condition == "both" else [chosen.condition]
+    record = new_record(facts)
+    if chosen.append:
+        if chosen.json is None or not chosen.json.exists():
+            parser.error("--append needs --json FILE with a record in it")
+        held = json.loads(chosen.json.read_text())
+        for name in ("kind", "device", "versions", "kernel"):
+            if held.get(name) != record[name]:
+                parser.error(f"--append: {chosen.json} holds {name} {held.get(name)!r}, here it is {record[name]!r}")
+        cards = {run["card"] for run in held["runs"] if run["condition"] in conditions}
+        if cards - {facts.uuid}:
+            parser.error(f"--append: {chosen.json} holds these conditions from another card, {', '.join(map(str, cards))}")
+        record["runs"] = held["runs"]
+    record["card"] = facts.uuid
+    first = 1 + max((run["round"] for run in record["runs"] if run["condition"] in conditions), default=0)
+
+    def jobs(number: int) -> list[Job]:
+        return jobs_of_round(number, seed=chosen.seed, peers=chosen.peers, conditions=conditions, mib=chosen.sizes, device=chosen.device)
+
+    measure(
+        record,
+        range(first, first + chosen.processes),
+        jobs,
+        seconds=chosen.seconds,
+        after_round=lambda current: write(current, chosen.json),
+    )
+    if not record["runs"]:
+        parser.error(f"--seconds {chosen.seconds:g}: no round was run")
+    print(table(record))
+    contexts = [run for run in record["runs"] if run.get("context_before_go")]
+    if contexts:
+        print(f"{len(contexts)} workers had a context before their turn: {', '.join(sorted({run['peer'] for run in contexts}))}")
+    return 1 if any(run["error"] is not None for run in record["runs"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

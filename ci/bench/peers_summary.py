@@ -1,0 +1,284 @@
+"""What the runs of peers.py say: spread between processes, wall time, agreement, each with its interval. Pure functions over its record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+SEED = 0
+
+OURS, DIRTY, HOT = "gpumem clean-cold", "gpumem dirty-cold", "gpumem hot"
+NVBENCH, CUDAGRAPH = "nvbench cold", "triton do_bench_cudagraph"
+
+SPREAD_LIMITS = {256: 0.0004, 32: 0.0014, 2: 0.006}
+"""Largest spread between processes, by MiB of each array, with the same allocations every time."""
+SPREAD_RATIO_LIMIT = 1.3
+"""Spread over nvbench's in the same run, with the same allocations every time."""
+RANDOM_RATIO_LIMITS = {32: 0.5, 2: 0.5}
+"""Spread over nvbench's in the same run, with random unrelated allocations first."""
+WALL_LIMITS = {256: 1 / 4, 32: 1 / 10, 2: 1 / 10}
+"""Wall time over nvbench's."""
+DIRTY_LIMITS = {256: 0.015, 32: 0.015}
+"""Difference of the dirty-cold mean from nvbench's cold mean."""
+HOT_LIMIT = 0.01
+"""Difference of the hot mean from do_bench_cudagraph's."""
+
+Values = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of measuring, at one size, in one condition, over all processes."""
+
+    condition: str
+    way: str
+    mib: int
+    processes: int
+    mean: float
+    """Mean of the reported values in seconds."""
+    spread: Interval | None
+    """Standard deviation of the reported values over their mean, with the chi-square interval of normal values; None below two values."""
+    spread_bootstrap: Interval | None
+    """The same with the percentile bootstrap over processes, which assumes no distribution."""
+    wall: float
+    """Median wall time of one case in seconds."""
+    samples: float
+    """Median number of samples of one case."""
+    throttled: int
+    """Cases with a throttle reason before or after."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One claim, what was measured for it, and whether it holds."""
+
+    claim: str
+    condition: str
+    mib: int
+    limit: float
+    measured: Interval | None
+    """None where this record does not hold what the claim needs."""
+    interval: str
+    """How the interval was computed."""
+    holds: bool | None
+    """Whether the measured value keeps the limit; None without one."""
+    beyond_doubt: bool
+    """Whether the whole interval is on the same side of the limit."""
+
+
+def spread(values: Values) -> float:
+    """Standard deviation (n - 1) over the mean."""
+    return float(np.std(values, ddof=1) / np.mean(values))
+
+
+def spread_interval(values: Values) -> Interval | None:
+    """The spread with its chi-square interval: exact for normal values and a mean known far better than the deviation."""
+    n = len(values)
+    if n < 2:
+        return None
+    found, tail = spread(values), (1 - CONFIDENCE) / 2
+    above, below = (float(stats.chi2.ppf(share, n - 1)) for share in (1 - tail, tail))
+    return Interval(found, found * math.sqrt((n - 1) / above), found * math.sqrt((n - 1) / below))
+
+
+def spread_bootstrap(values: Values) -> Interval | None:
+    """The spread with the percentile bootstrap over processes."""
+    if len(values) < 2:
+        return None
+    drawn = _drawn(values, np.random.default_rng(SEED))
+    return _percentiles(spread(values), drawn.std(axis=1, ddof=1) / drawn.mean(axis=1))
+
+
+def spread_ratio(ours: Values, theirs: Values) -> Interval | None:
+    """Our spread over theirs, with the F interval of normal values; None if either is missing or theirs is nil."""
+    if len(ours) < 2 or len(theirs) < 2 or spread(theirs) == 0:
+        return None
+    found, tail = spread(ours) / spread(theirs), (1 - CONFIDENCE) / 2
+    m, n = len(ours) - 1, len(theirs) - 1
+    return Interval(found, found / math.sqrt(float(stats.f.ppf(1 - tail, m, n))), found * math.sqrt(float(stats.f.ppf(1 - tail, n, m))))
+
+
+def median_ratio(ours: Values, theirs: Values) -> Interval | None:
+    """Median of ours over median of theirs, with the percentile bootstrap of each."""
+    if not ours or not theirs:
+        return None
+    random = np.random.default_rng(SEED)
+    drawn = np.median(_drawn(ours, random), axis=1) / np.median(_drawn(theirs, random), axis=1)
+    return _percentiles(float(np.median(ours) / np.median(theirs)), drawn)
+
+
+def mean_difference(ours: Values, theirs: Values) -> Interval | None:
+    """Mean of ours over mean of theirs, less 1, with Welch's interval."""
+    if len(ours) < 2 or len(theirs) < 2:
+        return None
+    base = float(np.mean(theirs))
+    difference = float(np.mean(ours)) / base - 1
+    a, b = (float(np.var(v, ddof=1)) / len(v) for v in (ours, theirs))
+    if a + b == 0:
+        return Interval(difference, difference, difference)
+    freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(a + b) / base
+    return Interval(difference, difference - half, difference + half)
+
+
+def _drawn(values: Values, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return random.choice(np.asarray(values, dtype=float), size=(RESAMPLES, len(values)))
+
+
+def _percentiles(value: float, drawn: Any) -> Interval:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Interval(value, float(low), float(high))
+
+
+# Over a record
+
+
+def cases(record: dict[str, Any], condition: str | None = None, way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
+    """The cases of the workers that did not fail, in the order of their rounds; each with its run's condition."""
+    return [
+        {**case, "condition": run["condition"]}
+        for run in record["runs"]
+        if run["error"] is None and condition in (None, run["condition"])
+        for case in run["cases"]
+        if way in (None, case["way"]) and mib in (None, case["mib"])
+    ]
+
+
+def rows(record: dict[str, Any]) -> list[Row]:
+    """A row for each condition, size and way, in the order in which the record names them first."""
+    keys = dict.fromkeys((case["condition"], case["mib"], case["way"]) for case in _sorted(cases(record)))
+    found = []
+    for condition, mib, way in keys:
+        own = cases(record, condition, way, mib)
+        values = [case["value"] for case in own]
+        found.append(
+            Row(
+                condition=condition,
+                way=way,
+                mib=mib,
+                processes=len(values),
+                mean=float(np.mean(values)),
+                spread=spread_interval(values),
+                spread_bootstrap=spread_bootstrap(values),
+                wall=float(np.median([case["wall"] for case in own])),
+                samples=float(np.median([case["samples"] for case in own])),
+                throttled=sum(bool(case[when]["throttle_reasons"]) for case in own for when in ("before", "after")),
+            )
+        )
+    return found
+
+
+WAYS = (
+    OURS,
+    NVBENCH,
+    DIRTY,
+    "triton do_bench median",
+    "triton do_bench mean",
+    "cupyx benchmark",
+    HOT,
+    CUDAGRAPH,
+    "nvbench batch",
+)
+"""Order of a table: what is compared stands together."""
+
+
+def _sorted(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda case: (case["condition"] != "same", case["mib"], WAYS.index(case["way"])))
+
+
+def made_of(record: dict[str, Any], condition: str, mib: int) -> dict[str, float] | None:
+    """What our clean-cold spread between processes is made of.
+
+    A process reports the mean of its placements' medians. If placements were drawn independently, that mean would spread by the deviation
+    between placements within a process over the square root of their number; what is left must come from what a process keeps for all its
+    placements: the card's state, and memory that placements share.
+
+    Returns:
+        Shares of the mean: `between_placements` within a process, `expected` between processes from them, `found`, and the `rest` whose
+        square is what `found` has beyond `expected`; and `placements`, their median number. None with fewer than two processes or
+        placements.
+    """
+    own = [case for case in cases(record, condition, OURS, mib) if len(case["medians"]) > 1]
+    if len(own) < 2:
+        return None
+    values = [case["value"] for case in own]
+    mean = float(np.mean(values))
+    variances = [float(np.var(case["medians"], ddof=1)) for case in own]
+    expected = math.sqrt(float(np.mean([v / len(case["medians"]) for v, case in zip(variances, own, strict=True)]))) / mean
+    found = spread(values)
+    return {
+        "placements": float(np.median([len(case["medians"]) for case in own])),
+        "between_placements": math.sqrt(float(np.mean(variances))) / mean,
+        "expected": expected,
+        "found": found,
+        "rest": math.sqrt(max(0.0, found**2 - expected**2)),
+    }
+
+
+def lines(record: dict[str, Any]) -> list[Line]:
+    """Every claim of the comparison, with what this record measured for it."""
+
+    def values(condition: str, way: str, mib: int, what: str = "value") -> list[float]:
+        return [case[what] for case in cases(record, condition, way, mib)]
+
+    found = []
+    for mib, limit in SPREAD_LIMITS.items():
+        own = values("same", OURS, mib)
+        found.append(_line("spread between processes", "same", mib, limit, spread_interval(own), "chi-square"))
+    for mib in SPREAD_LIMITS:
+        ratio = spread_ratio(values("same", OURS, mib), values("same", NVBENCH, mib))
+        found.append(_line("spread over nvbench's", "same", mib, SPREAD_RATIO_LIMIT, ratio, "F"))
+    for mib, limit in RANDOM_RATIO_LIMITS.items():
+        ratio = spread_ratio(values("random", OURS, mib), values("random", NVBENCH, mib))
+        found.append(_line("spread over nvbench's", "random", mib, limit, ratio, "F"))
+    for condition in ("same", "random"):
+        for mib, limit in WALL_LIMITS.items():
+            ratio = median_ratio(values(condition, OURS, mib, "wall"), values(condition, NVBENCH, mib, "wall"))
+            found.append(_line("wall time over nvbench's", condition, mib, limit, ratio, "bootstrap"))
+    for mib, limit in DIRTY_LIMITS.items():
+        difference = mean_difference(values("same", DIRTY, mib), values("same", NVBENCH, mib))
+        found.append(_line("dirty-cold less nvbench's cold mean", "same", mib, limit, difference, "Welch", both_ways=True))
+    for mib in SPREAD_LIMITS:
+        difference = mean_difference(values("same", HOT, mib), values("same", CUDAGRAPH, mib))
+        found.append(_line("hot less do_bench_cudagraph", "same", mib, HOT_LIMIT, difference, "Welch", both_ways=True))
+    return found
+
+
+def _line(claim: str, condition: str, mib: int, limit: float, measured: Interval | None, interval: str, *, both_ways: bool = False) -> Line:
+    size: Callable[[float], float] = abs if both_ways else float
+    if measured is None:
+        return Line(claim, condition, mib, limit, None, interval, None, False)
+    holds = size(measured.value) <= limit
+    ends = [size(measured.low) <= limit, size(measured.high) <= limit]
+    beyond = all(ends) if holds else not any(ends) and not (both_ways and measured.low < 0 < measured.high)
+    return Line(claim, condition, mib, limit, measured, interval, holds, beyond)
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """All of it, as JSON holds it."""
+    own = sorted({(run["condition"], case["mib"]) for run in record["runs"] if run["error"] is None for case in run["cases"]})
+    parts = [
+        {"condition": condition, "mib": mib, **parts} for condition, mib in own if (parts := made_of(record, condition, mib)) is not None
+    ]
+    return {
+        "rows": [asdict(row) for row in rows(record)],
+        "must_show": [asdict(line) for line in lines(record)],
+        "clean_cold_spread_is_made_of": parts,
+    }

@@ -1,0 +1,75 @@
+"""The record of peers.py as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peers_summary
+from peers_summary import Interval, Line, Row
+
+CONDITIONS = {"same": "The same allocations in every process", "random": "Random unrelated allocations first, another draw in every round"}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The rows by condition and size, the claims, and what our spread is made of; at most 110 columns."""
+    device = record["device"]
+    conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
+    cards = len({run["card"] for run in record["runs"]})
+    failed = sum(run["error"] is not None for run in record["runs"])
+    head = f"{device['name']}, driver {device['driver']}, {record['ended'][:10]}"
+    if device["simulated"]:
+        head = f"SIMULATED {head}"
+    if cards > 1:
+        head += f", {cards} cards"
+    said = [head, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
+    if failed:
+        said.append(f"{failed} of {len(record['runs'])} workers failed and are left out")
+    rows = peers_summary.rows(record)
+    for condition in conditions:
+        said += ["", CONDITIONS[condition], "", _HEAD]
+        last = None
+        for row in rows:
+            if row.condition == condition:
+                said.append(_row(row, first=row.mib != last))
+                last = row.mib
+    said += ["", f"{'':4}  {'claim':<52}{'measured (95 % interval)':<34}limit"]
+    said += [_line(line) for line in peers_summary.lines(record)]
+    parts = peers_summary.summary(record)["clean_cold_spread_is_made_of"]
+    if parts:
+        said += ["", "gpumem clean-cold: spread between processes, and what placements of one process would give if independent", ""]
+        said.append(f"{'':<18}{'placements':>10}{'between them %':>16}{'expected %':>12}{'found %':>10}{'the rest %':>12}")
+        for part in parts:
+            said.append(
+                f"{part['mib']:>4} MiB, {part['condition']:<8}{part['placements']:>10.0f}{100 * part['between_placements']:>16.3f}"
+                f"{100 * part['expected']:>12.3f}{100 * part['found']:>10.3f}{100 * part['rest']:>12.3f}"
+            )
+    return "\n".join(said)
+
+
+_HEAD = f"{'arrays':<9}{'way':<28}{'processes':>9}{'value us':>11}  {'spread % (95 % interval)':<27}{'wall s':>8}{'samples':>9}"
+
+
+def _row(row: Row, *, first: bool) -> str:
+    size = f"{row.mib} MiB" if first else ""
+    spread = "" if row.spread is None else _percent(row.spread)
+    noted = f"  {row.throttled} throttled" if row.throttled else ""
+    return f"{size:<9}{row.way:<28}{row.processes:>9}{row.mean * 1e6:>11.3f}  {spread:<27}{row.wall:>8.3f}{row.samples:>9.0f}{noted}"
+
+
+def _percent(interval: Interval) -> str:
+    return f"{100 * interval.value:.3f} ({100 * interval.low:.3f} to {100 * interval.high:.3f})"
+
+
+def _line(line: Line) -> str:
+    mark = {True: "ok", False: "MISS", None: "-"}[line.holds]
+    ratio = "over" in line.claim
+    claim = f"{line.claim}, {line.mib} MiB, {line.condition}"
+    if line.measured is None:
+        said = "not measured"
+    elif ratio:
+        said = f"{line.measured.value:.3f} ({line.measured.low:.3f} to {line.measured.high:.3f})"
+    else:
+        said = f"{_percent(line.measured)} %"
+    if line.holds is not None and not line.beyond_doubt:
+        said += " *"
+    return f"{mark:<4}  {claim:<52}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"

@@ -1,0 +1,144 @@
+"""What every peer's worker stands on: one device, the triad's three arrays, and its kernel as this project compiles it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_gpumem.devices.opening import Chosen, choose
+from pytest_gpumem.devices.protocol import Allocation, MemoryKind
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.records.measurement import Measurement
+
+SCALAR = 3.0
+"""a = b + 3 c."""
+
+
+def cuda_index(choice: str) -> int:
+    """The CUDA device number in "cuda:1", "cuda" or "auto"."""
+    return int(choice.partition(":")[2] or 0)
+
+
+def prepared(choice: str) -> Chosen:
+    """Find the device and import all that opening it will need. No context is created."""
+    chosen = choose(choice)
+    if not chosen.facts.simulated:
+        import cupy  # noqa: F401
+
+        import pytest_gpumem.devices.cuda.device  # noqa: F401
+    return chosen
+
+
+def has_context(choice: str) -> bool:
+    """Whether this process has created its primary context on the device."""
+    from cuda.bindings import driver
+
+    def check(result: tuple[Any, ...]) -> tuple[Any, ...]:
+        if result[0] != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"asking for the primary context: {result[0].name}")
+        return result[1:]
+
+    check(driver.cuInit(0))
+    (device,) = check(driver.cuDeviceGet(cuda_index(choice)))
+    _flags, active = check(driver.cuDevicePrimaryCtxGetState(device))
+    return bool(active)
+
+
+class TriadBench:
+    """An open device with nothing on it but the unrelated allocations that a condition asks for.
+
+    Args:
+        chosen: from `prepared`; the context is created here.
+        unrelated: bytes of each unrelated allocation, made before anything else and kept to the end.
+        index: the CUDA device number, which other libraries want to be told.
+    """
+
+    def __init__(self, chosen: Chosen, unrelated: Sequence[int], *, index: int) -> None:
+        self.index = index
+        self.device = chosen.open()
+        self.arena = Arena(self.device, seed=0)
+        self.triad = Kernels(self.device).triad
+        self._conductor = Conductor(self.device, Ranges(), profiled=False)
+        self._unrelated: list[Allocation] = [self.device.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
+
+    @contextmanager
+    def arrays(self, nbytes: int) -> Iterator[tuple[Buffer, Buffer, Buffer]]:
+        """a, b and c, allocated in this order with `cudaMalloc` and freed at the end, for every peer alike."""
+        made = tuple(self.arena.buffer(nbytes, "f4") for _ in range(3))
+        try:
+            yield made[0], made[1], made[2]
+        finally:
+            for buffer in made:
+                self.arena.release(buffer.allocation)
+
+    def measure(self, arrays: tuple[Buffer, Buffer, Buffer], plan: Plan) -> tuple[Measurement, float]:
+        """Measure by this project, as a test does; and the seconds of wall time that it took."""
+        begun = time.perf_counter()
+        target = self._conductor.target(self.triad, (*arrays, SCALAR), {}, arena=self.arena)
+        measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name="triad")
+        return measurement, time.perf_counter() - begun
+
+    def launcher(self, arrays: tuple[Buffer, Buffer, Buffer]) -> Callable[[int], None]:
+        """A function that launches the triad once on a `cudaStream_t`, given as an integer: what the other peers time.
+
+        The same source, options and launch shape as this project's own launches, so that CuPy finds the same binary.
+        """
+        import cupy
+        import numpy as np
+
+        kernel = self.triad.kernel
+        buffers, values = self.triad.arguments((*arrays, SCALAR), {})
+        call = self.triad.call(buffers, values)
+        shape = kernel.shape(self.device.facts, call)
+        assert kernel.source is not None
+        assert kernel.launch_arguments is not None
+        packed: list[Any] = []
+        for item in kernel.launch_arguments(call):
+            if isinstance(item, int):
+                packed.append(np.int64(item))
+            elif item in buffers:
+                packed.append(np.uint64(buffers[item].address))
+            else:
+                packed.append(np.float32(values[item]))
+        entry = kernel.entry.replace("{dtype}", "float")
+        module = cupy.RawModule(code=sources.read(kernel.source), options=tuple(sources.COMPILE_OPTIONS), name_expressions=[entry])
+        function = module.get_function(entry).kernel
+        grid, block, arguments = (shape.blocks,), (shape.threads,), tuple(packed)
+        streams: dict[int, Any] = {}
+
+        def launch(handle: int) -> None:
+            stream = streams.get(handle)
+            if stream is None:
+                stream = streams[handle] = cupy.cuda.Stream.from_external(_Handle(handle))
+            function(grid, block, arguments, shared_mem=shape.shared_bytes, stream=stream)
+
+        return launch
+
+    def conditions(self) -> dict[str, Any]:
+        """Clocks, throttle reasons, temperature and power now."""
+        return dataclasses.asdict(self.device.conditions())
+
+    def close(self) -> None:
+        """Free everything."""
+        self._conductor.close()
+        self.arena.close()
+        for allocation in self._unrelated:
+            self.device.free(allocation)
+        self.device.close()
+
+
+class _Handle:
+    """A stream of another library, as the CUDA stream protocol wants it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
