@@ -19,6 +19,9 @@ DOMAIN = "gpumem"
 NODEID_CATEGORY = "nodeid"
 """NVTX category of the mark that carries a test's full node id."""
 
+MEASURE = "measure"
+"""Phase in which samples are taken; under a profiler it holds the measured launches and nothing else."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -68,6 +71,17 @@ def _base(nodeid: str) -> str:
 def phase(name: str, which: str) -> str:
     """The range of one phase of a test: `phase("test_triad", "measure")` is "test_triad.measure"."""
     return f"{name}.{which}"
+
+
+def labelled(name: str, label: str) -> str:
+    """The range of one labelled measurement of a test: `labelled("test_add", "faulting")` is "test_add.label.faulting".
+
+    A label that Nsight's filters would not take gets a short hash behind what is left of it, so that two labels never share a range.
+    """
+    cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
+    if cleaned != label:
+        cleaned += "-" + hashlib.sha256(label.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+    return phase(name, f"label.{cleaned}")
 
 
 class Ranges:

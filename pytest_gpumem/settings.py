@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
 LIMITS = ("min_bandwidth", "max_latency", "max_regression")
+COMMAND_VARIABLES = ("GPUMEM_NCU",)
+"""Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -224,6 +226,13 @@ OPTIONS: tuple[Option, ...] = (
         "A missing GPU, a skip, NO BASELINE, SUSPECT, INCONCLUSIVE or UNRELIABLE fails.",
     ),
     Option("report", _path("file", "gpumem.html"), None, "Write the results as one HTML file. Default: none.", "FILE"),
+    Option(
+        "counted",
+        _path("file", "traffic.json"),
+        None,
+        "Show the traffic that `gpumem traffic --json FILE` counted beside what tests declare. Default: none.",
+        "FILE",
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -265,6 +274,8 @@ class Settings(NamedTuple):
     """Everything but PASS fails."""
     report: str | None = None
     """HTML file of the results, as written."""
+    counted: str | None = None
+    """File of counted traffic, as written."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
@@ -322,7 +333,7 @@ def resolve(
     if not is_enabled(command_line, environment, ini, ini_file):
         environment, ini = {}, {}
     _refuse_unknown(
-        (name for name in environment if re.match(r"GPUMEM(_|$)", name)),
+        (name for name in environment if re.match(r"GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES),
         [option.variable for option in OPTIONS],
         "{} is set in the environment, but there is no such setting",
     )

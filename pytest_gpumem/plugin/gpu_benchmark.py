@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.plugin.result import Result
+from pytest_gpumem.ranges import labelled
+from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
 
@@ -102,10 +105,13 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
-        with test.spending() as plan:
+        # A profiler tells the measurements of one test apart by it.
+        labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
+        with labelled_range, test.spending() as plan:
             measurement = test.conductor.measure(
                 target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name
             )
+        measurement = replace(measurement, counted=test.session.counts.get(key_of(test.item.nodeid, label)))
         test.taken.append((measurement, limits))
         return Result(measurement, test.device.facts)
 

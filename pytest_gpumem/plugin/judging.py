@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import is_failure, judge
 
@@ -64,8 +64,7 @@ def _verdict(test: GpuTest, measurement: Measurement, limits: Limits, skip: Base
     facts = test.device.facts
     if skip is not None:
         return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
-    key = f"{test.item.nodeid}[{measurement.label}]" if measurement.label else test.item.nodeid
-    history = test.session.baseline.history(key, measurement.mode)
+    history = test.session.baseline.history(key_of(test.item.nodeid, measurement.label), measurement.mode)
     strict = test.session.settings.strict
     return judge(measurement, limits, facts, history.measurements, strict=strict, no_history=history.reason)
 

@@ -25,6 +25,7 @@ from pytest_gpumem.plugin.judging import TEST
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.settings import Overrides, Settings, override
@@ -53,6 +54,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {error}") from None
     replay.default_storage(config, chosen.facts.key)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
+    if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
+        session.counts = _counts(config, settings, chosen.facts)
     config.stash[SESSION] = session
     config.pluginmanager.register(SessionHooks(session), "gpumem-session")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
@@ -85,6 +88,30 @@ def _choose(settings: Settings) -> Chosen:
     return chosen
 
 
+def _counts(config: pytest.Config, settings: Settings, facts: DeviceFacts) -> Mapping[str, Counted]:
+    """What the file of `--gpumem-counted` holds, by `Row.key`."""
+    from pytest_gpumem.nsight.counting import BadFile, load
+
+    origin = settings.origins["counted"]
+    try:
+        stored = load(_place(config, settings, "counted"))
+    except BadFile as error:
+        raise pytest.UsageError(f"gpumem: {origin}: {error}") from None
+    if stored.device != facts.key:
+        raise pytest.UsageError(
+            f"gpumem: {origin}: {settings.counted} was counted on {stored.device}, this session's device is {facts.key}; "
+            "counts of another device say nothing of this one"
+        )
+    return stored.counts
+
+
+def _place(config: pytest.Config, settings: Settings, name: str) -> Path:
+    """A path among the settings; one from the ini file is relative to that file, others to where pytest was called."""
+    from_ini = settings.origins.get(name, "").startswith("gpumem_")
+    base = config.inipath.parent if from_ini and config.inipath else config.invocation_params.dir
+    return base / Path(getattr(settings, name)).expanduser()
+
+
 def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
     # An xdist worker inherits the controller's rewritten storage option: it cannot find the folder by itself.
     told = getattr(config, "workerinput", {}).get(WORKER_BASELINE)
@@ -92,9 +119,7 @@ def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
         return Path(told)
     if settings.baseline is None:
         return replay.storage_folder(config).absolute()
-    from_ini = settings.origins.get("baseline", "").startswith("gpumem_")
-    base = config.inipath.parent if from_ini and config.inipath else config.invocation_params.dir
-    return base / Path(settings.baseline).expanduser()
+    return _place(config, settings, "baseline")
 
 
 class Rows:
@@ -133,6 +158,8 @@ class GpuSession:
         self.store = store
         self.baseline = baseline
         self.baseline_folder = baseline_folder
+        self.counts: Mapping[str, Counted] = {}
+        """Counted traffic by `Row.key`, from an earlier run."""
         self.is_worker = hasattr(config, "workerinput")
         self.ranges = Ranges()
         self.names = Names()

@@ -34,6 +34,29 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """Bytes that the hardware's counters saw one launch move: the mean over `launches`."""
+
+    reads: int
+    """Bytes read from DRAM."""
+    writes: int
+    """Bytes written to DRAM; what is still dirty in L2 when the launch ends is not among them."""
+    l2_reads: int | None
+    """Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted."""
+    l2_writes: int | None
+    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted."""
+    launches: int
+    """Launches that were counted."""
+    source: str
+    """What counted, such as "ncu"."""
+
+    @property
+    def total(self) -> int:
+        """Bytes read from and written to DRAM."""
+        return self.reads + self.writes
+
+
+@dataclass(frozen=True)
 class Conditions:
     """State of the device at one moment, from NVML or the simulated clock."""
 
@@ -101,6 +124,8 @@ class Measurement:
     """What a reader must know besides: why fewer placements, why not converged."""
     accesses_per_launch: int | None = None
     """Dependent accesses of one launch, for a latency per access (pointer chase)."""
+    counted: Counted | None = None
+    """What counters saw a launch of the same test and label move, where `gpumem traffic` has counted it."""
 
     @property
     def samples(self) -> tuple[float, ...]:

@@ -29,4 +29,9 @@ class Row:
     @property
     def key(self) -> str:
         """`nodeid[label]`, or the node id alone for an unlabelled measurement."""
-        return f"{self.nodeid}[{self.label}]" if self.label else self.nodeid
+        return key_of(self.nodeid, self.label)
+
+
+def key_of(nodeid: str, label: str) -> str:
+    """`Row.key` of a measurement whose row is not made yet."""
+    return f"{nodeid}[{label}]" if label else nodeid

@@ -216,6 +216,8 @@ def _refuse_impossible(row: Row, path: str) -> None:
     for name, count in _counts(measurement):
         if count is not None and count < 0:
             raise SchemaError(f"{path}.{name}: {count!r} is negative")
+    if measurement.counted is not None and measurement.counted.launches < 1:
+        raise SchemaError(f"{path}.counted.launches: {measurement.counted.launches!r}; figures of no launch mean nothing")
 
 
 def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
@@ -226,3 +228,6 @@ def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     if measurement.traffic is not None:
         yield "traffic.reads", measurement.traffic.reads
         yield "traffic.writes", measurement.traffic.writes
+    if measurement.counted is not None:
+        for name in ("reads", "writes", "l2_reads", "l2_writes"):
+            yield f"counted.{name}", getattr(measurement.counted, name)

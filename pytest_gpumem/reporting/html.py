@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.traffic import account
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import HEADINGS, cells_of, names_of
 from pytest_gpumem.reporting.terminal import header
@@ -53,6 +54,8 @@ def _shown(row: Row, facts: DeviceFacts, name: str) -> dict[str, object]:
             ("samples", f"{len(measurement.samples)}, {measurement.discarded} discarded"),
             *(("note", note) for note in measurement.notes),
         ]
+        if (said := account(measurement, facts)) is not None:
+            details.append(("traffic", said.sentence))
     return {
         "name": name,
         "figures": cells.figures,

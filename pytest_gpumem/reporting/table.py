@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.traffic import Finding, account
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import HEADINGS, Cells, cells_of, names_of
 from pytest_gpumem.units import format_share
@@ -74,20 +75,20 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
     name_width = max(_LEAST_NAME, min(longest, width - _figures_width(cells, shown) - verdict_width - _GAP))
 
-    drawn = Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
+    drawn = ruled()
     drawn.add_column("test", no_wrap=True)
     for column in shown:
         drawn.add_column(HEADINGS[column], justify="right", no_wrap=True)
     drawn.add_column("verdict", no_wrap=True)
     for row, cell, verdict in zip(rows, cells, verdicts, strict=True):
-        name = Text(_shortened(cell.name, name_width))
+        name = Text(shortened(cell.name, name_width))
         if row.measurement is not None and (row.measurement.mode, row.measurement.sampler) != usual_how:
             name.append(f"\n  {row.measurement.mode}, {row.measurement.sampler}", style="dim")
         figures = [Text(cell.figures[column]) for column in shown]
         drawn.add_row(name, *figures, Text(verdict, style=_STYLES[Outcome.FAIL if row.failed else cell.outcome]))
 
-    text = [_drawn(drawn, max(width, _UNBOUNDED), colour)]
-    text += _sentences(rows, usual_how, width, notes)
+    text = [drawn_as_text(drawn, width, colour)]
+    text += _sentences(rows, facts, usual_how, width, notes)
     return "\n".join(text)
 
 
@@ -95,7 +96,7 @@ def _figures_width(cells: Sequence[Cells], shown: Sequence[int]) -> int:
     return sum(max(len(HEADINGS[c]), *(len(cell.figures[c]) for cell in cells)) + _GAP for c in shown)
 
 
-def _shortened(name: str, width: int) -> str:
+def shortened(name: str, width: int) -> str:
     """`name` in at most `width` characters: the middle goes, and of the rest two thirds are the end, which tells tests apart."""
     if len(name) <= width:
         return name
@@ -103,10 +104,16 @@ def _shortened(name: str, width: int) -> str:
     return f"{name[: width - 3 - end]}...{name[-end:]}"
 
 
-def _drawn(drawn: Table, width: int, colour: bool) -> str:
+def ruled() -> Table:
+    """An empty table with nothing but a rule under its heading."""
+    return Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
+
+
+def drawn_as_text(drawn: Table, width: int, colour: bool) -> str:
+    """A table as lines without trailing blanks, wider than `width` where its figures need more."""
     console = Console(
         file=StringIO(),
-        width=width,
+        width=max(width, _UNBOUNDED),
         force_terminal=colour,
         color_system="standard" if colour else None,
         no_color=not colour,
@@ -119,7 +126,7 @@ def _drawn(drawn: Table, width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, notes: bool) -> list[str]:
+def _sentences(rows: Sequence[Row], facts: DeviceFacts, usual: tuple[str, str] | None, width: int, notes: bool) -> list[str]:
     """What a reader needs besides the figures: how they were taken, and the reason of every verdict that is not a pass."""
     text = []
     if usual is not None:
@@ -138,17 +145,26 @@ def _sentences(rows: Sequence[Row], usual: tuple[str, str] | None, width: int, n
     for row in rows:
         if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
-    noted = [f"note {row.key}: {note}" for row in rows if row.measurement is not None for note in row.measurement.notes]
+    noted = []
+    for row in rows:
+        if row.measurement is None:
+            continue
+        noted += [f"note {row.key}: {note}" for note in row.measurement.notes]
+        said = account(row.measurement, facts)
+        if said is not None and said.notable:
+            # A wrong declaration makes the bandwidth in the table wrong: that is no note.
+            (text if said.finding is Finding.WRONG else noted).append(f"traffic {row.key}: {said.sentence}")
     if notes:
         text += noted
     elif noted:
         text.append(f"{len(noted)} note{'s' * (len(noted) > 1)} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
     if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
         text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
-    return [line for sentence in text for line in _wrapped(sentence, width)]
+    return [line for sentence in text for line in wrapped(sentence, width)]
 
 
-def _wrapped(sentence: str, width: int) -> list[str]:
+def wrapped(sentence: str, width: int) -> list[str]:
+    """A sentence in lines of at most `width` characters where its words allow it, further lines indented."""
     # A number stays with its percent sign; an id is never cut, so that it can be copied.
     kept = sentence.replace(" %", "\N{NO-BREAK SPACE}%")
     lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -1,0 +1,269 @@
+"""Counted traffic of a test run: pytest under Nsight Compute, its counts joined with the measurements, and the file of both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.tools import find_ncu
+from pytest_gpumem.ranges import MEASURE, labelled, phase
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import device_to_json, document_from_json
+from pytest_gpumem.records.traffic import account
+
+SCHEMA = 1
+"""Version of the file's layout. A reader refuses any other."""
+
+PYTEST_USAGE_ERROR = 4
+"""pytest's exit code for a command line that it does not understand, or a device that is not there."""
+
+
+class NothingCounted(Exception):
+    """No traffic could be counted: one line with the cause and the remedy."""
+
+
+class BadCall(Exception):
+    """A call that cannot be carried out as it stands: one line that names what is wrong with it."""
+
+
+class BadFile(ValueError):
+    """A file that `gpumem traffic` has not written, or of another version: one line that names the file and the place."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one run counted."""
+
+    facts: DeviceFacts
+    """The device."""
+    rows: tuple[Row, ...]
+    """The run's rows, each measurement with its `counted` where kernels were seen in it."""
+    kernels: Mapping[str, tuple[ncu.Kernel, ...]]
+    """By `Row.key`, the kernels of all launches of a measurement, in their order."""
+    command: tuple[str, ...]
+    """The command that was run."""
+
+
+def count(
+    arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, day: str
+) -> Count:
+    """Run pytest under Nsight Compute and count what each measurement's launches move.
+
+    Args:
+        arguments: pytest's.
+        tests: node ids; empty for all tests that the arguments select.
+        environment: all environment variables; the child gets them.
+        echo: takes each line that pytest and ncu print.
+        day: when, as in "2026-11-21"; it becomes part of the source of the counts.
+
+    Raises:
+        BadCall: an option that this needs for itself, or the simulated device; pytest did not accept its arguments.
+        ToolMissing: Nsight Compute is not installed.
+        NothingCounted: it ran, and counted nothing.
+    """
+    _check(arguments)
+    program = find_ncu(environment)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
+        # The user's arguments come second, so that a device of theirs wins; on a GPU is the default, since nothing else has counters.
+        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *arguments, *tests]
+        command = ncu.counting_command(program, [*child, f"--benchmark-json={results}"], log)
+        echo(f"gpumem: {ncu.shown(command)}")
+        try:
+            finished = ncu.run(command, environment, echo)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NothingCounted(f"{program} cannot be started: {error}") from None
+        said = log.read_text(errors="replace") if log.exists() else ""
+        facts, rows = _results(results, finished, said)
+    kernels, rows = _joined(rows, said, finished.output, f"ncu on {day}")
+    return Count(facts, rows, kernels, tuple(command))
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Refuse what cannot lead to a count before anything is run."""
+    for position, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name == "--benchmark-json":
+            raise BadCall(
+                "--benchmark-json among pytest's arguments: gpumem traffic reads that file itself; --json FILE writes what it found"
+            )
+        if name == "--gpumem-device":
+            value = value or next(iter(arguments[position + 1 :]), "")
+            if value.startswith("sim"):
+                raise BadCall(f"--gpumem-device {value}: the simulated device has no counters, so there is nothing to count; use a GPU")
+
+
+def _results(results: Path, finished: ncu.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
+    """The device and the rows of the child's session."""
+    problem = ncu.trouble(said) or ncu.trouble(finished.output)
+    text = results.read_text() if results.exists() else ""
+    if not text.strip():
+        if problem is None and finished.exit_code == PYTEST_USAGE_ERROR:
+            raise BadCall("pytest did not accept its arguments or the device; what it said is above")
+        why = problem or f"pytest measured nothing (exit code {finished.exit_code}); what it said is above"
+        raise NothingCounted(why)
+    try:
+        document = document_from_json(json.loads(text).get("gpumem"))
+    except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
+        raise NothingCounted(f"pytest's results cannot be read: {error}") from None
+    if document.device.simulated:
+        raise NothingCounted(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
+    if not any(row.measurement is not None for row in document.rows):
+        raise NothingCounted(problem or "pytest measured nothing; what it said is above")
+    return document.device, document.rows
+
+
+def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[Mapping[str, tuple[ncu.Kernel, ...]], tuple[Row, ...]]:
+    """The kernels of each measurement, and the rows with their counts."""
+    measured = [row for row in rows if row.measurement is not None]
+    if not any(row.measurement.profiled for row in measured if row.measurement is not None):
+        raise NothingCounted(
+            "the tests saw no profiler, so their ranges are missing: the package nvtx is not installed, or NVTX_DISABLE is set"
+        )
+    try:
+        kernels = kernels_of(rows, ncu.parse(said))
+    except ncu.BadOutput as error:
+        raise NothingCounted(ncu.trouble(said) or ncu.trouble(printed) or str(error)) from None
+    if not any(kernels.values()):
+        raise NothingCounted(
+            ncu.trouble(said)
+            or ncu.trouble(printed)
+            or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({ncu.MEASURED_RANGES})"
+        )
+    return kernels, tuple(_with_count(row, kernels.get(row.key, ()), source) for row in rows)
+
+
+def kernels_of(rows: Iterable[Row], kernels: Iterable[ncu.Kernel]) -> dict[str, tuple[ncu.Kernel, ...]]:
+    """By `Row.key`, the kernels that ran inside the measured ranges of a measurement, in their order."""
+    by_place: dict[tuple[str, str | None], list[ncu.Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        # The filter may find more than measured ranges; what decides is the stack of ranges. A test name holds no full stop.
+        tests = [name for name in kernel.ranges if name.endswith(f".{MEASURE}") and name.count(".") == 1]
+        if tests:
+            test = tests[-1].removesuffix(f".{MEASURE}")
+            label = next((name for name in kernel.ranges if name.startswith(phase(test, "label."))), None)
+            by_place[test, label].append(kernel)
+    found = {}
+    for row in rows:
+        place = row.range_name, labelled(row.range_name, row.label) if row.label else None
+        found[row.key] = tuple(by_place.get(place, ()))
+    return found
+
+
+def _with_count(row: Row, kernels: Sequence[ncu.Kernel], source: str) -> Row:
+    measurement = row.measurement
+    if measurement is None:
+        return row
+    found = counted(kernels, len(measurement.samples), source) if kernels else None
+    return replace(row, measurement=replace(measurement, counted=found))
+
+
+def counted(kernels: Sequence[ncu.Kernel], launches: int, source: str) -> Counted:
+    """The traffic of one launch, the mean over several.
+
+    Args:
+        kernels: all kernels of all launches; a launch may hold several.
+        launches: how many launches they are of.
+        source: what counted them.
+    """
+
+    def mean(figures: Iterable[int | None]) -> int | None:
+        known = [figure for figure in figures if figure is not None]
+        return round(sum(known) / launches) if len(known) == len(kernels) else None
+
+    reads, writes = mean(k.reads for k in kernels), mean(k.writes for k in kernels)
+    assert reads is not None
+    assert writes is not None
+    return Counted(reads, writes, mean(k.l2_reads for k in kernels), mean(k.l2_writes for k in kernels), launches, source)
+
+
+# The file
+
+
+def to_json(found: Count, *, utc: str) -> dict[str, Any]:
+    """What one run counted, as plain values.
+
+    Args:
+        found: the counts.
+        utc: when, as ISO 8601.
+    """
+    return {
+        "schema": SCHEMA,
+        "datetime": utc,
+        "command": ncu.shown(found.command),
+        "device": device_to_json(found.facts),
+        "rows": [_row_to_json(row, found) for row in found.rows],
+    }
+
+
+def _row_to_json(row: Row, found: Count) -> dict[str, Any]:
+    measurement, kernels = row.measurement, found.kernels.get(row.key, ())
+    plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "declared": None, "counted": None}
+    if measurement is None:
+        return plain
+    if measurement.traffic is not None:
+        plain["declared"] = {**msgspec.to_builtins(measurement.traffic), "total": measurement.traffic.total}
+    plain |= {"target": measurement.target, "mode": measurement.mode, "footprint": measurement.footprint}
+    if measurement.counted is not None and (said := account(measurement, found.facts)) is not None:
+        plain |= {
+            "counted": msgspec.to_builtins(measurement.counted),
+            "finding": said.finding.value,
+            "difference": said.difference,
+            "sentence": said.sentence,
+            "kernels": sorted({kernel.name for kernel in kernels}),
+            "kernels_per_launch": len(kernels) / measurement.counted.launches,
+            "seconds_per_launch": sum(kernel.seconds for kernel in kernels) / measurement.counted.launches,
+        }
+    return plain
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file of `gpumem traffic` holds for later runs."""
+
+    device: str
+    """Key of the device that was counted on."""
+    counts: Mapping[str, Counted]
+    """By `Row.key`."""
+
+
+def load(path: Path) -> Stored:
+    """Read a file that `gpumem traffic --json` wrote.
+
+    Raises:
+        BadFile: it cannot be read, or is no such file.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadFile(f"{path} is no JSON: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or not isinstance(plain.get("rows"), list):
+        raise BadFile(f"{path} is no file of counts of schema {SCHEMA}; accepted is a file that `gpumem traffic --json` wrote")
+    try:
+        device = plain["device"]["key"]
+        rows = [(row["key"], row["counted"]) for row in plain["rows"]]
+        counts = {key: msgspec.convert(counted, Counted) for key, counted in rows if counted is not None}
+    except (KeyError, TypeError) as error:
+        raise BadFile(f"{path}: {error} is missing; accepted is a file that `gpumem traffic --json` wrote") from None
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{path}: counted: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
+    if not isinstance(device, str) or not all(isinstance(key, str) for key in counts):
+        raise BadFile(f"{path}: a key is no text; accepted is a file that `gpumem traffic --json` wrote")
+    for key, figures in counts.items():
+        if min(figures.reads, figures.writes, figures.l2_reads or 0, figures.l2_writes or 0) < 0 or figures.launches < 1:
+            raise BadFile(f"{path}: {key}: {figures} cannot be a count")
+    return Stored(device, counts)

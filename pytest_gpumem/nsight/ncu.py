@@ -1,0 +1,178 @@
+"""Nsight Compute: the command line that counts traffic, running it, and reading the CSV that it writes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpumem.ranges import DOMAIN, MEASURE
+
+SECTOR = 32
+"""Bytes of a sector, the unit in which L2 is asked."""
+
+DRAM_READ, DRAM_WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
+# Asked by the SMs. The sum over all units (lts__t_sectors_op_read) counts a sector twice that crosses between the two halves of
+# L2 of an A100 or H100.
+L2_READ, L2_WRITE = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
+DURATION = "gpu__time_duration.sum"
+METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
+
+MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
+"""Filter of `--nvtx-include` on every test's measured launches. Its third point stands for one without a backslash, which ncu reads
+as an escape; what it finds too much is left out by `Kernel.ranges`."""
+
+COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+
+# Units that `--print-units base` leaves, by ncu's version.
+_UNITS = {"": 1.0, "byte": 1.0, "sector": 1.0, "ns": 1e-9, "nsecond": 1e-9}
+
+_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
+
+
+class BadOutput(ValueError):
+    """What ncu wrote cannot be read: one line that names the place."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch of a kernel as ncu counted it."""
+
+    name: str
+    """Demangled name with its template and parameter types."""
+    ranges: tuple[str, ...]
+    """Ranges of our domain that were open, outermost first."""
+    seconds: float
+    """Duration in seconds, at the clocks of the moment."""
+    reads: int
+    """Bytes read from DRAM."""
+    writes: int
+    """Bytes written to DRAM."""
+    l2_reads: int | None
+    """Bytes that the SMs read from L2, in whole sectors; None where this GPU has no such counter."""
+    l2_writes: int | None
+    """Bytes that the SMs wrote to L2, in whole sectors; None where this GPU has no such counter."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of ncu that has ended."""
+
+    exit_code: int
+    output: str
+    """What ncu and its child printed."""
+
+
+def counting_command(ncu: Path, child: Sequence[str], log: Path) -> list[str]:
+    """The command that counts the measured launches of a child.
+
+    Clocks are left alone. The caches are emptied before every kernel, as ncu does by default: each one is counted cold, whatever
+    the measurement's mode, and several kernels of one launch are counted as if they shared nothing through L2.
+
+    Args:
+        ncu: the program.
+        child: the command that it runs and watches, with all its child processes.
+        log: file for what ncu itself says, CSV included.
+    """
+    command = [str(ncu), "--clock-control", "none", "--cache-control", "all", "--target-processes", "all"]
+    command += ["--nvtx", "--nvtx-include", MEASURED_RANGES]
+    command += ["--metrics", ",".join(METRICS), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+    return [*command, *child]
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]) -> Finished:
+    """Run a command to its end; each line that it prints goes to `echo` at once.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    lines = []
+    with subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            echo(line.rstrip("\n"))
+            lines.append(line)
+    return Finished(process.returncode, "".join(lines))
+
+
+def trouble(text: str) -> str | None:
+    """The cause and the remedy that stand in what ncu said, in one line; None if it complained of nothing."""
+    if "ERR_NVGPUCTRPERM" in text:
+        return (
+            "this user may not read the GPU's counters (ERR_NVGPUCTRPERM): load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
+            f"or run as administrator, in a container with --cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
+        )
+    errors = [line.removeprefix("==ERROR==").strip() for line in text.splitlines() if line.startswith("==ERROR==")]
+    # That the tests failed is pytest's to say: ncu calls every exit code but 0 an error.
+    errors = [error for error in errors if error and "returned an error code" not in error]
+    return f"ncu: {errors[0]}" if errors else None
+
+
+def parse(text: str) -> tuple[Kernel, ...]:
+    """The kernels in what `counting_command` wrote into its log, in the order of their launches.
+
+    Raises:
+        BadOutput: a column is missing, a unit is unknown, or a figure is none.
+    """
+    lines = [line for line in text.splitlines() if not line.startswith("==")]
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        return ()
+    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
+    column = {name: index for index, name in enumerate(heading)}
+    stacks = [index for name, index in column.items() if name.startswith("thread Domain:Push/Pop_Range")]
+    missing = [name for name in ("Kernel Name", DURATION, DRAM_READ, DRAM_WRITE) if name not in column]
+    if missing or not stacks:
+        absent = ", ".join([*missing, *([] if stacks else ["the column of NVTX push/pop ranges"])])
+        raise BadOutput(f"ncu's CSV has no {absent}; its columns are {', '.join(heading)}")
+    units = dict.fromkeys(METRICS, "")
+    kernels = []
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(heading):
+            raise BadOutput(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
+        if not row[column["ID"]].strip():
+            units = {name: row[index].strip() for name, index in column.items()}
+            continue
+        figures = {name: _figure(row[column[name]], name, units[name]) if name in column else None for name in METRICS}
+        kernels.append(_kernel(row[column["Kernel Name"]], " ".join(row[index] for index in stacks), figures))
+    return tuple(kernels)
+
+
+def _kernel(name: str, stack: str, figures: Mapping[str, float | None]) -> Kernel:
+    duration, reads, writes = (figures[metric] for metric in (DURATION, DRAM_READ, DRAM_WRITE))
+    if duration is None or reads is None or writes is None:
+        raise BadOutput(f"ncu counted no DRAM bytes of {name}: this GPU has no such counter, or another tool holds it")
+    sectors = [None if (count := figures[metric]) is None else round(count) * SECTOR for metric in (L2_READ, L2_WRITE)]
+    return Kernel(name, tuple(_RANGE.findall(stack)), duration, round(reads), round(writes), sectors[0], sectors[1])
+
+
+def _figure(written: str, metric: str, unit: str) -> float | None:
+    """A figure in bytes, sectors or seconds; None for "n/a"."""
+    if written.strip().lower() in ("", "n/a", "nan"):
+        return None
+    if unit not in _UNITS:
+        raise BadOutput(f"ncu gives {metric} in {unit!r}; accepted are {', '.join(filter(None, _UNITS))}")
+    try:
+        return float(written.replace(",", "")) * _UNITS[unit]
+    except ValueError:
+        raise BadOutput(f"ncu gives {metric} as {written!r}, which is no number") from None
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as a shell takes it."""
+    return shlex.join(os.fspath(part) for part in command)

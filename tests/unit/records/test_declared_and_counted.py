@@ -1,0 +1,153 @@
+"""What a count says of a declaration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from known_devices import H100
+
+from pytest_gpumem.records.measurement import Conditions, Counted, Measurement, Traffic, Window
+from pytest_gpumem.records.traffic import Finding, account, beyond_arguments, two_declarations
+from pytest_gpumem.units import MB, MiB
+
+L2 = H100.l2_bytes  # 50 MiB
+
+
+def measurement(traffic: Traffic | None, reads: int, writes: int, l2: tuple[int, int] | None = None, **changes: Any) -> Measurement:
+    values: dict[str, Any] = {
+        "label": "",
+        "target": "triad",
+        "mode": "clean-cold",
+        "sampler": "graph",
+        "sampler_reason": "",
+        "placements": ((1e-3,),),
+        "half_width": None,
+        "traffic": traffic,
+        "footprint": 768 * MiB,
+        "floor": 1e-6,
+        "conditions": (Conditions(), Conditions()),
+        "counted": Counted(reads, writes, *(l2 or (None, None)), 5, "ncu"),
+    }
+    return Measurement(**{**values, **changes})
+
+
+def find(*args: Any, **changes: Any) -> Finding:
+    said = account(measurement(*args, **changes), H100)
+    assert said is not None
+    return said.finding
+
+
+TRIAD = Traffic(512 * MiB, 256 * MiB)
+
+
+def test_nothing_counted_says_nothing() -> None:
+    assert account(measurement(TRIAD, 1, 1, counted=None), H100) is None
+
+
+def test_the_triad_of_an_h200_agrees() -> None:
+    # ci/records/nvidia-h200/nvtx_filter.json: arrays of 512 MiB, L2 of 60 MiB.
+    taken = measurement(Traffic(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
+    said = account(taken, replace(H100, l2_bytes=60 * MiB))
+    assert said is not None
+    assert said.finding is Finding.AGREES
+    assert not said.notable
+    assert said.sentence == "declared 1.611 GB, counted 1.591 GB by ncu (-1.20 %)"
+
+
+def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
+    assert find(TRIAD, 512 * MiB * 96 // 100, 256 * MiB) is Finding.AGREES
+    said = account(measurement(TRIAD, 256 * MiB, 256 * MiB), H100)
+    assert said is not None
+    assert said.finding is Finding.WRONG
+    assert said.notable
+    assert "declared 805.3 MB, counted 536.9 MB by ncu (-33.3 %)" in said.sentence
+    assert "268.4 MB of the 536.9 MB declared as read" in said.sentence
+    assert "written" not in said.sentence
+
+
+def test_up_to_a_whole_l2_of_writes_may_be_missing() -> None:
+    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 + MiB) is Finding.AGREES
+    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 - MiB) is Finding.WRONG
+
+
+def test_bytes_declared_as_moved_are_judged_by_their_sum() -> None:
+    moved = Traffic(0, 0, declared=768 * MiB)
+    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB + MiB) is Finding.AGREES
+    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB - MiB) is Finding.WRONG
+    assert find(moved, 700 * MiB, 68 * MiB) is Finding.AGREES
+
+
+def test_what_a_persisting_window_holds_need_not_come_from_dram() -> None:
+    window = Window(nbytes=40 * MiB, hit_ratio=1.0, set_aside=40 * MiB)
+    reads = 512 * MiB * 95 // 100 - 39 * MiB
+    assert find(TRIAD, reads, 256 * MiB) is Finding.WRONG
+    assert find(TRIAD, reads, 256 * MiB, window=window) is Finding.AGREES
+
+
+def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
+    assert find(TRIAD, 512 * MiB * 105 // 100, 256 * MiB) is Finding.AGREES
+    strided = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (1024 * MiB, 256 * MiB)), H100)
+    again = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (512 * MiB, 256 * MiB)), H100)
+    unknown = account(measurement(TRIAD, 1024 * MiB, 256 * MiB), H100)
+    for said in (strided, again, unknown):
+        assert said is not None
+        assert said.finding is Finding.EXCESS
+        assert said.difference == pytest.approx(2 / 3)
+        assert "(+66.7 %): DRAM moves more than the compulsory bytes" in said.sentence
+    assert "sectors used in part, or data asked for again" in str(strided)
+    assert "lines fetched again" in str(again)
+    assert "asked L2" not in str(unknown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"footprint": 4 * L2 - 1}, "below 4 x L2"),
+        ({"mode": "hot"}, "hot"),
+        ({"traffic": Traffic(768 * MiB, 768 * MiB, link=True)}, "link"),
+        ({"footprint": None}, "footprint is unknown"),
+    ],
+)
+def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[str, Any], reason: str) -> None:
+    said = account(measurement(**{"traffic": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
+    assert said is not None
+    assert said.finding is Finding.UNJUDGED
+    assert said.notable
+    assert reason in said.sentence
+    close = account(measurement(**{"traffic": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
+    assert close is not None
+    assert not close.notable
+
+
+def test_four_times_l2_is_judged() -> None:
+    assert find(TRIAD, 0, 0, footprint=4 * L2) is Finding.WRONG
+
+
+def test_without_a_declaration_there_is_the_count() -> None:
+    said = account(measurement(None, 2 * MB, MB), H100)
+    assert said is not None
+    assert said.finding is Finding.UNDECLARED
+    assert said.difference is None
+    assert "counted 3.000 MB by ncu" in said.sentence
+    assert "moved=" in said.sentence
+
+
+def test_two_declarations_of_a_case() -> None:
+    assert two_declarations(300, 200, 100) is None
+    assert two_declarations(300, 0, 0) is None
+    assert two_declarations(310, 200, 100) is None
+    more, less = two_declarations(400 * MB, 200 * MB, 100 * MB), two_declarations(100 * MB, 200 * MB, 100 * MB)
+    assert more == "moved= says 400.0 MB, more than the 300.0 MB of reads= and writes= (200.0 MB + 100.0 MB); moved= counts"
+    assert less is not None
+    assert "less than" in less
+
+
+def test_more_than_the_arguments_allow() -> None:
+    assert beyond_arguments(200, 100) is None
+    assert beyond_arguments(10**9, 0) is None
+    said = beyond_arguments(201 * MB, 100 * MB)
+    assert said is not None
+    assert "moved= says 201.0 MB" in said
+    assert "hold 100.0 MB and allow 200.0 MB" in said

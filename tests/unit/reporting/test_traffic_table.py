@@ -1,0 +1,91 @@
+"""Declared and counted traffic: the table of `gpumem traffic`, and what the usual reports say of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Counted, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.html import page
+from pytest_gpumem.reporting.table import table as results
+from pytest_gpumem.reporting.traffic import table
+from pytest_gpumem.units import MiB
+
+MakeRow = Callable[..., Row]
+
+RIGHT = Counted(512 * MiB, 250 * MiB, 512 * MiB, 256 * MiB, 5, "ncu")
+HALF = Counted(256 * MiB, 256 * MiB, 256 * MiB, 256 * MiB, 5, "ncu")
+TWICE = Counted(1024 * MiB, 256 * MiB, None, None, 5, "ncu")
+
+
+def draw(rows: list[Row], facts: DeviceFacts, width: int = 150) -> list[str]:
+    return table(rows, facts, width=width, colour=False).splitlines()
+
+
+def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [
+        make_row("t.py::test_right", counted=RIGHT),
+        make_row("t.py::test_half", counted=HALF),
+        make_row("t.py::test_twice", counted=TWICE),
+        make_row("t.py::test_none", counted=RIGHT, traffic=None),
+        make_row("t.py::test_moved", counted=RIGHT, traffic=Traffic(0, 0, declared=768 * MiB)),
+        make_row("t.py::test_copy"),
+        make_row("t.py::test_raised", Outcome.FAIL, reason="failed before anything was measured", measured=False),
+    ]
+    heading, _rule, *lines = draw(rows, facts)
+    assert re.split(r"\s{2,}", heading) == [
+        "test",
+        "declared read + written",
+        "DRAM read + written",
+        "difference",
+        "asked of L2",
+        "the count says",
+    ]
+    fields = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    assert fields[0] == ["test_right", "536.9 MB + 268.4 MB", "536.9 MB + 262.1 MB", "-0.781 %", "536.9 MB + 268.4 MB", "agrees"]
+    assert fields[1][3] == "-33.3 %"
+    assert fields[1][-1] == "declared too much"
+    assert fields[2][3:] == ["+66.7 %", "-", "moves more"]
+    assert (fields[3][1], fields[3][-1]) == ("-", "not declared")
+    assert fields[4][1] == "805.3 MB moved"
+    assert fields[5] == ["test_copy", "536.9 MB + 268.4 MB", "-", "-", "not counted"]
+    assert fields[6] == ["test_raised", "not counted"]
+    below = " ".join(line.strip() for line in lines[7:])
+    assert "declared too much t.py::test_half: declared 805.3 MB" in below
+    assert "moves more t.py::test_twice" in below
+    assert "not counted t.py::test_copy: no kernel ran" in below
+    assert "not counted t.py::test_raised: failed before anything was measured" in below
+    assert "test_right:" not in below
+
+
+def test_names_give_way_and_figures_do_not(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_" + "x" * 90 + "_end", counted=RIGHT)]
+    line = draw(rows, facts, 120)[2]
+    assert len(line) <= 120
+    assert "_end" in line
+    assert "536.9 MB + 262.1 MB" in draw(rows, facts, 20)[2]
+
+
+def test_plain_text_is_ascii(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(counted=HALF)]
+    assert table(rows, facts, width=100, colour=False).isascii()
+    assert "\x1b[1;31mdeclared too much" in table(rows, facts, width=100, colour=True)
+
+
+def test_the_results_always_say_a_wrong_declaration_and_the_rest_with_the_notes(facts: DeviceFacts, make_row: MakeRow) -> None:
+    wrong, more, right = make_row("t.py::test_a", counted=HALF), make_row("t.py::test_b", counted=TWICE), make_row(counted=RIGHT)
+    for notes in (True, False):
+        text = results([wrong, more, right], facts, width=1000, colour=False, notes=notes)
+        assert "traffic t.py::test_a: declared 805.3 MB, counted 536.9 MB by ncu (-33.3 %)" in text
+        assert ("traffic t.py::test_b: declared 805.3 MB, counted 1.342 GB by ncu (+66.7 %)" in text) is notes
+        assert "test_triad:" not in text
+    assert "1 note on how it was measured" in results([wrong, more], facts, width=1000, colour=False, notes=False)
+
+
+def test_the_page_shows_both_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
+    text = page([make_row(counted=RIGHT)], facts, {}, utc="2026-11-21T12:00:00+00:00")
+    assert "declared 805.3 MB, counted 799.0 MB by ncu" in text
+    assert "counted" not in page([make_row()], facts, {}, utc="2026-11-21T12:00:00+00:00")
