@@ -1,0 +1,256 @@
+"""Our STREAM kernels against the ceiling, taken in BabelStream's way.
+
+copy, mul, add, triad and dot on three arrays of 2^27 doubles, one after another, a hundred times; the first time is left out and the
+best of the others counts. BabelStream reads the host's clock around launch and synchronisation; the same is done here, and once more with
+events around the launch alone. Our dot leaves one sum for each tile, which the kernel's bytes count; "dot with final sum" adds them up and
+brings the total to the host too. Then read and write on 1 GiB of floats, whose median by events is set against the theoretical peak.
+
+    python ci/bench/stream_ceiling.py --json ci/records/nvidia-h200/stream_ceiling.json
+
+Exits with 1 if a kernel is slower than BabelStream's figure for this GPU, or a share of the peak is missed. Every kernel's result is
+checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.devices.protocol import Device, Foreign, Stream
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.kernels.stream import tile_bytes
+from pytest_gpumem.measuring.benchmark import Conductor
+from pytest_gpumem.measuring.bound import BoundKernel, Kernels
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.units import GB, GiB
+
+ELEMENTS = 2**27
+TIMES = 100
+SCALAR = 0.4
+"""BabelStream's."""
+
+BABELSTREAM: dict[str, dict[str, float]] = {
+    "NVIDIA H100 80GB HBM3": {"copy": 2976, "mul": 2956, "add": 3023, "triad": 3014, "dot": 3032},
+    "NVIDIA H200": {"copy": 4031, "mul": 4005, "add": 4348, "triad": 4355, "dot": 4339},
+}
+"""GB/s that BabelStream 5.0 (CUDA) printed for 2^27 doubles on one card of each kind; driver 580, CUDA 13.0, November 2026."""
+BABELSTREAM_SOURCE = "BabelStream 5.0, CUDA, 2^27 doubles, one card of the kind, driver 580, CUDA 13.0, 2026-11"
+
+PEAK_SHARES: dict[str, dict[str, float]] = {"NVIDIA H100 80GB HBM3": {"read": 0.93, "write": 0.95}}
+"""Shares of the theoretical peak that read and write must reach, by device."""
+
+Work = Callable[[], None]
+
+
+def by_host(device: Device, stream: Stream, works: dict[str, Work], times: int) -> dict[str, list[float]]:
+    """Seconds from before each launch until its stream is idle, all works in turn, `times` times; the first time is left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(times):
+        for name, work in works.items():
+            begun = device.now()
+            work()
+            device.synchronize(stream)
+            seconds[name].append(device.now() - begun)
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+def by_events(device: Device, stream: Stream, works: dict[str, Work], times: int) -> dict[str, list[float]]:
+    """Seconds between two events around each launch, all works in turn, `times` times; the first time is left out."""
+    start, end = device.event(), device.event()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(times):
+        for name, work in works.items():
+            device.record(start, stream)
+            work()
+            device.record(end, stream)
+            device.synchronize(stream)
+            seconds[name].append(device.elapsed(start, end))
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+class _Kernel:
+    """A kernel with its arguments: checked once, launched often."""
+
+    def __init__(self, conductor: Conductor, arena: Arena, bound: BoundKernel, *arguments: Any) -> None:
+        target = conductor.target(bound, arguments, {}, arena=arena)
+        try:
+            target.check()
+            assert target.traffic is not None
+            self.nbytes = target.traffic.total
+        finally:
+            target.close()
+        buffers, values = bound.arguments(arguments, {})
+        self._launch = bound.launch(buffers, values)
+        self._device, self._stream = arena.device, arena.stream
+
+    def __call__(self) -> None:
+        self._device.launch(self._launch, self._stream)
+
+
+def measured(device: Device, elements: int, times: int) -> dict[str, Any]:
+    """All kernels: bytes, best and median seconds by host clock and by events."""
+    conductor = Conductor(device, Ranges(), profiled=False)
+    kernels = Kernels(device)
+    found: dict[str, Any] = {"stream": [], "one_way": []}
+
+    arena = Arena(device, seed=0)
+    stream = arena.stream
+    try:
+        a, b, c = (arena.buffer((elements,), "f8") for _ in range(3))
+        sums = arena.buffer((a.nbytes // tile_bytes("dot"),), "f8")
+        works = {
+            "copy": _Kernel(conductor, arena, kernels.copy, c, a),
+            "mul": _Kernel(conductor, arena, kernels.mul, b, c, SCALAR),
+            "add": _Kernel(conductor, arena, kernels.stream_add, c, a, b),
+            "triad": _Kernel(conductor, arena, kernels.triad, a, b, c, SCALAR),
+            "dot": _Kernel(conductor, arena, kernels.dot, a, b, sums),
+        }
+
+        def total() -> None:
+            float(device.view(sums.allocation, "f8", sums.size).sum())
+
+        def dot_with_sum() -> None:
+            works["dot"]()
+            device.call(Foreign(total, reference=total), stream)
+
+        host = by_host(device, stream, {**works, "dot with final sum": dot_with_sum}, times)
+        events = by_events(device, stream, dict(works), times)
+        for name, seconds in host.items():
+            nbytes = works[name.partition(" ")[0]].nbytes
+            found["stream"].append({"kernel": name, "bytes": nbytes, "host": _said(seconds), "events": _said(events.get(name))})
+    finally:
+        arena.close()
+
+    arena = Arena(device, seed=0)
+    try:
+        a = arena.buffer(min(GiB, elements * 8), "f4")
+        sums = arena.buffer((a.nbytes // tile_bytes("read"),), "f4")
+        works = {"read": _Kernel(conductor, arena, kernels.read, a, sums), "write": _Kernel(conductor, arena, kernels.write, a, 1.0)}
+        for name, seconds in by_events(device, arena.stream, dict(works), times).items():
+            found["one_way"].append({"kernel": name, "bytes": works[name].nbytes, "events": _said(seconds)})
+    finally:
+        arena.close()
+        conductor.close()
+    return found
+
+
+def _said(seconds: list[float] | None) -> dict[str, float] | None:
+    return None if seconds is None else {"min": min(seconds), "median": statistics.median(seconds)}
+
+
+def lines(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every figure with what it is compared with: GB/s, the reference in GB/s, their ratio, the least ratio, and whether it is kept."""
+    device = record["device"]
+    theirs = record["babelstream"]["gb_per_s"]
+    found = []
+    for one in record["stream"]:
+        reference = theirs.get(one["kernel"]) if theirs else None
+        found.append(_line(one["kernel"], one["bytes"], one["host"]["min"], reference, 1.0 if reference else None))
+    for one in record["one_way"]:
+        least = PEAK_SHARES.get(device["name"], {}).get(one["kernel"]) if not device["simulated"] else None
+        found.append(_line(one["kernel"], one["bytes"], one["events"]["median"], device["peak_bandwidth"] / GB, least))
+    return found
+
+
+def _line(name: str, nbytes: int, seconds: float, reference: float | None, least: float | None) -> dict[str, Any]:
+    rate = nbytes / seconds / GB
+    ratio = rate / reference if reference else None
+    holds = None if ratio is None or least is None else ratio >= least
+    return {"kernel": name, "gb_per_s": rate, "reference": reference, "ratio": ratio, "least": least, "holds": holds}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    device = record["device"]
+    by_name = {line["kernel"]: line for line in lines(record)}
+    simulated = "SIMULATED " if device["simulated"] else ""
+    said = [
+        f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}",
+        "",
+        f"{record['elements']} doubles, best of {record['times'] - 1}; BabelStream's figure: {record['babelstream']['source']}",
+        "",
+        f"{'kernel':<20}{'host GB/s':>11}{'events GB/s':>13}{'median':>9}{'BabelStream':>13}{'host / theirs':>15}",
+    ]
+    for one in record["stream"]:
+        line, events = by_name[one["kernel"]], one["events"]
+        rate = [one["bytes"] / events[which] / GB for which in ("min", "median")] if events else None
+        said.append(
+            f"{one['kernel']:<20}{line['gb_per_s']:>11.0f}"
+            + (f"{rate[0]:>13.0f}{rate[1]:>9.0f}" if rate else " " * 22)
+            + (f"{line['reference']:>13.0f}{line['ratio']:>15.3f}" if line["reference"] else " " * 28)
+            + _mark(line)
+        )
+    said += ["", f"{'one way, floats':<20}{'median GB/s':>12}{'% of peak':>11}{'at least %':>12}"]
+    for one in record["one_way"]:
+        line = by_name[one["kernel"]]
+        least = "" if line["least"] is None else f"{100 * line['least']:.0f}"
+        said.append(f"{one['kernel']:<20}{line['gb_per_s']:>12.0f}{100 * line['ratio']:>11.1f}{least:>12}{_mark(line)}")
+    return "\n".join(said)
+
+
+def _mark(line: dict[str, Any]) -> str:
+    return {True: "  ok", False: "  MISS", None: ""}[line["holds"]]
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or sim to try the script out (default cuda)")
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help="doubles in each array (default 2^27, as BabelStream was run)")
+    parser.add_argument("--times", type=int, default=TIMES, help="(default 100)")
+    chosen = parser.parse_args()
+    if chosen.times < 2:
+        parser.error(f"--times {chosen.times}: the first time is left out, so at least 2")
+    if chosen.elements < 1 or chosen.elements * 8 % tile_bytes("read"):
+        parser.error(f"--elements {chosen.elements}: a positive multiple of {tile_bytes('read') // 8}, so that tiles are whole")
+    try:
+        found = choose(chosen.device)
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {chosen.device}: {reason}")
+    facts = found.facts
+    device = found.open()
+    try:
+        before = device.conditions()
+        rates = measured(device, chosen.elements, chosen.times)
+        after = device.conditions()
+    finally:
+        device.close()
+    comparable = not facts.simulated and chosen.elements == ELEMENTS and chosen.times == TIMES
+    record = {
+        "kind": "stream_ceiling",
+        "device": {
+            "name": facts.name,
+            "simulated": facts.simulated,
+            "driver": facts.driver,
+            "cuda": facts.cuda,
+            "peak_bandwidth": facts.peak_bandwidth,
+            "uuid": facts.uuid,
+        },
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "elements": chosen.elements,
+        "times": chosen.times,
+        "babelstream": {
+            "source": BABELSTREAM_SOURCE if comparable and facts.name in BABELSTREAM else "none for this device and size",
+            "gb_per_s": BABELSTREAM.get(facts.name) if comparable else None,
+        },
+        "conditions": [vars(before), vars(after)],
+        **rates,
+    }
+    record["must_show"] = lines(record)
+    if chosen.json:
+        write_whole(chosen.json, json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    return 1 if any(line["holds"] is False for line in record["must_show"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

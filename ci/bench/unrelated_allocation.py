@@ -1,0 +1,236 @@
+"""Does an unrelated allocation in new code look like a slower kernel?
+
+Base and head measure the same triad on the same card; head makes one unrelated allocation more, before the arrays. Both run alternately in
+fresh processes, in an order drawn anew for every round, once with the default plan and once on one placement. Nothing that the kernel does
+differs, so a difference is an artefact of where the arrays came to lie.
+
+    python ci/bench/unrelated_allocation.py --pairs 20 --json ci/records/nvidia-h200/unrelated_allocation.json
+
+The record is written after every round. Exits with 1 if a worker failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from fresh_processes import one_after_another, serve
+from triad_bench import TriadBench, cuda_index, prepared
+
+from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.units import KiB, MiB
+
+EXTRA_MIB = (3, 37, 129)
+"""Unrelated allocations that are tried, one for each head: not multiples of each other, small to large."""
+MIB = (2, 32)
+PLANS = {"one placement": Plan(placements=1), "default": Plan()}
+"""One placement comes first: the other moves the arrays about, and what it frees would be given out again."""
+TINY_PLAN = Plan(budget=0.05)
+CONFIDENCE = 0.95
+AHEAD = 3
+WORKER_SECONDS = 120.0
+
+Job = dict[str, Any]
+
+
+def answer(chosen: Chosen, job: Job) -> dict[str, Any]:
+    """A worker's measurements: one case for each size and plan."""
+    bench = TriadBench(chosen, [job["extra"] * MiB] if job["extra"] else [], index=cuda_index(job["device"]))
+    cases = []
+    try:
+        with bench.arrays(64 * KiB) as arrays:
+            bench.measure(arrays, TINY_PLAN)
+        for mib in job["mib"]:
+            for name, plan in PLANS.items():
+                with bench.arrays(mib * MiB) as arrays:
+                    addresses = [buffer.address for buffer in arrays]
+                    measurement, wall = bench.measure(arrays, plan)
+                    cases.append(
+                        {
+                            "mib": mib,
+                            "plan": name,
+                            "value": measurement.latency,
+                            "half_width": measurement.half_width,
+                            "wall": wall,
+                            "addresses": addresses,
+                            "medians": list(measurement.medians),
+                            "samples": len(measurement.samples),
+                        }
+                    )
+    finally:
+        bench.close()
+    return {"cases": cases}
+
+
+def jobs(rounds: range, extras: tuple[int, ...], mib: tuple[int, ...], device: str, seed: int) -> Iterator[Job]:
+    """Base, whose extra is 0, and every head once a round, in a drawn order."""
+    sides = (0, *extras)
+    for number in rounds:
+        for i in np.random.default_rng([seed, number]).permutation(len(sides)):
+            yield {"round": number, "extra": sides[i], "mib": list(mib), "device": device}
+
+
+def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Head over base, less 1, for each plan, size and extra allocation.
+
+    Two questions, two intervals. Does the extra allocation shift the value at all? `difference` is the mean over rounds, `low` to `high`
+    its Student's 95 % interval over rounds, `low_all` to `high_all` the one that holds for all comparisons of a plan at once (Bonferroni),
+    and `differs` says whether that leaves out 0. Would one base and one head, as a pull request has them, be taken for different?
+    `stated` is the interval of such a pair's difference, from the intervals over placements that the two measurements state themselves
+    (the median over rounds of the root of the sum of their squares; None on one placement, which states none), and `beyond_stated` is
+    the number of pairs whose difference lies outside their own.
+    """
+    cases: dict[tuple[str, int, int, int], dict[str, Any]] = {}
+    for run in record["runs"]:
+        if run["error"] is None:
+            for case in run["cases"]:
+                cases[case["plan"], case["mib"], run["extra"], run["round"]] = case
+    kinds = dict.fromkeys((plan, mib, extra) for plan, mib, extra, _ in cases if extra)
+    found = []
+    for plan, mib, extra in sorted(kinds):
+        rounds = sorted(number for p, m, e, number in cases if (p, m, e) == (plan, mib, extra) and (plan, mib, 0, number) in cases)
+        if len(rounds) < 2:
+            continue
+        pairs = [(cases[plan, mib, 0, number], cases[plan, mib, extra, number]) for number in rounds]
+        ratios = np.array([head["value"] / base["value"] - 1 for base, head in pairs])
+        stated = [
+            math.hypot(base["half_width"], head["half_width"]) / base["value"]
+            for base, head in pairs
+            if base["half_width"] is not None and head["half_width"] is not None
+        ]
+        mean, error = float(ratios.mean()), float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+        together = sum(p == plan for p, _, _ in kinds)
+        one, every = (float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / among, len(ratios) - 1)) * error for among in (1, together))
+        found.append(
+            {
+                "plan": plan,
+                "mib": mib,
+                "extra_mib": extra,
+                "pairs": len(ratios),
+                "difference": mean,
+                "low": mean - one,
+                "high": mean + one,
+                "low_all": mean - every,
+                "high_all": mean + every,
+                "differs": not mean - every <= 0 <= mean + every,
+                "stated": float(np.median(stated)) if len(stated) == len(pairs) else None,
+                "beyond_stated": int(np.sum(np.abs(ratios) > stated)) if len(stated) == len(pairs) else None,
+            }
+        )
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    device = record["device"]
+    simulated = "SIMULATED " if device["simulated"] else ""
+    found = differences(record)
+    said = [
+        f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}",
+        "",
+        f"{'plan':<15}{'arrays':>8}{'extra':>9}{'pairs':>7}  {'difference % (95 % interval)':<30}{'for all at once':<20}{'a pair states':>14}{'beyond':>8}",
+    ]
+    for one in found:
+        low, high, low_all, high_all = (100 * one[name] for name in ("low", "high", "low_all", "high_all"))
+        difference = f"{100 * one['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+        together = f"{low_all:+.3f} to {high_all:+.3f}"
+        own = "" if one["stated"] is None else f"+-{100 * one['stated']:.3f}"
+        stated = f"{own:>14}{'' if one['beyond_stated'] is None else one['beyond_stated']:>8}"
+        said.append(
+            f"{one['plan']:<15}{one['mib']:>4} MiB{one['extra_mib']:>5} MiB{one['pairs']:>7}  {difference:<30}{together:<20}{stated}".rstrip()
+        )
+    for plan in PLANS:
+        own = [one for one in found if one["plan"] == plan]
+        if own:
+            largest = max(abs(one["difference"]) for one in own)
+            text = f"{plan}: {sum(one['differs'] for one in own)} of {len(own)} differ; the largest is {100 * largest:.3f} %"
+            if all(one["stated"] is not None for one in own):
+                beyond, pairs = (sum(one[name] for one in own) for name in ("beyond_stated", "pairs"))
+                text += f"; {beyond} of {pairs} pairs beyond the interval that they state"
+            said += ["", text]
+    return "\n".join(said)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers of MiB such as 3,37, each once")
+    return tuple(int(part) for part in parts)
+
+
+def main() -> int:
+    assert __doc__ is not None
+    if sys.argv[1:2] == ["worker"]:
+        job = json.loads(sys.argv[2])
+        serve(lambda: prepared(job["device"]), lambda chosen: answer(chosen, job))
+        return 1  # it was never let go
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20, help="rounds: one base and each head (default 20)")
+    parser.add_argument("--extra", type=_numbers, default=EXTRA_MIB, help="MiB of each head's extra allocation (default 3,37,129)")
+    parser.add_argument("--sizes", type=_numbers, default=MIB, help="MiB of each array (default 2,32)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders (default 1)")
+    chosen = parser.parse_args()
+    if chosen.pairs < 2:
+        parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
+    try:
+        facts = choose(chosen.device).facts
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {chosen.device}: {reason}")
+    record: dict[str, Any] = {
+        "kind": "unrelated_allocation",
+        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "uuid": facts.uuid},
+        "runs": [],
+    }
+    begun = time.monotonic()
+    longest = 0.0
+    rounds = range(1, chosen.pairs + 1)
+    workers = one_after_another(
+        jobs(rounds, chosen.extra, chosen.sizes, chosen.device, chosen.seed),
+        lambda job: [sys.executable, str(Path(__file__).resolve()), "worker", json.dumps(job)],
+        ahead=AHEAD,
+        timeout=WORKER_SECONDS,
+    )
+    try:
+        for number in rounds:
+            started = time.monotonic()
+            if started - begun + longest > chosen.seconds:
+                print(f"stopping before round {number}: {started - begun:.0f} s of {chosen.seconds:g} s are used")
+                break
+            for _ in (0, *chosen.extra):
+                outcome = next(workers)
+                run = {"round": number, "extra": outcome.job["extra"], "seconds": outcome.seconds, "error": outcome.error, "cases": []}
+                record["runs"].append(run | (outcome.answer or {}))
+                if outcome.error is not None:
+                    print(f"round {number}, extra {outcome.job['extra']} MiB: {outcome.error}", file=sys.stderr)
+            longest = max(longest, time.monotonic() - started)
+            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            record["differences"] = differences(record)
+            if chosen.json:
+                write_whole(chosen.json, json.dumps(record, separators=(",", ":")) + "\n")
+    finally:
+        workers.close()
+    if not record["runs"]:
+        parser.error(f"--seconds {chosen.seconds:g}: no round was run")
+    print(table(record))
+    return 1 if any(run["error"] is not None for run in record["runs"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
