@@ -2,16 +2,30 @@
 
 using size = unsigned long long;
 
-// Follows a cycle for `steps` steps from node `start` and leaves the index of the node that it reached. The first 4 bytes of a
-// node of NODE bytes hold the index of the next one. One thread. The loads bypass L1 (ld.global.cg), so that a small footprint
-// shows L2 and a large one DRAM.
+// The node that a walk of `steps` steps from node `node` reaches. The first 4 bytes of a node of NODE bytes hold the index of the next
+// one. One thread. The loads bypass L1 (ld.global.cg), so that a small footprint shows L2 and a large one DRAM.
 template <int NODE>
-__global__ void chase(int const* nodes, int* out, size steps, size start)
+__device__ size reached(int const* nodes, size node, size steps)
 {
     constexpr size WORDS = NODE / sizeof(int);
-    size node = start;
     for (size step = 0; step < steps; ++step) {
         node = static_cast<unsigned>(__ldcg(nodes + node * WORDS));
     }
-    *out = static_cast<int>(node);
+    return node;
+}
+
+// Walks a cycle from node `start` and leaves the node that it reached: every launch takes the same walk.
+template <int NODE>
+__global__ void chase(int const* nodes, int* out, size steps, size start)
+{
+    *out = static_cast<int>(reached<NODE>(nodes, start, steps));
+}
+
+// Walks on from the node that `out` names, and leaves there the one that it reached: a launch meets no node of the launches before until
+// the cycle closes, so it finds none of them in a cache that the cycle does not fit into. Any number in `out` names a node, modulo their
+// count.
+template <int NODE>
+__global__ void chase_onward(int const* nodes, int* out, size steps, size count)
+{
+    *out = static_cast<int>(reached<NODE>(nodes, static_cast<unsigned>(__ldcg(out)) % count, steps));
 }

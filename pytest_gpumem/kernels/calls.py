@@ -54,6 +54,8 @@ def touch(
     sectors: float = SECTORS_COALESCED,
     dependent: bool = False,
     random: bool = False,
+    nearby: bool = False,
+    onward: bool = False,
 ) -> Access:
     """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once)."""
     array = call.arrays[name]
@@ -66,6 +68,8 @@ def touch(
         sectors_per_request=sectors,
         dependent=dependent,
         random=random,
+        nearby=nearby,
+        onward=onward,
     )
 
 

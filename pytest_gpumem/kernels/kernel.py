@@ -78,6 +78,11 @@ class Access:
     """Each access waits for the one before (pointer chase): latency, not bandwidth, decides."""
     random: bool = False
     """Lines are touched in no order that a page or a row buffer could use."""
+    nearby: bool = False
+    """Other requests for the sectors of one follow at once, by neighbouring warps: they find them in L2 however large the array is, so
+    that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
+    onward: bool = False
+    """A launch touches other lines than the launches before, until it has been through the whole array."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ class Kernel:
     result with NumPy or CuPy: it gets arrays by name, of one array module, changes none of them, and returns the new content of every
     written or updated parameter by name. It must hold for a prefix: with every array cut to its first elements (at least one table
     period), the result is the prefix of the full result. That prefix may be shorter than the parameter where one written element
-    comes from many read ones (a sum over a tile): what is compared are the first `len(result)` elements.
+    comes from many read ones (a sum over a tile) or from one that lies far behind it (the transpose of a matrix): what is compared are
+    the first `len(result)` elements.
     """
 
     name: str
@@ -126,6 +132,9 @@ class Kernel:
     """Largest relative difference to the reference; 0 for exact kernels."""
     accesses_per_launch: Callable[[Call], int] | None = None
     """Dependent accesses of one launch, for a latency per access."""
+    on_chip_cycles: Callable[[Call], float] | None = None
+    """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
+    line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
     node_bytes: int = 64

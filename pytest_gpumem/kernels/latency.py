@@ -1,10 +1,10 @@
-"""The pointer chase (`kernels/latency.cu`)."""
+"""The pointer chase (`kernels/latency.cu`): the same walk at every launch, or one that goes on where the launch before ended."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, module_of
+from pytest_gpumem.kernels.arrays import Arrays, Scalars, filled_like
 from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, all_of, touch, typed, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
@@ -24,35 +24,46 @@ def _steps(call: Call) -> int:
     return int(call.scalars["steps"])
 
 
-def _accesses(call: Call) -> tuple[Access, ...]:
+def _nodes(call: Call) -> int:
+    return call.arrays["nodes"].size // _WORDS
+
+
+def _walk(call: Call, *, onward: bool) -> Access:
     # One 4-byte index a node: a walk along a cycle comes to a node again only after all others. Each index is a sector of its own,
     # so what the walk occupies in a cache is eight times its footprint: footprint x sectors_per_request / 4.
-    visited = min(_steps(call), call.arrays["nodes"].size // _WORDS)
-    return (
-        touch(
-            "nodes",
-            "read",
-            call,
-            elements=visited,
-            requests=_steps(call),
-            sectors=SECTORS_SCATTERED,
-            dependent=True,
-            random=True,
-        ),
-        touch("out", "write", call),
+    return touch(
+        "nodes",
+        "read",
+        call,
+        elements=min(_steps(call), _nodes(call)),
+        requests=_steps(call),
+        sectors=SECTORS_SCATTERED,
+        dependent=True,
+        random=True,
+        onward=onward,
     )
+
+
+def _accesses(call: Call) -> tuple[Access, ...]:
+    return (_walk(call, onward=False), touch("out", "write", call))
+
+
+def _onward_accesses(call: Call) -> tuple[Access, ...]:
+    return (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call))
 
 
 def _arguments(call: Call) -> tuple[str | int, ...]:
     return ("nodes", "out", _steps(call), int(call.scalars["start"]))
 
 
+def _onward_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("nodes", "out", _steps(call), _nodes(call))
+
+
 def _check(call: Call) -> str | None:
-    nodes, out, start = call.arrays["nodes"], call.arrays["out"], call.scalars["start"]
+    nodes, out = call.arrays["nodes"], call.arrays["out"]
     if nodes.size % _WORDS:
         return f"nodes has {nodes.nbytes} bytes, which is no multiple of a node's {NODE_BYTES}"
-    if start >= nodes.size // _WORDS:
-        return f"start is {start}, but there are only {nodes.size // _WORDS} nodes"
     if out.size != 1:
         return f"out takes one index, it has {out.size} elements"
     if call.blocks not in (None, 1):
@@ -60,23 +71,38 @@ def _check(call: Call) -> str | None:
     return None
 
 
-def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _starts_inside(call: Call) -> str | None:
+    start = call.scalars["start"]
+    return f"start is {start}, but there are only {_nodes(call)} nodes" if start >= _nodes(call) else None
+
+
+def _reached(nodes: Any, node: int, steps: int) -> int:
     """The node reached, by squaring the map from node to next node: log2(steps) gathers in place of a walk on the host.
 
     Raises:
         ValueError: an index points outside the nodes; they hold no cycle.
     """
-    jump = arrays["nodes"][: arrays["nodes"].size // _WORDS * _WORDS : _WORDS].copy()
+    jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
         raise ValueError(f"nodes hold no cycle: indices from {int(jump.min())} to {int(jump.max())}, {jump.size} nodes")
-    steps, node = int(scalars["steps"]), int(scalars["start"])
     while steps:
         if steps & 1:
             node = int(jump[node])
         steps >>= 1
         if steps:
             jump = jump[jump]
-    return {"out": module_of(jump).full(1, node, dtype=arrays["out"].dtype)}
+    return node
+
+
+def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    node = _reached(arrays["nodes"], int(scalars["start"]), int(scalars["steps"]))
+    return {"out": filled_like(arrays["out"], node)}
+
+
+def _onward_reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    nodes, out = arrays["nodes"], arrays["out"]
+    start = (int(out[0]) & 0xFFFFFFFF) % (nodes.size // _WORDS)
+    return {"out": filled_like(out, _reached(nodes, start, int(scalars["steps"])))}
 
 
 KERNELS = (
@@ -95,8 +121,25 @@ KERNELS = (
         reference=_reference,
         launch_arguments=_arguments,
         dtypes=_DTYPES,
-        section="Latency of dependent accesses over a random cycle (pointer chase)",
-        check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check),
+        section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
+        check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
+        relative_tolerance=0.0,
+        accesses_per_launch=_steps,
+        content={"nodes": "cycle"},
+    ),
+    Kernel(
+        name="chase_onward",
+        # Updated, not written: the walk starts from what it holds.
+        parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR)),
+        shape=_shape,
+        accesses=_onward_accesses,
+        source="latency.cu",
+        entry=f"chase_onward<{NODE_BYTES}>",
+        reference=_onward_reference,
+        launch_arguments=_onward_arguments,
+        dtypes=_DTYPES,
+        section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
+        check=all_of(typed(_DTYPES), whole_number("steps", 1), _check),
         relative_tolerance=0.0,
         accesses_per_launch=_steps,
         content={"nodes": "cycle"},

@@ -136,6 +136,8 @@ class Datasheet:
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
     zero_copy_share: float = 0.95
     """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
+    link_latency: float = 1.0e-6
+    """Of a dependent load from mapped host memory. An assumption, not fitted."""
     fault_group_bytes: int = 645 * KIB
     """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
     fault_group_time: float = 75e-6

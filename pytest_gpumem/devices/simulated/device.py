@@ -151,6 +151,9 @@ class SimulatedDevice:
         self._host += _CALL
         return self._engine.stream()
 
+    def default_streams(self) -> tuple[Stream, ...]:
+        return ()
+
     def event(self) -> Event:
         self._host += _CALL
         return SimulatedEvent()
@@ -312,6 +315,7 @@ class SimulatedDevice:
             launch.shape,
             kernel.loads_in_flight,
             steps,
+            kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
         )
         return _Prepared(launch, computation, lambda window: partial(self._run_kernel, work, window), COMPUTE, False)
 
@@ -396,6 +400,15 @@ class SimulatedDevice:
         locked = kind in (MemoryKind.PINNED, MemoryKind.REGISTERED)
         self._host += _ALLOCATE + (nbytes / self._sheet.host_bandwidth if locked else 0.0)
         return allocation
+
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
+        if needed > free:
+            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
+        made: dict[int, Allocation] = {}
+        for which in np.random.default_rng(seed).permutation(len(sizes)):
+            made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
+        return [made[which] for which in range(len(sizes))]
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         self._forbid_capture("it registers host memory")

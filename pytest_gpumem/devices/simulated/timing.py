@@ -45,6 +45,8 @@ class Use:
     """The same between L2 and the SMs, where no neighbour helps."""
     dependent: bool = False
     random: bool = False
+    nearby: bool = False
+    onward: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Work:
     """Where its memory lies."""
     footprint: float
     """Distinct bytes touched in device memory."""
+    on_chip: float = 0.0
+    """Seconds for which L1 and shared memory are busy with its requests."""
 
 
 def work_of(
@@ -73,6 +77,7 @@ def work_of(
     shape: LaunchShape,
     loads_in_flight: int,
     dependent_steps: float | None,
+    on_chip_cycles: float = 0.0,
 ) -> Work:
     """Gather the accesses of a launch by allocation.
 
@@ -82,6 +87,7 @@ def work_of(
         shape: grid and block.
         loads_in_flight: independent loads of one thread.
         dependent_steps: length of the chain of dependent accesses, where the kernel says it.
+        on_chip_cycles: cycles that one SM's L1 and shared memory would need for all requests.
     """
     uses: dict[int, Use] = {}
     steps = 0.0
@@ -93,10 +99,14 @@ def work_of(
         moved = 1.0 + (extra * sheet.edge_cost if 0.0 < extra <= 1.0 else extra) / _SECTORS
         use.inflation = max(use.inflation, moved)
         use.l2_inflation = max(use.l2_inflation, sectors / _SECTORS)
-        distinct = min(access.footprint * moved, max(float(access.footprint), float(allocation.nbytes)))
+        # Whole sectors move, unless neighbours ask for the rest of each soon after.
+        whole = 1.0 if access.nearby else moved
+        distinct = min(access.footprint * whole, max(float(access.footprint), float(allocation.nbytes)))
         use.footprint = max(use.footprint, distinct)
         use.dependent = use.dependent or access.dependent
         use.random = use.random or access.random
+        use.nearby = use.nearby or access.nearby
+        use.onward = use.onward or access.onward
         if access.direction == "read":
             use.reads = max(use.reads, distinct)
             use.read_requests += access.requested
@@ -123,6 +133,7 @@ def work_of(
         dependent_steps=float(dependent_steps) if dependent_steps is not None else steps / threads,
         addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
         footprint=sum(u.footprint for u in local),
+        on_chip=on_chip_cycles / (sheet.sm_count * sheet.sm_clock),
     )
 
 
@@ -196,7 +207,7 @@ class Timing:
             dram_time += write_time * (1.0 / max(0.05, room) - 1.0)
         l2_time = hit / sheet.l2_bandwidth
         latency_time = self._latency_time(work, local, hits)
-        body = self._join(dram_time, l2_time, latency_time, link)
+        body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
         return sheet.launch + ramp + body + faults
 
@@ -250,18 +261,25 @@ class Timing:
         if u.footprint <= 0.0:
             return _Hits(1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
         resident = min(1.0, lines.normal / u.footprint) * (1.0 - whole)
+        if u.onward:
+            # What earlier launches left is met again when the whole array has been through the cache.
+            array = float(u.allocation.nbytes)
+            resident = min(1.0, lines.normal / array) * (1.0 - miss_ratio(array / capacity, fit.knee, fit.sharpness))
         held = min(1.0, lines.persisting / u.footprint)
         first = max(0.0, 1.0 - held - resident)
         # Between two uses of a line, every access of the launch advances by the same share of its requests.
         requested = max(u.read_requests, u.write_requests)
         share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
-        passing = sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
+        passing = 0.0 if u.nearby else sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
         miss = miss_ratio(passing / capacity, fit.knee, fit.sharpness)
         kept = min(1.0, l2.capacity / max(total, 1.0))
+        left = u.footprint * kept
+        if u.onward:
+            left = min(lines.normal + left * first, float(u.allocation.nbytes))
         covered = self._covered(u.allocation, window)
         if window is None or covered <= 0.0 or l2.set_aside == 0:
             again = miss * (1.0 - held)
-            return _Hits(first, again, again, u.footprint * kept, lines.persisting, 1.0)
+            return _Hits(first, again, again, left, lines.persisting, 1.0)
         ratio = window.hit_ratio * covered
         persisting = ratio * u.footprint
         lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness)
@@ -300,6 +318,8 @@ class Timing:
     def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits]) -> float:
         sheet, fit = self._sheet, self._sheet.fit
         slowest = 0.0
+        if any(u.dependent and u.allocation.kind.on_host for u in work.uses):
+            slowest = work.dependent_steps * sheet.link_latency
         for u, h in zip(local, hits, strict=True):
             if u.read_requests <= 0.0:
                 continue

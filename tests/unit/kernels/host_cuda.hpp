@@ -1,12 +1,18 @@
-// As much CUDA as the kernels use, on the host: one thread after the other, or, where a kernel exchanges values within a warp, the
-// 32 threads of a warp side by side.
+// As much CUDA as the kernels use, on the host: one thread after the other, or side by side the 32 threads of a warp where a kernel
+// exchanges values within it, or all threads of a block where they share memory.
 #include <barrier>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
+#define __shared__ static  // of one block: blocks run one after the other
+
+struct int4 {
+    int x, y, z, w;
+};
 
 struct Index {
     unsigned x;
@@ -23,7 +29,7 @@ T __ldcg(T const* address)
 }
 
 inline std::barrier<> warp_barrier{32};
-inline double warp_value[32];
+inline double warp_value[32];  // holds every 32-bit integer exactly, too
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask)
@@ -36,6 +42,10 @@ T __shfl_xor_sync(unsigned, T value, int mask)
     return result;
 }
 
+inline std::unique_ptr<std::barrier<>> block_barrier;
+
+inline void __syncthreads() { block_barrier->arrive_and_wait(); }
+
 // A pointer that becomes whatever a kernel's parameter asks for.
 struct Pointer {
     void* address;
@@ -46,25 +56,27 @@ struct Pointer {
     }
 };
 
+// Threads that run side by side: 1, 32, or all of a block.
 template <class Body>
-void launch(unsigned blocks, unsigned threads, bool shuffles, Body body)
+void launch(unsigned blocks, unsigned threads, unsigned side_by_side, Body body)
 {
     auto const one = [=](unsigned block, unsigned thread) {
         blockDim = {threads}, gridDim = {blocks}, blockIdx = {block}, threadIdx = {thread};
         body();
     };
     for (unsigned block = 0; block < blocks; ++block) {
-        for (unsigned first = 0; first < threads; first += 32) {
-            std::vector<std::thread> lanes;
-            for (unsigned thread = first; thread < first + 32 && thread < threads; ++thread) {
-                if (shuffles) {
-                    lanes.emplace_back(one, block, thread);
+        block_barrier = std::make_unique<std::barrier<>>(threads);
+        for (unsigned first = 0; first < threads; first += side_by_side) {
+            std::vector<std::thread> together;
+            for (unsigned thread = first; thread < first + side_by_side && thread < threads; ++thread) {
+                if (side_by_side > 1) {
+                    together.emplace_back(one, block, thread);
                 } else {
                     one(block, thread);
                 }
             }
-            for (auto& lane : lanes) {
-                lane.join();
+            for (auto& thread : together) {
+                thread.join();
             }
         }
     }

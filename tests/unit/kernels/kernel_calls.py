@@ -14,9 +14,29 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 
 
+REPEATS = 3
+"""Passes of `l2_read` that its array of sums has room for."""
+
+
+def fitting(name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
+    """Scalars that arrays made by `arguments_of` decide."""
+    if name == "l2_read":
+        return {"repeats": REPEATS}
+    if name.startswith("transpose"):
+        size = arrays["idata"].size
+        width = next((w for w in MATRIX_WIDTHS if size % w == 0), size)
+        return {"width": width, "height": size // width}
+    return {}
+
+
+MATRIX_WIDTHS = (150, 7)
+"""More than two tiles and a rest, and less than a tile."""
+
+
 def call_of(kernel: Kernel, arrays: Mapping[str, np.ndarray[Any, Any]], blocks: int | None = None, **scalars: float) -> Call:
     """The call of a kernel on these arrays, defaults filled in."""
     facts = {name: ArrayFacts(a.size, a.dtype.str[1:], a.itemsize) for name, a in arrays.items()}
+    scalars = {**fitting(kernel.name, arrays), **scalars}
     given = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
     return Call(facts, given, blocks)
 
@@ -50,7 +70,14 @@ def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> 
         size = -(-size // tile) * tile
         sources = ("a",) if name == "read" else ("a", "b")
         return {**{s: random_array(rng, size, dtype) for s in sources}, "sums": random_array(rng, size // tile, dtype)}
-    if name == "chase":
+    if name == "l2_read":
+        tiles = -(-size // 1024)
+        return {"a": random_array(rng, tiles * 1024, dtype), "sums": random_array(rng, tiles * REPEATS, dtype)}
+    if name.startswith("transpose"):
+        width = next((w for w in MATRIX_WIDTHS if size >= 10 * w), 7)
+        size = max(size // width, 1) * width
+        return {"odata": random_array(rng, size, dtype), "idata": random_array(rng, size, dtype)}
+    if name.startswith("chase"):
         return {"nodes": cycle(rng, max(size // 16, 1)), "out": random_array(rng, 1, "i4")}
     sizes: dict[str, dict[str, int]] = {
         "copy": {"c": size, "a": size},

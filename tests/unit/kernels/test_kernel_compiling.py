@@ -94,14 +94,29 @@ def test_stream_accesses_are_128_bits_wide():
 
 
 def test_the_texts_patterns_stay_one_word_wide():
-    for source in ("l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "transfers.cu"):
+    for source in ("l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "transpose.cu", "transfers.cu"):
         for expression, body in ptx(source).items():
             assert not any(".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")), expression
 
 
 def test_chase_bypasses_l1():
-    (body,) = ptx("latency.cu").values()
-    assert set(accesses(body, "ld")) == {"ld.global.cg.s32"}
+    for body in ptx("latency.cu").values():
+        assert set(accesses(body, "ld")) == {"ld.global.cg.s32"}
+
+
+def test_l2_reads_bypass_l1_by_eight_wide_loads():
+    (body,) = ptx("l2_bandwidth.cu").values()
+    assert accesses(body, "ld") == ["ld.global.cg.v4.s32"] * CATALOGUE["l2_read"].loads_in_flight
+
+
+def test_a_tiles_loads_come_before_its_first_write():
+    for expression, body in ptx("transpose.cu").items():
+        order = re.findall(r"\b(?:ld\.global|st\.global|st\.shared|ld\.shared)", body)
+        in_flight = CATALOGUE["transpose"].loads_in_flight
+        assert order.count("ld.global") == order.count("st.global") == in_flight, expression
+        assert order[:in_flight] == ["ld.global"] * in_flight, expression
+        turned = 0 if expression.startswith("transpose<") else in_flight
+        assert order.count("st.shared") == order.count("ld.shared") == turned, expression
 
 
 def test_nvcc_takes_the_sources_too(tmp_path):

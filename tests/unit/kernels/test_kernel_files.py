@@ -17,7 +17,16 @@ from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
-NAMES = {"stream.cu", "l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "latency.cu", "transfers.cu"}
+NAMES = {
+    "stream.cu",
+    "l2_persistence.cu",
+    "l2_bandwidth.cu",
+    "unified_memory.cu",
+    "access_pattern.cu",
+    "transpose.cu",
+    "latency.cu",
+    "transfers.cu",
+}
 REPORT = """
 import hashlib
 from pytest_gpumem.kernels import sources

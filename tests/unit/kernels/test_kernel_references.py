@@ -120,11 +120,43 @@ def test_chase_walks_the_cycle(steps):
         assert result("chase", {"steps": steps, "start": start}, nodes=nodes, out=ints(-1))["out"].tolist() == [node]
 
 
+def test_the_onward_walk_starts_where_out_says():
+    nodes = cycle(np.random.default_rng(4), 64)
+    for start in (0, 63, 64, -1, -(2**31)):
+        node = start % 2**32 % 64
+        for _ in range(10):
+            node = int(nodes[node * 16])
+        assert result("chase_onward", {"steps": 10}, nodes=nodes, out=ints(start))["out"].tolist() == [node]
+
+
 def test_chase_refuses_what_is_no_cycle():
     nodes = cycle(np.random.default_rng(0), 8)
     nodes[0] = 8
     with pytest.raises(ValueError, match=r"no cycle: indices from \d to 8, 8 nodes"):
         result("chase", {"steps": 3}, nodes=nodes, out=ints(0))
+    with pytest.raises(ValueError, match=r"no cycle: indices from \d to 8, 8 nodes"):
+        result("chase_onward", {"steps": 3}, nodes=nodes, out=ints(0))
+
+
+@pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
+def test_transpose_by_hand(name):
+    # 1 2 3      1 4
+    # 4 5 6  ->  2 5
+    #            3 6
+    source = ints(1, 2, 3, 4, 5, 6)
+    assert result(name, {"width": 3, "height": 2}, odata=ints(*[0] * 6), idata=source)["odata"].tolist() == [1, 4, 2, 5, 3, 6]
+
+
+def test_a_prefix_of_a_matrix_decides_the_start_of_its_transposes_first_row():
+    kernel, matrix = CATALOGUE["transpose"], np.arange(70, dtype="i4")
+    part = kernel.reference({"odata": matrix[:33], "idata": matrix[:33]}, {"width": 10, "height": 7})
+    assert part["odata"].tolist() == [0, 10, 20]
+
+
+def test_l2_read_gives_a_sum_for_each_tile_and_pass():
+    a = np.random.default_rng(2).integers(-(2**31), 2**31, 3 * 1024, dtype="i4")
+    expected = [wrapped(sum(a[1024 * t : 1024 * (t + 1)].tolist())) for t in range(3) for _ in range(2)]
+    assert result("l2_read", {"repeats": 2}, a=a, sums=np.zeros(6, dtype="i4"))["sums"].tolist() == expected
 
 
 def test_elementwise_is_the_logistic_map():
@@ -145,8 +177,16 @@ def test_elementwise_stays_random():
     assert np.unique(got).size > 1000
 
 
+MANY_TO_ONE = ("read", "dot", "l2_read", "transpose", "transpose_tiled", "transpose_padded")
+"""Kernels whose result may be decided by a prefix to a lesser length only."""
 ALL = [(k.name, dtype) for k in CATALOGUE.values() for dtype in k.dtypes]
-SCALARS = {"offset_copy": {"offset": 5}, "stride_copy": {"stride": 3}, "chase": {"steps": 77}, "elementwise": {"rounds": 2}}
+SCALARS = {
+    "offset_copy": {"offset": 5},
+    "stride_copy": {"stride": 3},
+    "chase": {"steps": 77},
+    "chase_onward": {"steps": 77},
+    "elementwise": {"rounds": 2},
+}
 
 
 @pytest.mark.parametrize(("name", "dtype"), ALL)
@@ -164,7 +204,7 @@ def test_reference_gives_what_is_written_and_changes_nothing(name, dtype):
             assert not np.shares_memory(got[key], array)
 
 
-@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"chase"}))
+@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"chase", "chase_onward"}))
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(100, 6000), cut=st.integers(40, 6000), amount=st.integers(1, 33))
 def test_a_prefix_gives_the_prefix_of_the_result(name, size, cut, amount):
@@ -175,7 +215,7 @@ def test_a_prefix_gives_the_prefix_of_the_result(name, size, cut, amount):
     part = kernel.reference({key: array[:cut] for key, array in arrays.items()}, scalars)
     period = arrays["lut_persistent"].size if name == "reset_data" else 0
     for key, content in part.items():
-        if name not in ("read", "dot"):
+        if name not in MANY_TO_ONE:
             assert len(content) == min(len(arrays[key]), cut)
         if cut >= period:
             np.testing.assert_array_equal(content, full[key][: len(content)])

@@ -20,6 +20,10 @@ from pytest_gpumem.kernels.kernel import LaunchShape, Role
 
 C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "i4": ("int", ctypes.c_int)}
 COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
+WARPWISE = ("read", "dot", "l2_read")
+"""Kernels whose threads exchange values within a warp."""
+BLOCKWISE = ("transpose_tiled", "transpose_padded")
+"""Kernels whose threads share memory."""
 GUARD = 256
 """Bytes after every array that no kernel may touch."""
 
@@ -37,10 +41,10 @@ def entry_points() -> str:
         parameters = ", ".join(f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds))
         values = ", ".join(f"Pointer{{p{i}}}" if kind == "Pointer" else f"p{i}" for i, kind in enumerate(kinds))
         function = f"{Path(kernel.source).stem}_cu::{kernel.entry.replace('{dtype}', c_type)}"
-        shuffles = "true" if name in ("read", "dot") else "false"
+        side_by_side = "threads" if name in BLOCKWISE else "32u" if name in WARPWISE else "1u"
         text.append(
             f'extern "C" void {name}_{dtype}(unsigned blocks, unsigned threads, {parameters})\n'
-            f"{{ launch(blocks, threads, {shuffles}, [=] {{ {function}({values}); }}); }}\n"
+            f"{{ launch(blocks, threads, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
         )
     return "".join(text)
 
@@ -85,6 +89,7 @@ SCALARS = {
     "offset_copy": [{"offset": 0}, {"offset": 5}, {"offset": 32}],
     "stride_copy": [{"stride": 1}, {"stride": 3}, {"stride": 32}],
     "chase": [{"steps": 1}, {"steps": 12345, "start": 2}],
+    "chase_onward": [{"steps": 1}, {"steps": 12345}],
     "elementwise": [{"rounds": 1}, {"rounds": 9}],
 }
 
@@ -98,7 +103,7 @@ def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
     kernel = CATALOGUE[name]
     rng = np.random.default_rng(7)
     for size in SIZES:
-        if name == "chase" and (size < 48 or blocks == 3):
+        if name.startswith("chase") and (size < 48 or blocks == 3):
             continue
         for scalars in SCALARS.get(name, [{}]):
             arrays = arguments_of(name, size, dtype, rng)
@@ -123,6 +128,44 @@ def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
                 assert len(content) == len(actual.array)
                 tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
                 np.testing.assert_allclose(actual.array, content, rtol=tolerance, atol=0, err_msg=f"{parameter.name}, {size}, {scalars}")
+
+
+@pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
+@pytest.mark.parametrize(("width", "height"), [(128, 192), (1, 70), (70, 1), (64, 64), (65, 63)])
+def test_matrices_of_any_shape_are_transposed(name, width, height, library, h100):
+    kernel = CATALOGUE[name]
+    idata = np.arange(width * height, dtype="i4")
+    call = call_of(kernel, {"odata": idata, "idata": idata}, width=width, height=height)
+    guarded = {"odata": Guarded(np.full_like(idata, -1)), "idata": Guarded(idata)}
+    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+    assert guarded["odata"].intact
+    np.testing.assert_array_equal(guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_every_pass_reads_every_tile_whatever_the_grid(blocks, library, h100):
+    # 8, 16 and 40 warps on 8 tiles: as many as tiles, a multiple of them, and five times as many.
+    kernel, a = CATALOGUE["l2_read"], np.arange(8 * 1024, dtype="i4")
+    arrays = {"a": a, "sums": np.full(8 * 11, -1, dtype="i4")}
+    call = call_of(kernel, arrays, blocks, repeats=11)
+    guarded = {key: Guarded(array) for key, array in arrays.items()}
+    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+    assert guarded["sums"].intact
+    np.testing.assert_array_equal(guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11))
+
+
+def test_a_walk_goes_on_where_the_last_one_ended(library, h100):
+    kernel, rng = CATALOGUE["chase_onward"], np.random.default_rng(11)
+    arrays = arguments_of("chase_onward", 16 * 100, "i4", rng)
+    arrays["out"][:] = -3  # as a random start may be: taken modulo the nodes, unsigned
+    guarded = {key: Guarded(array) for key, array in arrays.items()}
+    call = call_of(kernel, arrays, steps=30)
+    node = (2**32 - 3) % 100
+    for _ in range(5):
+        run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+        for _ in range(30):
+            node = int(arrays["nodes"][16 * node])
+        assert guarded["out"].array.tolist() == [node]
 
 
 def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:

@@ -7,6 +7,7 @@ from kernel_calls import GiB, KiB, MiB, sized
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
+from pytest_gpumem.kernels.sectors import requested_bytes
 
 N = 128 * MiB  # elements: 512 MiB of f4
 NODES = sized("i4", nodes=160, out=1)
@@ -14,7 +15,7 @@ ONE_STEP = {"steps": 1, "start": 0}
 
 
 def traffic(name, arrays, **scalars):
-    got = CATALOGUE[name].traffic(Call(arrays, scalars))
+    got = CATALOGUE[name].traffic(Call(arrays, {"width": 1024, "height": N // 1024} | scalars))
     return got.reads, got.writes
 
 
@@ -39,6 +40,8 @@ def traffic(name, arrays, **scalars):
         ("permuted_copy", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
         ("memcpy", sized(destination=N, source=N), 512 * MiB, 512 * MiB),
         ("elementwise", sized(x=N), 512 * MiB, 512 * MiB),
+        ("transpose", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
+        ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
     ],
 )
 def test_compulsory_bytes(name, arrays, reads, writes):
@@ -93,6 +96,32 @@ def test_chase_reads_one_index_a_node():
         assert kernel.accesses_per_launch(call) == steps
 
 
+def test_a_walk_that_goes_on_says_so_and_reads_its_start():
+    walk, start, last = CATALOGUE["chase_onward"].accesses(Call(sized("i4", nodes=16 * 1000, out=1), {"steps": 10}))
+    assert (walk.footprint, walk.dependent, walk.onward) == (40, True, True)
+    assert [(a.argument, a.direction, a.footprint) for a in (start, last)] == [("out", "read", 4), ("out", "write", 4)]
+    assert not CATALOGUE["chase"].accesses(Call(NODES, ONE_STEP))[0].onward
+
+
+def test_a_footprint_counts_once_however_often_it_is_read():
+    # 1 MiB in 256 tiles, 100 passes: one sum for each tile and pass
+    call = Call(sized("i4", a=MiB // 4, sums=25600), {"repeats": 100})
+    assert traffic("l2_read", call.arrays, repeats=100) == (MiB, 4 * 25600)
+    assert requested_bytes(CATALOGUE["l2_read"].accesses(call)) == 100 * MiB + 4 * 25600
+
+
+def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them():
+    call = Call(sized(odata=N, idata=N), {"width": 1024, "height": N // 1024})
+    scattered = {name: [(a.sectors_per_request, a.nearby) for a in CATALOGUE[name].accesses(call)] for name in CATALOGUE if "trans" in name}
+    assert scattered == {
+        "transpose": [(4, False), (32, True)],
+        "transpose_tiled": [(4, False), (4, False)],
+        "transpose_padded": [(4, False), (4, False)],
+    }
+    # a line for the read, then 32 lines; a column in one bank; or a column in 32 banks, each between two coalesced requests
+    assert [CATALOGUE[name].on_chip_cycles(call) / (N / 32) for name in scattered] == [33, 35, 4]
+
+
 def shape(name, facts, arrays, blocks=None, **scalars):
     got = CATALOGUE[name].shape(facts, Call(arrays, scalars, blocks))
     return got.blocks, got.threads
@@ -113,6 +142,13 @@ def test_launch_shapes(h100):
     assert shape("init_warp_per_page", h100, sized(x=16 * MiB)) == (128, 256)
     assert shape("offset_copy", h100, sized(odata=1032, idata=1032), offset=8) == (4, 256)
     assert shape("stride_copy", h100, sized(odata=8192, idata=8192), stride=32) == (1, 256)
+    # 16 x 16 tiles, and one more for a ragged row of them
+    square = sized(odata=1024 * 1024, idata=1024 * 1024)
+    assert shape("transpose", h100, square, width=1024, height=1024) == (256, 256)
+    assert shape("transpose_padded", h100, square, width=1024, height=1025) == (16 * 17, 256)
+    # 4 blocks an SM, or as many as there are tiles and passes for their 8 warps
+    assert shape("l2_read", h100, sized("i4", a=MiB, sums=MiB), repeats=16) == (528, 256)
+    assert shape("l2_read", h100, sized("i4", a=5 * 1024, sums=100), repeats=3) == (2, 256)
     assert shape("chase", h100, sized("i4", nodes=160, out=1), steps=3, start=0) == (1, 1)
 
 
@@ -154,6 +190,29 @@ def test_launch_shapes(h100):
             2,
             "one thread follows the cycle; a grid of 2 blocks is not possible",
         ),
+        ("chase_onward", sized("i4", nodes=100, out=1), {"steps": 1}, None, "nodes has 400 bytes, which is no multiple of a node's 64"),
+        (
+            "transpose",
+            sized(odata=12, idata=12),
+            {"width": 3, "height": 5},
+            None,
+            "a matrix of width 3 and height 5 has 15 elements; the arrays have 12",
+        ),
+        ("transpose", sized(odata=12, idata=12), {"width": 0, "height": 5}, None, "width is 0; a whole number of at least 1 is needed"),
+        (
+            "l2_read",
+            sized("i4", a=1000, sums=1),
+            {"repeats": 1},
+            None,
+            "l2_read adds up tiles of 4096 bytes; a has 4000 bytes, which is no multiple of that",
+        ),
+        (
+            "l2_read",
+            sized("i4", a=2048, sums=5),
+            {"repeats": 3},
+            None,
+            "l2_read gives 3 sums for each 4096 bytes of a: sums needs 6 elements, it has 5",
+        ),
         ("memcpy", sized(destination=8, source=8), {}, 4, "a copy by the copy engine has no grid; 4 blocks were asked for"),
     ],
 )
@@ -180,4 +239,5 @@ def test_updated_arguments_are_those_whose_old_content_matters():
         ("offset_copy", "odata"),
         ("stride_copy", "odata"),
         ("elementwise", "x"),
+        ("chase_onward", "out"),
     }

@@ -249,6 +249,54 @@ def test_a_chain_of_loads_is_bound_by_latency(bench: Workbench) -> None:
     assert per_access(400, cold=False) == pytest.approx(sheet.dram_latency, rel=0.1)
 
 
+def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workbench) -> None:
+    kernel, sheet = walk(), DATASHEETS["h100"]
+    onward = replace(
+        kernel,
+        accesses=lambda call: tuple(replace(a, footprint=4000, requested=4000, onward=True) for a in kernel.accesses(call)),
+        accesses_per_launch=lambda call: 1000,
+    )
+    beyond = bench.bind(onward, nodes=bench.memory(200 * MIB))
+    assert bench.hot(beyond, 400) / 1000 == pytest.approx(sheet.dram_latency, rel=0.03)
+    # 32 KB of sectors a launch, of 4 MiB
+    within = bench.bind(onward, nodes=bench.memory(4 * MIB))
+    times = [bench.time(within) / 1000 for _ in range(600)]
+    assert times[0] == pytest.approx(sheet.dram_latency, rel=0.05)
+    assert times[-1] == pytest.approx(sheet.l2_latency, rel=0.05)
+    assert 1.1 * times[-1] < times[64] < times[0] / 1.1
+
+
+def test_a_chain_of_loads_over_the_link_waits_for_it_each_time(bench: Workbench) -> None:
+    launch = bench.bind(walk(), nodes=bench.memory(MIB, MemoryKind.PINNED))
+    assert bench.hot(launch, 3) / (MIB / 64) == pytest.approx(DATASHEETS["h100"].link_latency, rel=0.05)
+
+
+def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> None:
+    def scattered(nearby: bool) -> Kernel:
+        kernel = scale()
+        return replace(
+            kernel,
+            accesses=lambda call: tuple(
+                replace(a, sectors_per_request=32.0, nearby=nearby) if a.direction == "write" else a for a in kernel.accesses(call)
+            ),
+        )
+
+    x, y = bench.memory(512 * MIB), bench.memory(512 * MIB)
+    straight, near, far = (bench.cold(bench.bind(k, x=x, y=y)) for k in (scale(), scattered(True), scattered(False)))
+    # Eight times the words between the SMs and L2, of which seven eighths hit; or the same out of DRAM.
+    least = 7 * 512 * MIB / DATASHEETS["h100"].l2_bandwidth
+    assert straight < least < near < 1.3 * least
+    assert far > 4 * straight
+
+
+def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
+    sheet, x = DATASHEETS["h100"], bench.memory(64 * MIB)
+    busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_count * sheet.sm_clock)
+    assert bench.cold(bench.bind(busy, x=x)) == pytest.approx(1e-3, rel=0.02)
+    idle = replace(scan(), on_chip_cycles=lambda call: 1.0)
+    assert bench.cold(bench.bind(idle, x=x)) == pytest.approx(bench.cold(bench.bind(scan(), x=x)), rel=0.01)
+
+
 def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
     x = bench.memory(256 * MIB)
     assert bench.cold(bench.bind(scan(), blocks=8, x=x)) > 5 * bench.cold(bench.bind(scan(), x=x))

@@ -1,0 +1,115 @@
+"""Matrix transpose, three ways: strided writes, a tile in shared memory, a padded tile (`kernels/transpose.cu`).
+
+Matrices are dense and lie row by row: `idata` has `height` rows of `width` elements, `odata` has `width` rows of `height`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytest_gpumem.kernels.arrays import Arrays, Scalars, module_of
+from pytest_gpumem.kernels.calls import (
+    SECTORS_SCATTERED,
+    WARP,
+    Check,
+    all_of,
+    ceil_div,
+    grid,
+    same_size,
+    touch,
+    typed,
+    whole_number,
+)
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
+
+TILE = 64
+"""Elements along each side of a tile. The guide's tile has 32, one for each bank; the banks see the same conflicts with 64, and a thread
+has four times the loads in flight, which a memory of several TB/s needs."""
+
+_ROWS = 4  # of a tile that a block handles at once; `ROWS` in the source
+_THREADS = TILE * _ROWS
+_DTYPES = ("f4", "i4")  # the sectors and bank conflicts below hold for 4-byte words
+
+
+def _matrix(call: Call) -> tuple[int, int]:
+    return int(call.scalars["width"]), int(call.scalars["height"])
+
+
+def _shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    width, height = _matrix(call)
+    return grid(call, ceil_div(width, TILE) * ceil_div(height, TILE), _THREADS)
+
+
+def _accesses(call: Call) -> tuple[Access, ...]:
+    return (touch("idata", "read", call), touch("odata", "write", call))
+
+
+def _strided_accesses(call: Call) -> tuple[Access, ...]:
+    # The rows of a tile are read together, so the eight words that share a written sector come soon after each other.
+    return (touch("idata", "read", call), touch("odata", "write", call, sectors=SECTORS_SCATTERED, nearby=True))
+
+
+def _arguments(call: Call) -> tuple[str | int, ...]:
+    return ("odata", "idata", *_matrix(call))
+
+
+def _cycles(of_a_warp: int) -> Callable[[Call], float]:
+    """Cycles on chip, from those that it takes to turn one warp's 32 words."""
+
+    def cycles(call: Call) -> float:
+        return call.arrays["idata"].size / WARP * of_a_warp
+
+    return cycles
+
+
+def _fits(call: Call) -> str | None:
+    (width, height), size = _matrix(call), call.arrays["idata"].size
+    if width * height != size:
+        return f"a matrix of width {width} and height {height} has {width * height} elements; the arrays have {size}"
+    return None
+
+
+def _transpose(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    """The transpose; of a prefix as much as it decides: its rows' first elements, which open the result's first row."""
+    source, width, height = arrays["idata"], int(scalars["width"]), int(scalars["height"])
+    rows = source.size // width
+    matrix = source[: rows * width].reshape(rows, width)
+    known = matrix if rows == height else matrix[:, :1]
+    return {"odata": module_of(source).ascontiguousarray(known.T).reshape(-1).copy()}
+
+
+_CHECK: Check = all_of(typed(_DTYPES), same_size("odata", "idata"), whole_number("width", 1), whole_number("height", 1), _fits)
+
+
+def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]], cycles: int) -> Kernel:
+    return Kernel(
+        name=name,
+        parameters=(
+            Parameter("odata", Role.WRITE),
+            Parameter("idata", Role.READ),
+            Parameter("width", Role.SCALAR),
+            Parameter("height", Role.SCALAR),
+        ),
+        shape=_shape,
+        accesses=accesses,
+        source="transpose.cu",
+        entry=entry,
+        reference=_transpose,
+        launch_arguments=_arguments,
+        dtypes=_DTYPES,
+        section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
+        loads_in_flight=TILE // _ROWS,
+        check=_CHECK,
+        relative_tolerance=0.0,
+        on_chip_cycles=_cycles(cycles),
+    )
+
+
+# Cycles for one warp's words: a coalesced request touches one line, a strided one 32; a column of an unpadded tile is one bank's.
+KERNELS = (
+    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", _strided_accesses, 1 + WARP),
+    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", _accesses, 1 + 1 + WARP + 1),
+    _kernel("transpose_padded", f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>", _accesses, 1 + 1 + 1 + 1),
+)

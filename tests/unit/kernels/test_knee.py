@@ -1,0 +1,67 @@
+"""The knee of a bandwidth sweep, on curves whose knee is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytest_gpumem.kernels.l2_bandwidth import knee, plateau
+
+SIZES = [2, 4, 8, 12, 16, 24, 32, 48, 64, 128]
+
+
+def falling(at: float, plateau: float, end: float, width: float = 1.0) -> list[float]:
+    """A smooth fall from plateau to end around the footprint `at`."""
+    return [end + (plateau - end) / (1 + np.exp((size - at) / width)) for size in SIZES]
+
+
+@pytest.mark.parametrize(("at", "last"), [(13, 12), (20, 16), (30, 24), (40, 32), (100, 64)])
+def test_the_last_footprint_before_the_fall(at, last):
+    assert knee(SIZES, falling(at, 5.5, 3.0)) == last
+
+
+def test_a_dram_nearly_as_fast_has_a_knee_too():
+    assert knee(SIZES, falling(30, 5.5, 5.0)) == 24
+
+
+def test_small_footprints_below_the_plateau_do_not_count():
+    curve = falling(30, 5.5, 3.0)
+    curve[0], curve[1] = 2.0, 3.5
+    assert knee(SIZES, curve) == 24
+
+
+def test_what_rises_again_after_the_fall_is_noise():
+    curve = falling(20, 5.5, 3.0)
+    curve[6] = 5.0
+    assert knee(SIZES, curve) == 16
+
+
+def test_noise_on_the_plateau_moves_nothing():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        assert knee(SIZES, (np.array(falling(30, 5.5, 3.0)) * rng.normal(1, 0.02, len(SIZES))).tolist()) == 24
+
+
+def test_a_plateau_of_one_point():
+    assert knee([1, 2, 3], [5.0, 1.0, 1.0]) == 1
+
+
+def test_the_plateau_is_what_most_of_it_holds():
+    assert plateau([1.0, 5.0, 5.2, 5.1, 9.0, 3.0, 2.9]) == pytest.approx(9.0)  # one point far above the rest is what it falls from
+    assert plateau([4.0, 5.0, 5.2, 5.1, 6.0, 3.0, 2.9]) == pytest.approx(5.15)
+    assert plateau(falling(30, 5.5, 3.0)) == pytest.approx(5.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bandwidths", "problem"),
+    [
+        ([1, 2, 3], [2.0, 1.0], "a bandwidth for each footprint; got 3 footprints and 2 bandwidths"),
+        ([1, 3, 2], [3.0, 2.0, 1.0], "footprints must ascend: 1, 3, 2"),
+        ([], [], "without a bandwidth"),
+        ([1, 2, 4], [3.0, 3.0, 3.0], "no fall: of 3 bandwidths the last, 3, is the highest"),
+        ([1, 2, 4], [1.0, 2.0, 3.0], "no fall"),
+    ],
+)
+def test_what_has_no_knee_is_refused(sizes, bandwidths, problem):
+    with pytest.raises(ValueError, match=problem):
+        knee(sizes, bandwidths)
