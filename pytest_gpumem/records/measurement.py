@@ -148,6 +148,13 @@ class Measurement:
         return self.latency / self.accesses_per_launch if self.accesses_per_launch else None
 
     @property
+    def latency_per_access_interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of `latency_per_access` over placements: low and high, in seconds; None with fewer than two."""
+        if not self.accesses_per_launch or self.half_width is None:
+            return None
+        return (self.latency - self.half_width) / self.accesses_per_launch, (self.latency + self.half_width) / self.accesses_per_launch
+
+    @property
     def bandwidth(self) -> float | None:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
         return self.traffic.total / self.latency if self.traffic is not None else None

@@ -1,0 +1,37 @@
+"""Latency per dependent access and its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.records.measurement import Conditions, Measurement
+
+
+def measured(**changes: Any) -> Measurement:
+    values: dict[str, Any] = {
+        "label": "",
+        "target": "chase",
+        "mode": "hot",
+        "sampler": "batched",
+        "sampler_reason": "",
+        "placements": ((1e-3, 2e-3, 9e-3), (3e-3, 4e-3, 5e-3)),  # medians 2 and 4 ms
+        "half_width": 0.6e-3,
+        "traffic": None,
+        "footprint": None,
+        "floor": 1e-6,
+        "conditions": (Conditions(), Conditions()),
+        "accesses_per_launch": 10_000,
+    }
+    return Measurement(**{**values, **changes})
+
+
+def test_the_interval_is_the_launchs_shared_out() -> None:
+    assert measured().latency_per_access == pytest.approx(300e-9)
+    assert measured().latency_per_access_interval == pytest.approx((240e-9, 360e-9))
+
+
+@pytest.mark.parametrize("missing", ["half_width", "accesses_per_launch"])
+def test_without_placements_or_a_chain_there_is_none(missing: str) -> None:
+    assert measured(**{missing: None}).latency_per_access_interval is None
