@@ -149,8 +149,8 @@ def kernels_of(rows: Iterable[Row], kernels: Iterable[ncu.Kernel]) -> dict[str, 
     """By `Row.key`, the kernels that ran inside the measured ranges of a measurement, in their order."""
     by_place: dict[tuple[str, str | None], list[ncu.Kernel]] = defaultdict(list)
     for kernel in kernels:
-        # The filter may find more than measured ranges; what decides is the stack of ranges. A test name holds no full stop.
-        tests = [name for name in kernel.ranges if name.endswith(f".{MEASURE}") and name.count(".") == 1]
+        # The filter may find more than measured launches; what decides is the stack of ranges, in which a label's is further out.
+        tests = [name for name in kernel.ranges if name.endswith(f".{MEASURE}")]
         if tests:
             test = tests[-1].removesuffix(f".{MEASURE}")
             label = next((name for name in kernel.ranges if name.startswith(phase(test, "label."))), None)

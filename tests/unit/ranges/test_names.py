@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.ranges import Names, phase
+from pytest_gpumem.ranges import Names, labelled, phase
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,16 @@ def test_names_are_unique_and_filterable(nodeids: list[str]) -> None:
 def test_a_phase_is_never_the_name_of_a_test() -> None:
     assert phase("test_x", "measure") == "test_x.measure"
     assert Names().unique("a.py::test_x.measure") != phase("test_x", "measure")
+
+
+def test_a_labelled_range_is_never_a_phase_and_differs_by_label() -> None:
+    assert labelled("test_x", "faulting") == "test_x.label.faulting"
+    assert labelled("test_x", "measure") != phase("test_x", "measure")
+    assert re.fullmatch(r"test_x\.label\.64_MiB-[0-9a-f]{6}", labelled("test_x", "64 MiB"))
+
+
+@given(st.lists(st.text(min_size=1), unique=True))
+def test_labelled_ranges_are_unique_and_filterable(labels: list[str]) -> None:
+    found = [labelled("test_x", label) for label in labels]
+    assert len(set(found)) == len(labels)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in found)

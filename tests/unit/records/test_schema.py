@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_devices import H100
 
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import (
     SCHEMA,
@@ -40,6 +40,7 @@ MEASURED = Measurement(
     footprint=3 * 2**28,
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
+    counted=Counted(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
 )
 
 ROW = Row(
@@ -63,6 +64,7 @@ conditions = st.builds(
     throttle_reasons=st.lists(texts, max_size=2).map(tuple),
     other_processes=st.none() | st.integers(0, 9),
 )
+counts = st.integers(0, 2**60)
 verdicts = st.builds(
     Verdict,
     outcome=st.sampled_from(Outcome),
@@ -88,6 +90,7 @@ def rows(draw: st.DrawFn) -> Row:
         discarded=st.integers(0, 9),
         notes=st.lists(texts, max_size=2).map(tuple),
         accesses_per_launch=st.none() | st.integers(1, 2**40),
+        counted=st.none() | st.builds(Counted, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     return draw(st.builds(Row, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
 
@@ -153,6 +156,10 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "floor"], math.inf, r"\$\.measurement\.floor: inf is not a finite number"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09 is negative"),
         (["measurement", "traffic", "reads"], -1, r"traffic\.reads: -1 is negative"),
+        (["measurement", "counted", "writes"], -1, r"counted\.writes: -1 is negative"),
+        (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1 is negative"),
+        (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; figures of no launch"),
+        (["measurement", "counted", "total"], 0, r"counted\.total: unknown"),
         (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
         (["measurement", "profild"], True, r"\$\.measurement\.profild: unknown"),
         (["measurement", "conditions", 0, "fan"], 1, r"\$\.measurement\.conditions\[0\]\.fan: unknown"),
@@ -175,8 +182,8 @@ def test_a_missing_field_is_refused(key: str) -> None:
 
 def test_a_field_with_a_default_may_be_missing() -> None:
     written = row_to_json(ROW)
-    del written["range_name"]
-    assert row_from_json(written) == replace(ROW, range_name="")
+    del written["range_name"], written["measurement"]["counted"]
+    assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, counted=None))
 
 
 @pytest.mark.parametrize(

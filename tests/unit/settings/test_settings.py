@@ -246,3 +246,9 @@ def test_importing_costs_nothing_heavy() -> None:
     code = f"import sys, pytest_gpumem.settings as s; s.resolve({{}}, {{}}, {{}}, ''); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
+    assert settled(environment={"GPUMEM_NCU": "/opt/ncu"}) == settled()
+    with pytest.raises(SettingsError, match="GPUMEM_NCUX"):
+        settled(environment={"GPUMEM_NCUX": "/opt/ncu"})

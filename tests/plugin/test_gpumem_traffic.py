@@ -1,0 +1,184 @@
+"""`gpumem traffic` from end to end with a stand-in for Nsight Compute, and its counts in later runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ncu import L2_BYTES
+from nvtx_injection import Trace
+from sessions import SIMULATED
+
+from pytest_gpumem.ranges import labelled
+
+TESTS = Path(__file__).parents[1]
+MIB = 1 << 20
+
+SUITE = """
+def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
+    a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
+    gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+
+def test_pair(gpu_benchmark, device_buffer, gpu_kernels):
+    a, b = (device_buffer(1 << 20, "f4") for _ in range(2))
+    gpu_benchmark(gpu_kernels.copy, a, b, label="1 MiB")
+    gpu_benchmark(gpu_kernels.copy, a, b, label="again")
+    assert False, "times under a profiler are no times"
+
+def test_link(gpu_benchmark, device_buffer, pinned_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.memcpy, device_buffer(1 << 20), pinned_buffer(1 << 20))
+"""
+
+
+def figures(reads: int, writes: int) -> list[int]:
+    return [reads, writes, 1000, reads // 32, writes // 32]
+
+
+RIGHT = {
+    "test_triad": figures(2 * MIB, MIB),
+    labelled("test_pair", "1 MiB"): figures(MIB, MIB),
+    labelled("test_pair", "again"): figures(3 * MIB, MIB),
+    # What runs outside the measured launches is not counted.
+    "test_triad.flush": figures(10**9, 10**9),
+    "test_pair.flush": figures(10**9, 10**9),
+}
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path) -> Run:
+    """Runs `gpumem traffic` on the suite with the stand-in."""
+    pytester.makepyfile(test_suite=SUITE)
+    ncu = tmp_path / "bin" / "ncu"
+    ncu.parent.mkdir()
+    ncu.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {sys.executable} {TESTS / "fake_ncu.py"} "$@"\n')
+    ncu.chmod(0o755)
+
+    def run(*arguments: str, **told: Any) -> subprocess.CompletedProcess[str]:
+        nvtx = nvtx_trace.environment
+        told = {"figures": RIGHT, "nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"], **told}
+        environment = {**os.environ, "GPUMEM_NCU": str(ncu), "FAKE_NCU": json.dumps(told), "COLUMNS": "160"}
+        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "traffic", *arguments]
+        return subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line on standard error; nothing is on standard output."""
+    assert done.stdout == "", done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pytest.Pytester) -> None:
+    done = traffic("--json", "traffic.json")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert "2.097 MB + 1.049 MB  2.097 MB + 1.049 MB" in rows["test_triad"]
+    assert rows["test_triad"].endswith("agrees")
+    assert rows["test_pair[1 MiB]"].endswith("agrees")
+    assert "1.049 MB + 1.049 MB  3.146 MB + 1.049 MB" in rows["test_pair[again]"]
+    assert rows["test_pair[again]"].endswith("moves more")
+    assert rows["test_link"].endswith("not counted")
+    assert "2 of 4 rows are of tests that failed in this run" in done.stdout
+    assert "moves more test_suite.py::test_pair[again]: declared 2.097 MB, counted 4.194 MB by ncu on 20" in done.stdout
+    written = json.loads((pytester.path / "traffic.json").read_text())
+    by_key = {row["key"]: row for row in written["rows"]}
+    triad = by_key["test_suite.py::test_triad"]
+    assert triad["counted"]["launches"] == 5
+    assert triad["kernels_per_launch"] == 1
+    assert triad["finding"] == "agrees"
+    assert by_key["test_suite.py::test_link"]["counted"] is None
+    # What pytest prints goes to standard error, the command too.
+    assert "--nvtx-include" in done.stderr
+    assert "test_suite.py" in done.stderr
+
+
+def test_a_wrong_declaration_exits_with_1_and_one_test_can_be_chosen(traffic: Run) -> None:
+    assert 4 * L2_BYTES <= 3 * MIB  # the caches account for nothing here
+    done = traffic("--test", "test_suite.py::test_triad", figures={"test_triad": figures(MIB, MIB)})
+    assert done.returncode == 1, done.stderr
+    assert "declared too much test_suite.py::test_triad" in done.stdout
+    assert "1.049 MB of the 2.097 MB declared as read" in " ".join(done.stdout.split())
+    assert "test_pair" not in done.stdout
+
+
+def test_arguments_reach_pytest(traffic: Run) -> None:
+    done = traffic("--", "-k", "triad", "--gpumem-mode=hot")
+    assert done.returncode == 0, done.stderr
+    assert "test_link" not in done.stdout
+    assert "not judged" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "code", "named"),
+    [
+        (["--", "--gpumem-device=sim"], {}, 4, "the simulated device has no counters"),
+        (["--", "--benchmark-json=mine.json"], {}, 4, "--benchmark-json"),
+        (["--json", "no/folder/x.json"], {}, 4, "no/folder"),
+        (["-k", "triad"], {}, 4, "-k"),
+        (["--", "--no-such-option"], {}, 4, "pytest did not accept its arguments"),
+        ([], {"simulated": True}, 6, "is a simulated device: it has no counters"),
+        (["--", "-k", "nothing"], {}, 6, "pytest measured nothing"),
+        ([], {"figures": {}}, 6, "ncu matched no kernel"),
+        ([], {"says": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n"}, 6, "--cap-add=SYS_ADMIN"),
+        ([], {"says": "==ERROR== Failed to find metric x\n"}, 6, "ncu: Failed to find metric x"),
+        ([], {"attach": False, "says": "==WARNING== No kernels were profiled.\n"}, 6, "nvtx"),
+        ([], {"says": '"ID","Kernel Name"\n'}, 6, "ncu's CSV has no"),
+    ],
+)
+def test_what_cannot_be_counted_is_one_line(traffic: Run, arguments: list[str], told: dict[str, Any], code: int, named: str) -> None:
+    done = traffic(*arguments, **told)
+    assert done.returncode == code, done.stderr
+    line = complaint(done)
+    assert line.startswith("gpumem: ")
+    assert named in line
+
+
+def test_without_ncu(pytester: pytest.Pytester) -> None:
+    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "traffic"]
+    environment = {**os.environ, "GPUMEM_NCU": str(pytester.path / "nowhere")}
+    done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 6
+    assert "nowhere' is no program" in complaint(done)
+
+
+def counts_of(pytester: pytest.Pytester, device: str, key: str, reads: int) -> Path:
+    path = pytester.path / "traffic.json"
+    counted = {"reads": reads, "writes": MIB, "l2_reads": None, "l2_writes": None, "launches": 5, "source": "ncu on 2026-11-21"}
+    path.write_text(json.dumps({"schema": 1, "device": {"key": device}, "rows": [{"key": key, "counted": counted}]}))
+    return path
+
+
+def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMEM_NCU", "/usr/bin/ncu")  # no setting, and no mistake either
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makepyfile(test_suite=SUITE)
+    run = [*SIMULATED, "-k", "test_pair", "-v", "--benchmark-json=out.json"]
+    pytester.runpytest_subprocess(*run)
+    device = json.loads((pytester.path / "out.json").read_text())["gpumem"]["device"]["key"]
+    counts_of(pytester, device, "test_suite.py::test_pair[again]", 3 * MIB)
+    result = pytester.runpytest_subprocess(*run, "--gpumem-counted", "traffic.json")
+    result.stdout.fnmatch_lines(["traffic test_suite.py::test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
+
+
+@pytest.mark.parametrize("what", ["another device", "no file"])
+def test_counts_that_cannot_be_used_are_a_usage_error(pytester: pytest.Pytester, what: str) -> None:
+    pytester.makepyfile(test_suite=SUITE)
+    if what == "another device":
+        counts_of(pytester, "NVIDIA-H100", "test_suite.py::test_triad", 1)
+    result = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-counted=traffic.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.strip()]
+    assert line.startswith("ERROR: gpumem: --gpumem-counted: ")
+    assert ("was counted on NVIDIA-H100" if what == "another device" else "No such file") in line
