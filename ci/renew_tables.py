@@ -4,33 +4,48 @@
 
 A marker stands on a line of its own before a ```text block, which is replaced:
 
-    <!-- record: FILE -->   the device, the day and the table of a run, from pytest-benchmark JSON below the repository
+    <!-- record: FILE -->   the device, the day and the table of a run, from pytest-benchmark JSON below the repository, or from the
+                            record of a script of ci/bench; a line that says so where there is none yet
     <!-- output: FILE -->   what a script of this repository prints
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.table import table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 BLOCK = re.compile(r"(<!-- (record|output): (\S+) -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def record(name: str) -> str:
     """The device, the day and the table of a recorded run."""
+    if not (ROOT / name).exists():
+        return f"not recorded yet: {name}"
     run = json.loads((ROOT / name).read_text())
+    if "kind" in run:
+        return bench_table(run)
     document = document_from_json(run["gpumem"])
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
     return f"{head}\n\n{table(document.rows, device, width=WIDTH, colour=False, notes=False)}"
+
+
+def bench_table(run: dict[str, Any]) -> str:
+    """The table of a record that a script of ci/bench wrote."""
+    # These scripts are no package; the folder goes on the path only where one of their records is drawn.
+    sys.path.insert(0, str(ROOT / "ci" / "bench"))
+    module = importlib.import_module({"peers": "peers_table"}.get(run["kind"], run["kind"]))
+    return str(module.table(run))
 
 
 def output(name: str) -> str:

@@ -25,6 +25,8 @@ READY = "ready"
 GO = "go"
 EXIT_SECONDS = 60.0
 """Seconds that a worker may take to end after its answer."""
+DYING_SECONDS = 5.0
+"""Seconds that a worker gets to end by itself once it has failed, so that its own exit status is told."""
 SHOWN = 2000
 """Characters of a failed worker's last words that are kept."""
 
@@ -112,8 +114,11 @@ class _Worker:
     def _failed(self, what: str, begun: float) -> Outcome:
         if self._expired:
             what += " in time"
-        self._process.kill()
-        code = self._process.wait()
+        try:
+            code = self._process.wait(0 if self._expired else DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
         self._errors.seek(0)
         words = self._errors.read()[-SHOWN:].strip()
         return Outcome(self.job, None, f"the worker {what} (exit status {code}): {words or 'it said nothing'}", time.perf_counter() - begun)

@@ -273,7 +273,7 @@ def _line(claim: str, condition: str, mib: int, limit: float, measured: Interval
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
     """All of it, as JSON holds it."""
-    own = sorted({(run["condition"], case["mib"]) for run in record["runs"] if run["error"] is None for case in run["cases"]})
+    own = dict.fromkeys((case["condition"], case["mib"]) for case in _sorted(cases(record)))
     parts = [
         {"condition": condition, "mib": mib, **parts} for condition, mib in own if (parts := made_of(record, condition, mib)) is not None
     ]

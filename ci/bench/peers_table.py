@@ -16,9 +16,8 @@ def table(record: dict[str, Any]) -> str:
     conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
     cards = len({run["card"] for run in record["runs"]})
     failed = sum(run["error"] is not None for run in record["runs"])
-    head = f"{device['name']}, driver {device['driver']}, {record['ended'][:10]}"
-    if device["simulated"]:
-        head = f"SIMULATED {head}"
+    simulated = "SIMULATED " if device["simulated"] else ""
+    head = f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"
     if cards > 1:
         head += f", {cards} cards"
     said = [head, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]

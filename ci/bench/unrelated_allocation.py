@@ -139,20 +139,19 @@ def table(record: dict[str, Any]) -> str:
     device = record["device"]
     simulated = "SIMULATED " if device["simulated"] else ""
     found = differences(record)
+    heads = f"{'difference % (95 % interval)':<30}{'for all at once':<20}{'a pair states':>14}{'beyond':>8}"
     said = [
         f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}",
         "",
-        f"{'plan':<15}{'arrays':>8}{'extra':>9}{'pairs':>7}  {'difference % (95 % interval)':<30}{'for all at once':<20}{'a pair states':>14}{'beyond':>8}",
+        f"{'plan':<15}{'arrays':>8}{'extra':>9}{'pairs':>7}  {heads}",
     ]
     for one in found:
         low, high, low_all, high_all = (100 * one[name] for name in ("low", "high", "low_all", "high_all"))
         difference = f"{100 * one['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
         together = f"{low_all:+.3f} to {high_all:+.3f}"
-        own = "" if one["stated"] is None else f"+-{100 * one['stated']:.3f}"
-        stated = f"{own:>14}{'' if one['beyond_stated'] is None else one['beyond_stated']:>8}"
-        said.append(
-            f"{one['plan']:<15}{one['mib']:>4} MiB{one['extra_mib']:>5} MiB{one['pairs']:>7}  {difference:<30}{together:<20}{stated}".rstrip()
-        )
+        stated = "" if one["stated"] is None else f"{_plus_minus(one['stated']):>14}{one['beyond_stated']:>8}"
+        what = f"{one['plan']:<15}{one['mib']:>4} MiB{one['extra_mib']:>5} MiB{one['pairs']:>7}"
+        said.append(f"{what}  {difference:<30}{together:<20}{stated}".rstrip())
     for plan in PLANS:
         own = [one for one in found if one["plan"] == plan]
         if own:
@@ -163,6 +162,10 @@ def table(record: dict[str, Any]) -> str:
                 text += f"; {beyond} of {pairs} pairs beyond the interval that they state"
             said += ["", text]
     return "\n".join(said)
+
+
+def _plus_minus(share: float) -> str:
+    return f"+-{100 * share:.3f}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:

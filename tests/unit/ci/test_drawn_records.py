@@ -1,0 +1,55 @@
+"""Records of ci/bench in documents: tables by marker, and the figure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import peers_records
+import pytest
+import renew_tables
+from peers_summary import NVBENCH, OURS
+from peers_table import table
+
+RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
+
+
+def test_a_marker_of_a_bench_record_is_drawn_by_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = peers_records.record(RECORD)
+    (tmp_path / "peers.json").write_text(json.dumps(record))
+    monkeypatch.setattr(renew_tables, "ROOT", tmp_path)
+    text = renew_tables.renewed("<!-- record: peers.json -->\n```text\nold\n```\n")
+    assert text == f"<!-- record: peers.json -->\n```text\n{table(record)}\n```\n"
+
+
+def test_a_record_that_is_not_there_yet_is_said_to_be_missing() -> None:
+    text = renew_tables.renewed("<!-- record: ci/records/no-such/peers.json -->\n```text\nold\n```\n")
+    assert "not recorded yet: ci/records/no-such/peers.json" in text
+
+
+def test_the_figure_is_the_same_for_the_same_record_and_names_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    import plot_peers
+
+    (tmp_path / "peers.json").write_text(json.dumps(peers_records.record(RECORD)))
+    drawn = []
+    for name in ("one.svg", "other.svg"):
+        monkeypatch.setattr(sys, "argv", ["plot_peers.py", str(tmp_path / "peers.json"), "--svg", str(tmp_path / "images" / name)])
+        assert plot_peers.main() == 0
+        drawn.append((tmp_path / "images" / name).read_text())
+    assert drawn[0] == drawn[1]
+    for shown in (OURS, NVBENCH, "NVIDIA H200", "2 MiB", "the same allocations", "random allocations first", "wall time"):
+        assert shown in drawn[0]
+    assert "gpumem hot" not in drawn[0]
+
+
+def test_another_record_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    import plot_peers
+
+    (tmp_path / "other.json").write_text('{"kind": "stream_ceiling"}')
+    monkeypatch.setattr(sys, "argv", ["plot_peers.py", str(tmp_path / "other.json"), "--svg", str(tmp_path / "x.svg")])
+    with pytest.raises(SystemExit):
+        plot_peers.main()
+    assert "no record of ci/bench/peers.py" in capsys.readouterr().err

@@ -1,0 +1,220 @@
+"""What is computed from a record of the side-by-side comparison."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import peers_records
+import peers_summary
+import pytest
+from peers_summary import CUDAGRAPH, DIRTY, HOT, NVBENCH, OURS
+from peers_table import table
+
+
+def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
+    """Values with exactly this mean and standard deviation over mean."""
+    raw = np.random.default_rng(3).normal(size=n)
+    raw = (raw - raw.mean()) / raw.std(ddof=1)
+    return list(mean * (1 + spread * raw))
+
+
+def test_spread_is_the_deviation_over_the_mean() -> None:
+    assert peers_summary.spread([9.0, 11.0]) == pytest.approx(math.sqrt(2) / 10)
+    assert peers_summary.spread(scattered(7e-6, 0.0047)) == pytest.approx(0.0047)
+
+
+def test_chi_square_interval_is_that_of_the_table() -> None:
+    # Textbook: with n = 30 the 95 % interval of a standard deviation is 0.796 to 1.344 times what was found.
+    interval = peers_summary.spread_interval(scattered(1.0, 0.01))
+    assert interval is not None
+    assert interval.low / interval.value == pytest.approx(0.7964, abs=2e-4)
+    assert interval.high / interval.value == pytest.approx(1.3443, abs=2e-4)
+
+
+@pytest.mark.parametrize("n", [10, 30])
+def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
+    random = np.random.default_rng(1)
+    held = {"chi-square": 0, "F": 0, "Welch": 0}
+    tries = 1000
+    for _ in range(tries):
+        ours, theirs = random.normal(10, 0.1, n), random.normal(10, 0.2, n)
+        spread = peers_summary.spread_interval(ours)
+        ratio = peers_summary.spread_ratio(ours, theirs)
+        difference = peers_summary.mean_difference(ours, theirs)
+        assert spread is not None
+        assert ratio is not None
+        assert difference is not None
+        held["chi-square"] += spread.low <= 0.01 <= spread.high
+        held["F"] += ratio.low <= 0.5 <= ratio.high
+        held["Welch"] += difference.low <= 0 <= difference.high
+    # 95 % of 1000 with a standard deviation of 7.
+    assert all(abs(count - 0.95 * tries) < 30 for count in held.values()), held
+
+
+def test_bootstrap_interval_lies_about_the_spread() -> None:
+    interval = peers_summary.spread_bootstrap(scattered(1.0, 0.01))
+    assert interval is not None
+    assert 0.006 < interval.low < 0.01 < interval.high < 0.014
+
+
+def test_one_process_has_no_spread() -> None:
+    assert peers_summary.spread_interval([1.0]) is None
+    assert peers_summary.spread_bootstrap([1.0]) is None
+    assert peers_summary.spread_ratio([1.0], [1.0, 2.0]) is None
+    assert peers_summary.mean_difference([1.0], [1.0, 2.0]) is None
+    assert peers_summary.median_ratio([], [1.0]) is None
+
+
+def test_no_ratio_to_a_spread_of_nothing() -> None:
+    assert peers_summary.spread_ratio([1.0, 2.0], [1.0, 1.0]) is None
+
+
+def test_a_ratio_of_wall_times_is_that_of_the_medians() -> None:
+    ratio = peers_summary.median_ratio([0.1, 0.2, 9.0], [1.0, 2.0, 3.0])
+    assert ratio is not None
+    assert ratio.value == pytest.approx(0.1)
+    assert ratio.low < 0.1 < ratio.high
+
+
+def test_rows_hold_each_way_size_and_condition_once_and_failed_workers_are_left_out() -> None:
+    record = peers_records.record({("same", OURS, 2): [6e-6, 6.2e-6], ("random", OURS, 2): [7e-6], ("same", NVBENCH, 2): [6.6e-6]})
+    failed = peers_records.run([], error="the worker gave no answer")
+    record["runs"].append(failed)
+    rows = {(row.condition, row.way): row for row in peers_summary.rows(record)}
+    assert len(rows) == 3
+    assert rows["same", OURS].processes == 2
+    assert rows["same", OURS].mean == pytest.approx(6.1e-6)
+    assert rows["random", OURS].spread is None
+
+
+def test_throttled_cases_are_counted() -> None:
+    hot = {**peers_records.CALM, "throttle_reasons": ["sw_power_cap"]}
+    record = peers_records.record({})
+    record["runs"] = [peers_records.run([peers_records.case(OURS, 2, 1e-6, before=hot)])]
+    assert peers_summary.rows(record)[0].throttled == 1
+
+
+def lines_of(
+    values: dict[tuple[str, str, int], list[float]], walls: dict[tuple[str, str, int], float] | None = None
+) -> dict[tuple[str, str, int], peers_summary.Line]:
+    found = peers_summary.lines(peers_records.record(values, walls))
+    return {(line.claim, line.condition, line.mib): line for line in found}
+
+
+@pytest.mark.parametrize(
+    ("mib", "spread", "holds"), [(256, 0.00039, True), (256, 0.00041, False), (32, 0.00139, True), (32, 0.00141, False), (2, 0.0061, False)]
+)
+def test_spread_is_held_against_its_limit(mib: int, spread: float, holds: bool) -> None:
+    line = lines_of({("same", OURS, mib): scattered(1e-5, spread)})["spread between processes", "same", mib]
+    assert line.holds is holds
+    assert not line.beyond_doubt
+
+
+def test_a_spread_far_from_its_limit_is_beyond_doubt() -> None:
+    near = lines_of({("same", OURS, 2): scattered(1e-5, 0.001)})["spread between processes", "same", 2]
+    far = lines_of({("same", OURS, 2): scattered(1e-5, 0.06)})["spread between processes", "same", 2]
+    assert (near.holds, near.beyond_doubt) == (True, True)
+    assert (far.holds, far.beyond_doubt) == (False, True)
+
+
+def test_what_is_not_in_the_record_is_said_to_be_missing() -> None:
+    found = lines_of({("same", OURS, 2): scattered(1e-5, 0.001)})
+    line = found["spread over nvbench's", "random", 2]
+    assert (line.holds, line.measured) == (None, None)
+    claims = [(line.claim, line.condition) for line in found.values()]
+    assert claims.count(("spread between processes", "same")) == 3
+    assert claims.count(("spread over nvbench's", "same")) == 3
+    assert claims.count(("spread over nvbench's", "random")) == 2
+    assert claims.count(("wall time over nvbench's", "same")) == 3
+    assert claims.count(("dirty-cold less nvbench's cold mean", "same")) == 2
+    assert claims.count(("hot less do_bench_cudagraph", "same")) == 3
+
+
+@pytest.mark.parametrize(
+    ("condition", "ours", "holds"), [("same", 0.0129, True), ("same", 0.0131, False), ("random", 0.0049, True), ("random", 0.0051, False)]
+)
+def test_spread_is_held_against_nvbenchs_in_the_same_condition(condition: str, ours: float, holds: bool) -> None:
+    other = "random" if condition == "same" else "same"
+    found = lines_of(
+        {
+            (condition, OURS, 32): scattered(1e-5, ours),
+            (condition, NVBENCH, 32): scattered(1e-5, 0.01),
+            (other, NVBENCH, 32): scattered(1e-5, 1e-5),
+        }
+    )
+    assert found["spread over nvbench's", condition, 32].holds is holds
+
+
+@pytest.mark.parametrize(("mib", "wall", "holds"), [(256, 0.24, True), (256, 0.26, False), (32, 0.09, True), (2, 0.11, False)])
+def test_wall_time_is_held_against_nvbenchs(mib: int, wall: float, holds: bool) -> None:
+    values = {("same", OURS, mib): [1e-5] * 3, ("same", NVBENCH, mib): [1e-5] * 3}
+    found = lines_of(values, {("same", OURS, mib): wall, ("same", NVBENCH, mib): 1.0})
+    assert found["wall time over nvbench's", "same", mib].holds is holds
+
+
+@pytest.mark.parametrize(("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)])
+def test_dirty_cold_may_differ_from_nvbench_either_way(shift: float, holds: bool) -> None:
+    line = lines_of({("same", DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), ("same", NVBENCH, 32): scattered(1e-5, 1e-4)})[
+        "dirty-cold less nvbench's cold mean", "same", 32
+    ]
+    assert line.measured is not None
+    assert line.measured.value == pytest.approx(shift)
+    assert (line.holds, line.beyond_doubt) == (holds, True)
+
+
+@pytest.mark.parametrize(("shift", "holds"), [(0.009, True), (-0.011, False)])
+def test_hot_is_held_against_the_cuda_graph(shift: float, holds: bool) -> None:
+    found = lines_of({("same", HOT, 2): scattered(1e-5 * (1 + shift), 1e-4), ("same", CUDAGRAPH, 2): scattered(1e-5, 1e-4)})
+    assert found["hot less do_bench_cudagraph", "same", 2].holds is holds
+
+
+def processes_of(between: float, own: float, n: int = 400, placements: int = 8) -> list[dict[str, object]]:
+    random = np.random.default_rng(5)
+    runs = []
+    for i in range(n):
+        medians = (1 + random.normal(0, between)) * (1 + random.normal(0, own, placements))
+        runs.append(peers_records.run([peers_records.case(OURS, 2, float(medians.mean()), medians=list(medians))], number=i))
+    return runs
+
+
+def test_a_spread_that_placements_explain_leaves_no_rest() -> None:
+    record = peers_records.record({})
+    record["runs"] = processes_of(between=0.0, own=0.01)
+    parts = peers_summary.made_of(record, "same", 2)
+    assert parts is not None
+    assert parts["placements"] == 8
+    assert parts["between_placements"] == pytest.approx(0.01, rel=0.05)
+    assert parts["expected"] == pytest.approx(0.01 / math.sqrt(8), rel=0.05)
+    assert parts["rest"] < 0.4 * parts["expected"]
+
+
+def test_what_a_process_keeps_shows_as_the_rest() -> None:
+    record = peers_records.record({})
+    record["runs"] = processes_of(between=0.005, own=0.001)
+    parts = peers_summary.made_of(record, "same", 2)
+    assert parts is not None
+    assert parts["rest"] == pytest.approx(0.005, rel=0.1)
+    assert parts["found"] > 10 * parts["expected"]
+
+
+def test_the_table_shows_each_row_and_marks_what_is_missed() -> None:
+    record = peers_records.record({("same", OURS, 32): scattered(3.127e-5, 0.002), ("same", NVBENCH, 32): scattered(3.909e-5, 0.001)})
+    text = table(record)
+    assert text.startswith("NVIDIA H200, driver 580.95.05, 2026-11-21\n")
+    ours = next(line for line in text.splitlines() if OURS in line)
+    assert "31.270" in ours
+    assert "0.200 (0.159 to 0.269)" in ours
+    assert any(line.startswith("MISS  spread between processes, 32 MiB") for line in text.splitlines())
+    assert any(line.startswith("MISS  spread over nvbench's, 32 MiB, same") and "2.000" in line for line in text.splitlines())
+    assert any(line.startswith("-     spread over nvbench's, 2 MiB, random") and "not measured" in line for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_table_says_what_failed_and_how_many_cards_there_were() -> None:
+    record = peers_records.record({("same", OURS, 2): [1e-6, 2e-6]})
+    record["runs"][0]["card"] = "card B"
+    record["runs"].append(peers_records.run([], error="broken"))
+    text = table(record)
+    assert "2 cards" in text
+    assert "1 of 3 workers failed and are left out" in text

@@ -1,0 +1,114 @@
+"""Our STREAM in BabelStream's way, on the simulated device, and the figures that it is compared with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stream_ceiling
+
+from pytest_gpumem.devices.opening import choose
+
+
+def test_the_first_time_is_left_out_and_works_take_turns() -> None:
+    device = choose("sim").open()
+    order: list[str] = []
+    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    taken = stream_ceiling.by_host(device, device.stream(), works, 4)
+    assert order == ["a", "b"] * 4
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 3, "b": 3}
+    taken = stream_ceiling.by_events(device, device.stream(), works, 3)
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
+    device.close()
+
+
+def test_every_kernel_counts_babelstreams_bytes() -> None:
+    device = choose("sim").open()
+    elements = 2**20
+    found = stream_ceiling.measured(device, elements, 3)
+    device.close()
+    nbytes = {one["kernel"]: one["bytes"] for one in found["stream"]}
+    array = elements * 8
+    sums = array // stream_ceiling.tile_bytes("dot") * 8
+    assert nbytes == {
+        "copy": 2 * array,
+        "mul": 2 * array,
+        "add": 3 * array,
+        "triad": 3 * array,
+        "dot": 2 * array + sums,
+        "dot with final sum": 2 * array + sums,
+    }
+    for one in found["stream"]:
+        assert one["host"]["min"] <= one["host"]["median"]
+        assert (one["events"] is None) == (one["kernel"] == "dot with final sum")
+    assert [one["kernel"] for one in found["one_way"]] == ["read", "write"]
+
+
+def record(name: str, rate: float, share: float) -> dict[str, Any]:
+    """All kernels at `rate` times BabelStream's figure, read and write at `share` of the peak."""
+    theirs = stream_ceiling.BABELSTREAM[name]
+    return {
+        "device": {"name": name, "simulated": False, "driver": "580", "peak_bandwidth": 3352e9},
+        "ended": "2026-11-21T00:00:00",
+        "elements": 2**27,
+        "times": 100,
+        "babelstream": {"source": "there", "gb_per_s": theirs},
+        "stream": [
+            {"kernel": k, "bytes": 10**9, "host": {"min": 1 / (rate * g), "median": 1.0}, "events": {"min": 1.0, "median": 1.0}}
+            for k, g in theirs.items()
+        ],
+        "one_way": [{"kernel": k, "bytes": 10**9, "events": {"min": 1e-6, "median": 1 / (share * 3352)}} for k in ("read", "write")],
+    }
+
+
+def holding(name: str, rate: float, share: float) -> dict[str, bool | None]:
+    return {line["kernel"]: line["holds"] for line in stream_ceiling.lines(record(name, rate, share))}
+
+
+def test_each_kernel_must_reach_babelstreams_figure_by_its_best_time_on_the_hosts_clock() -> None:
+    reached, missed = holding("NVIDIA H200", 1.001, 0.9), holding("NVIDIA H200", 0.999, 0.9)
+    assert [reached[k] for k in ("copy", "mul", "add", "triad", "dot")] == [True] * 5
+    assert [missed[k] for k in ("copy", "mul", "add", "triad", "dot")] == [False] * 5
+    assert (reached["read"], reached["write"]) == (None, None)
+
+
+def test_read_and_write_must_reach_a_share_of_the_peak_by_their_median_on_an_h100() -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    assert [holding(name, 1.0, share)[k] for share in (0.929, 0.931) for k in ("read",)] == [False, True]
+    assert [holding(name, 1.0, share)[k] for share in (0.949, 0.951) for k in ("write",)] == [False, True]
+
+
+def test_the_table_marks_a_miss() -> None:
+    text = stream_ceiling.table(record("NVIDIA H100 80GB HBM3", 0.9, 0.94))
+    assert text.count("MISS") == 6
+    assert "0.900" in text
+    assert "94.0" in text
+
+
+def test_the_script_runs_on_the_simulated_device_and_compares_it_with_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ceiling.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", "--elements", str(2**20), "--times", "3", "--json", str(file)])
+    assert stream_ceiling.main() == 0
+    held = json.loads(file.read_text())
+    assert held["kind"] == "stream_ceiling"
+    assert held["babelstream"]["gb_per_s"] is None
+    assert all(line["holds"] is None for line in held["must_show"])
+    assert capsys.readouterr().out.startswith("SIMULATED")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--times", "1", "at least 2"), ("--elements", "1000", "tiles are whole"), ("--device", "sim:x", "no simulated device")],
+)
+def test_a_wrong_option_is_said(
+    option: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", option, value])
+    with pytest.raises(SystemExit):
+        stream_ceiling.main()
+    assert said in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""Base and head that differ by an unrelated allocation: the draws and the differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import unrelated_allocation
+
+
+def record(heads: dict[int, list[float]], base: list[float], half_width: float | None = 0.004, plan: str = "default") -> dict[str, Any]:
+    runs = [
+        {"round": number, "extra": extra, "error": None, "cases": [{"plan": plan, "mib": 2, "value": value, "half_width": half_width}]}
+        for extra, values in {0: base, **heads}.items()
+        for number, value in enumerate(values, 1)
+    ]
+    return {"device": {"name": "NVIDIA H200", "simulated": False, "driver": "580"}, "ended": "2026-11-21T00:00:00", "runs": runs}
+
+
+def test_every_round_has_a_base_and_each_head_in_a_drawn_order() -> None:
+    jobs = list(unrelated_allocation.jobs(range(1, 41), (3, 37), (2, 32), "sim", 1))
+    orders = [tuple(job["extra"] for job in jobs[i : i + 3]) for i in range(0, len(jobs), 3)]
+    assert {tuple(sorted(order)) for order in orders} == {(0, 3, 37)}
+    assert len(set(orders)) == 6
+
+
+def test_a_shift_is_found_and_its_interval_is_students() -> None:
+    base = [1.0, 1.01, 0.99, 1.0]
+    head = [1.02 * base[0], 1.03 * base[1], 1.02 * base[2], 1.01 * base[3]]
+    (found,) = unrelated_allocation.differences(record({3: head}, base))
+    assert found["difference"] == pytest.approx(0.02)
+    # t(0.975, 3) = 3.182; the ratios deviate by 0.00816
+    assert found["high"] - found["low"] == pytest.approx(2 * 3.182 * 0.008165 / 2, rel=1e-3)
+    assert found["differs"]
+
+
+def test_the_interval_for_all_heads_at_once_is_wider() -> None:
+    random = np.random.default_rng(0)
+    base, head = list(random.normal(1, 0.01, 20)), list(random.normal(1, 0.01, 20))
+    (alone,) = unrelated_allocation.differences(record({3: head}, base))
+    both = unrelated_allocation.differences(record({3: head, 37: head}, base))
+    assert alone["low_all"] == pytest.approx(alone["low"])
+    assert all(one["low_all"] < one["low"] < one["high"] < one["high_all"] for one in both)
+
+
+def test_no_difference_is_raised_as_seldom_as_said() -> None:
+    random = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(400):
+        base = list(random.normal(1, 0.005, 15))
+        heads = {extra: list(random.normal(1, 0.005, 15)) for extra in (3, 37, 129)}
+        alarms += any(one["differs"] for one in unrelated_allocation.differences(record(heads, base)))
+    assert alarms < 0.05 * 400 + 3 * 4.4
+
+
+def test_pairs_are_held_against_the_interval_that_they_state() -> None:
+    base, head = [1.0, 1.0, 1.0], [1.005, 1.006, 1.01]
+    (found,) = unrelated_allocation.differences(record({3: head}, base, half_width=0.004))
+    assert found["stated"] == pytest.approx(0.004 * 2**0.5)
+    assert found["beyond_stated"] == 2
+
+
+def test_one_placement_states_no_interval() -> None:
+    held = record({3: [1.02, 1.03]}, [1.0, 1.0], half_width=None, plan="one placement")
+    (found,) = unrelated_allocation.differences(held)
+    assert (found["stated"], found["beyond_stated"]) == (None, None)
+    assert "one placement" in unrelated_allocation.table(held)
+
+
+def test_failed_workers_and_rounds_without_a_base_are_left_out() -> None:
+    held = record({3: [1.02, 1.03, 1.04]}, [1.0, 1.0, 1.0])
+    held["runs"][0].update(error="broken", cases=[])
+    (found,) = unrelated_allocation.differences(held)
+    assert found["pairs"] == 2
+    assert found["difference"] == pytest.approx(0.035)
+
+
+def test_a_worker_measures_one_placement_and_the_default_plan() -> None:
+    from pytest_gpumem.devices.opening import choose
+
+    answer = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 3, "mib": [2]})
+    one, default = answer["cases"]
+    assert (one["plan"], len(one["medians"]), one["half_width"]) == ("one placement", 1, None)
+    assert (default["plan"], len(default["medians"]) >= 8) == ("default", True)
+    base = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 0, "mib": [2]})
+    assert base["cases"][0]["addresses"] != one["addresses"]
