@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Kernel, Role
+from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
@@ -21,6 +22,10 @@ from pytest_gpumem.memory.buffers import Arena
 
 TILES = 37
 """Not a multiple of anything that a block or a warp handles."""
+PASSES = 5
+"""Over a footprint."""
+MATRIX = (131, 761)
+"""Two primes: tiles at both edges are ragged."""
 AWKWARD = 100_003
 """Elements: a prime, so that every vector width and block size leaves a tail."""
 
@@ -31,7 +36,12 @@ def argument_sizes(kernel: Kernel, itemsize: int) -> Iterator[tuple[dict[str, in
     if kernel.name in ("read", "dot"):
         elements = TILES * tile_bytes(kernel.name) // itemsize
         yield {**dict.fromkeys(arrays, elements), "sums": TILES}, {}
-    elif kernel.name == "chase":
+    elif kernel.name == "l2_read":
+        yield {"a": TILES * TILE_BYTES // itemsize, "sums": TILES * PASSES}, {"repeats": PASSES}
+    elif kernel.name.startswith("transpose"):
+        for width, height in (MATRIX, MATRIX[::-1]):
+            yield dict.fromkeys(arrays, width * height), {"width": width, "height": height}
+    elif kernel.name.startswith("chase"):
         yield {"nodes": 1024 * NODE_BYTES // itemsize, "out": 1}, {"steps": 3000}
     elif kernel.name in ("reset_data", "sliding_window"):
         small = next(name for name in arrays if "persistent" in name)

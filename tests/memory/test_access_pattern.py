@@ -1,33 +1,45 @@
-"""Coalescing: what a misaligned, a strided and a permuted copy cost (CUDA C++ Best Practices Guide, 9.2.1)."""
+"""Coalescing: misaligned, strided and permuted copies, beside what their sectors predict (CUDA C++ Best Practices Guide, 9.2.1)."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_gpumem.kernels.sectors import predicted_share
 
-def copied(gpu_benchmark, kernel, device_buffer, nbytes, *scalars, label):
-    out, source = device_buffer(nbytes, "f4"), device_buffer(nbytes, "f4")
-    return gpu_benchmark(kernel, out, source, *scalars, label=label)
+OFFSETS = (1, 2, 4, 7, 8, 16, 24, 31, 32)
+STRIDES = (2, 3, 4, 8, 16, 32)
 
 
-@pytest.mark.parametrize("offset", [1, 7, 8, 32])
-def test_offset_copy(gpu_benchmark, gpu_kernels, device_buffer, streamed_bytes, offset):
+@pytest.fixture
+def copied(gpu_benchmark, device_buffer, streamed_bytes, accesses_of):
+    """Measures a copy; gives its bandwidth, and the share of a coalesced copy's that its sectors predict."""
+    out, source = device_buffer(streamed_bytes, "f4"), device_buffer(streamed_bytes, "f4")
+
+    def copy(kernel, *scalars, label):
+        result = gpu_benchmark(kernel, out, source, *scalars, label=label)
+        return result.bandwidth, predicted_share(accesses_of(kernel, out, source, *scalars))
+
+    return copy
+
+
+def test_offset_copy(gpu_kernels, copied):
     """An offset of whole 32-byte sectors is nearly free; any other costs a fifth sector, which neighbouring warps mostly share."""
-    aligned = copied(gpu_benchmark, gpu_kernels.offset_copy, device_buffer, streamed_bytes, 0, label="aligned")
-    shifted = copied(gpu_benchmark, gpu_kernels.offset_copy, device_buffer, streamed_bytes, offset, label="shifted")
-    assert shifted.bandwidth > (0.93 if offset % 8 == 0 else 0.75) * aligned.bandwidth
+    aligned, _ = copied(gpu_kernels.offset_copy, 0, label="offset 0")
+    for offset in OFFSETS:
+        shifted, predicted = copied(gpu_kernels.offset_copy, offset, label=f"offset {offset}")
+        assert shifted > 0.93 * predicted * aligned, offset
 
 
-@pytest.mark.parametrize("stride", [2, 4, 8])
-def test_stride_copy(gpu_benchmark, gpu_kernels, device_buffer, streamed_bytes, stride):
-    """Stride s moves min(32, 4s) sectors for each four that are useful: bandwidth falls with the stride, to about 1/8."""
-    unit = copied(gpu_benchmark, gpu_kernels.stride_copy, device_buffer, streamed_bytes, 1, label="unit")
-    strided = copied(gpu_benchmark, gpu_kernels.stride_copy, device_buffer, streamed_bytes, stride, label="strided")
-    assert strided.bandwidth < 1.25 / stride * unit.bandwidth
+def test_stride_copy(gpu_kernels, copied):
+    """Stride s moves min(32, 4s) sectors for each four that are useful: bandwidth falls with the stride, to 1/8 or less."""
+    unit, _ = copied(gpu_kernels.stride_copy, 1, label="stride 1")
+    for stride in STRIDES:
+        strided, predicted = copied(gpu_kernels.stride_copy, stride, label=f"stride {stride}")
+        assert strided < 1.25 * predicted * unit, stride
 
 
-def test_permutation_within_aligned_segments_is_nearly_free(gpu_benchmark, gpu_kernels, device_buffer, streamed_bytes):
+def test_permutation_within_aligned_segments_is_nearly_free(gpu_kernels, copied):
     """Since compute capability 6.0 the order of a warp's words inside its sectors hardly matters."""
-    straight = copied(gpu_benchmark, gpu_kernels.offset_copy, device_buffer, streamed_bytes, 0, label="straight")
-    permuted = copied(gpu_benchmark, gpu_kernels.permuted_copy, device_buffer, streamed_bytes, label="permuted")
-    assert permuted.bandwidth > 0.93 * straight.bandwidth
+    straight, _ = copied(gpu_kernels.offset_copy, 0, label="straight")
+    permuted, predicted = copied(gpu_kernels.permuted_copy, label="permuted")
+    assert permuted > 0.93 * predicted * straight
