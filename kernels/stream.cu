@@ -1,8 +1,9 @@
 // STREAM (McCalpin, with BabelStream's names): copy, mul, add, triad, dot, and the one-way read and write.
 //
-// Memory decides their time, so they are written to keep it busy: accesses of 16 bytes, several independent loads in flight in
-// each thread before the first is used, and consecutive threads at consecutive addresses. By default a block handles one tile and
-// ends; any grid gives the same result. Buffers are aligned to 256 bytes.
+// Memory decides their time, so they are written to keep it busy: accesses of 16 bytes, consecutive threads at consecutive
+// addresses, and as many bytes in flight as the memory's latency asks for: by many threads with one load of each source where a
+// kernel also writes, by eight loads of a thread where it only reads. By default a block handles one tile and ends; any grid gives
+// the same result. Buffers are aligned to 256 bytes.
 
 using size = unsigned long long;
 
@@ -37,6 +38,17 @@ __device__ Vector<T> by_element(Operation operation, Vectors const&... vectors)
         result.element[e] = operation(vectors.element[e]...);
     }
     return result;
+}
+
+// The sum over a warp, in every lane.
+template <class T>
+__device__ T over_warp(T total)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        total = sum(total, __shfl_xor_sync(0xFFFFFFFFu, total, distance));
+    }
+    return total;
 }
 
 // destination[i] = operation(sources[i]...) for all i < n. A tile is VECTORS x blockDim.x vectors.
@@ -74,22 +86,24 @@ __device__ void map(T* destination, size n, Operation operation, Sources const*.
     }
 }
 
-// sums[t] = sum over tile t of operation(sources[i]...). A warp adds up one tile of 32 x VECTORS vectors, in a fixed order: the
-// result depends on the data alone, not on the grid. n is a whole number of tiles.
-template <class T, int VECTORS, class Operation, class... Sources>
+// sums[t] = sum over tile t of operation(sources[i]...). A block of THREADS threads adds up one tile of THREADS x VECTORS vectors of
+// each source, in a fixed order: the result depends on the data alone, not on the grid. n is a whole number of tiles.
+//
+// One sum for 64 KiB, and not one for the 4 KiB of a warp: writes between the reads cost the memory bus 3 % (H200,
+// ci/records/nvidia-h200/launch_shapes.json).
+template <class T, int THREADS, int VECTORS, class Operation, class... Sources>
 __device__ void reduce(T* sums, size n, Operation operation, Sources const*... sources)
 {
     constexpr int WARP = 32;
-    constexpr size TILE = static_cast<size>(WARP) * VECTORS;
+    constexpr size TILE = static_cast<size>(THREADS) * VECTORS;
+    __shared__ T of_warp[THREADS / WARP];
     size const tiles = n / (TILE * Vector<T>::WIDTH);
-    size const warps = static_cast<size>(gridDim.x) * blockDim.x / WARP;
-    size const lane = threadIdx.x % WARP;
 
-    for (size t = (static_cast<size>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; t < tiles; t += warps) {
+    for (size t = blockIdx.x; t < tiles; t += gridDim.x) {
         Vector<T> value[VECTORS];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            value[v] = by_element<T>(operation, vector(sources, t * TILE + v * WARP + lane)...);
+            value[v] = by_element<T>(operation, vector(sources, t * TILE + v * THREADS + threadIdx.x)...);
         }
         T total = 0;
 #pragma unroll
@@ -99,19 +113,20 @@ __device__ void reduce(T* sums, size n, Operation operation, Sources const*... s
                 total = sum(total, value[v].element[e]);
             }
         }
-#pragma unroll
-        for (int distance = WARP / 2; distance > 0; distance /= 2) {
-            total = sum(total, __shfl_xor_sync(0xFFFFFFFFu, total, distance));
+        total = over_warp(total);
+        if (threadIdx.x % WARP == 0) {
+            of_warp[threadIdx.x / WARP] = total;
         }
-        if (lane == 0) {
-            sums[t] = total;
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            total = over_warp(threadIdx.x < THREADS / WARP ? of_warp[threadIdx.x] : T(0));
+            if (threadIdx.x == 0) {
+                sums[t] = total;
+            }
         }
+        __syncthreads();  // before the next tile's sums take the place of these
     }
 }
-
-// Blocks have this many threads. With 4 blocks an SM as its aim, the compiler has the registers to issue all of a thread's loads
-// before the first sum; left alone it keeps to 32 registers and issues half of them (seen in the machine code for sm_80 to sm_100).
-constexpr int THREADS = 256;
 
 // c = a
 template <class T, int VECTORS>
@@ -149,15 +164,15 @@ __global__ void write(T* __restrict__ a, T value, size n)
 }
 
 // sums[t] = sum of tile t of a: what keeps the loads from being removed.
-template <class T, int VECTORS>
-__global__ void __launch_bounds__(THREADS, 4) read(T const* __restrict__ a, T* __restrict__ sums, size n)
+template <class T, int THREADS, int VECTORS>
+__global__ void __launch_bounds__(THREADS) read(T const* __restrict__ a, T* __restrict__ sums, size n)
 {
-    reduce<T, VECTORS>(sums, n, [](T x) { return x; }, a);
+    reduce<T, THREADS, VECTORS>(sums, n, [](T x) { return x; }, a);
 }
 
 // sums[t] = a . b over tile t
-template <class T, int VECTORS>
-__global__ void __launch_bounds__(THREADS, 4) dot(T const* __restrict__ a, T const* __restrict__ b, T* __restrict__ sums, size n)
+template <class T, int THREADS, int VECTORS>
+__global__ void __launch_bounds__(THREADS) dot(T const* __restrict__ a, T const* __restrict__ b, T* __restrict__ sums, size n)
 {
-    reduce<T, VECTORS>(sums, n, [](T x, T y) { return product(x, y); }, a, b);
+    reduce<T, THREADS, VECTORS>(sums, n, [](T x, T y) { return product(x, y); }, a, b);
 }

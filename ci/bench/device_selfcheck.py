@@ -237,16 +237,6 @@ def triad_gives_the_references_result(device: Device, stream: Stream) -> str:
 
 
 @check
-def every_catalogue_kernel_compiles(device: Device, stream: Stream) -> str:
-    count = 0
-    for kernel in CATALOGUE.values():
-        for dtype in kernel.dtypes:
-            device.compile(kernel, dtype)
-            count += kernel.source is not None
-    return f"{count} instances"
-
-
-@check
 def launching_is_cheap(device: Device, stream: Stream) -> str:
     with memory(device, DEVICE, DEVICE, DEVICE, nbytes=4096) as made:
         launch, _ = triad(device, made)

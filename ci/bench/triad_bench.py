@@ -107,7 +107,7 @@ class TriadBench:
                 packed.append(np.uint64(buffers[item].address))
             else:
                 packed.append(np.float32(values[item]))
-        entry = kernel.entry.replace("{dtype}", "float")
+        entry = kernel.expression("float", shape)
         module = cupy.RawModule(code=sources.read(kernel.source), options=tuple(sources.COMPILE_OPTIONS), name_expressions=[entry])
         function = module.get_function(entry).kernel
         grid, block, arguments = (shape.blocks,), (shape.threads,), tuple(packed)

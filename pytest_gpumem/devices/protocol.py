@@ -5,7 +5,7 @@ Everything above this floor is written once against it. Addresses are integers, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -132,6 +132,12 @@ class Device(Protocol):
     def stream(self) -> Stream:
         """A new non-blocking stream. It lives for as long as somebody holds it."""
 
+    def default_streams(self) -> tuple[Stream, ...]:
+        """Streams that work may go to unasked: the legacy default stream first, then the per-thread one; none on the simulated device.
+
+        Source: CUDA C++ Programming Guide, Default Stream.
+        """
+
     def event(self) -> Event:
         """A new timing event."""
 
@@ -158,8 +164,8 @@ class Device(Protocol):
 
     # Work
 
-    def compile(self, kernel: Kernel, dtype: str) -> None:
-        """Make a kernel ready ahead of its first launch. Raises `DeviceError` with the compiler's message."""
+    def compile(self, launch: Launch) -> None:
+        """Make a launch ready ahead of its first time. Raises `DeviceError` with the compiler's message."""
 
     def launch(self, launch: Launch, stream: Stream) -> None:
         """Queue a kernel, or a copy where the kernel has no source."""
@@ -174,6 +180,13 @@ class Device(Protocol):
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
         """Allocate memory aligned to 256 bytes. Raises `OutOfMemory` before asking the driver if less is free."""
+
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        """Device memory for several buffers, each at a random place of its own; `seed` decides where.
+
+        As aligned as allocations of their own: to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed by itself. Raises `OutOfMemory`
+        before asking the driver if less is free.
+        """
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a host NumPy array: registered (page-locked) or left pageable. The array stays the owner."""

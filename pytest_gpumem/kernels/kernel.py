@@ -60,6 +60,8 @@ class LaunchShape:
     blocks: int
     threads: int
     shared_bytes: int = 0
+    vectors: int = 1
+    """Value of `{vectors}` in the kernel's entry: 16-byte vectors of each array that one thread handles at once."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Kernel:
     source: str | None = None
     """File name in `kernels/`; None for a copy by the device's copy engine."""
     entry: str = ""
-    """Name of the template or function; `{dtype}` stands for the C++ type of the first array, as in "triad<{dtype}>"."""
+    """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
+    "triad<{dtype}, {vectors}>"."""
     reference: Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None = None
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
     """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
@@ -139,6 +142,10 @@ class Kernel:
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
     node_bytes: int = 64
     """Bytes from one node to the next, for a parameter whose content is "cycle"."""
+
+    def expression(self, cpp_type: str, shape: LaunchShape) -> str:
+        """The C++ name expression to compile: "triad<float, 1>"."""
+        return self.entry.replace("{dtype}", cpp_type).replace("{vectors}", str(shape.vectors))
 
     def traffic(self, call: Call) -> Traffic:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""

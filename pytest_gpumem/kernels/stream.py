@@ -7,42 +7,59 @@ footprint is at least 4x L2; below that the figure is partly L2's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels.arrays import Arrays, Reference, Scalars, element, filled_like, module_of
-from pytest_gpumem.kernels.calls import WARP, Check, all_of, ceil_div, grid, in_element_type, same_size, touch, typed
+from pytest_gpumem.kernels.calls import Check, all_of, ceil_div, grid, in_element_type, same_size, touch, typed
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 VECTOR_BYTES = 16
 """Bytes of one load or store of a thread."""
 
-LOADS_IN_FLIGHT = {"write": 0, "copy": 4, "mul": 4, "stream_add": 4, "triad": 4, "read": 8, "dot": 8}
-"""Independent 16-byte loads that one thread issues before it uses the first."""
+MEMORY_LATENCY = 700e-9
+"""Seconds from a load to its data under load: what bytes in flight have to bridge (Little's law). H100 and H200 take about 600 ns."""
 
-_THREADS = 256
+REDUCE_THREADS = 512
+REDUCE_VECTORS = {"read": 8, "dot": 4}
+"""Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in total."""
+
 _DTYPES = ("f4", "f8", "i4")
 _SECTION = "STREAM (McCalpin) with BabelStream's arithmetic"
 
 
 def tile_bytes(kernel: str) -> int:
-    """Bytes of each source that one warp of `read` or `dot` adds up: 4 KiB or 2 KiB."""
-    return WARP * _vectors(kernel, {"read": 1, "dot": 2}[kernel]) * VECTOR_BYTES
+    """Bytes of each source that one block of `read` or `dot` adds up: 64 KiB or 32 KiB."""
+    return REDUCE_THREADS * REDUCE_VECTORS[kernel] * VECTOR_BYTES
 
 
-def _vectors(name: str, sources: int) -> int:
-    """Vectors of each array that one thread handles in a tile; `write` has no loads and stores four."""
-    return LOADS_IN_FLIGHT[name] // sources if sources else 4
+def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
+    """Threads of a block, and vectors of each array that a thread handles at once, for a kernel that reads `sources` arrays and writes one.
+
+    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight: more of them lose (on an H200 one vector
+    copies at 4217 GB/s, two at 4125, four at 4060). Two sources gain by large blocks where they fill an SM without a rest; one that
+    only writes needs no loads in flight, and stores two vectors (ci/records/nvidia-h200/launch_shapes.json).
+    """
+    if sources == 0:
+        return 512, 2
+    large = 1024 if facts.max_threads_per_sm % 1024 == 0 else 512
+    in_flight = facts.sm_count * facts.max_threads_per_sm * sources * VECTOR_BYTES
+    vectors = 1
+    while vectors < 4 and vectors * in_flight < facts.peak_bandwidth * MEMORY_LATENCY:
+        vectors *= 2
+    return (256 if sources == 1 else large), vectors
 
 
 def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | None, reference: Reference) -> Kernel:
     """A kernel that computes each element of `written` from the same element of each source."""
-    vectors = _vectors(name, len(sources))
     arrays = (written, *sources)
     scalars = () if scalar is None else (scalar,)
 
-    def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-        return grid(call, ceil_div(call.arrays[written].nbytes, _THREADS * vectors * VECTOR_BYTES), _THREADS)
+    def shape(facts: DeviceFacts, call: Call) -> LaunchShape:
+        threads, vectors = map_shape(facts, len(sources))
+        tiles = ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
+        return replace(grid(call, tiles, threads), vectors=vectors)
 
     def accesses(call: Call) -> tuple[Access, ...]:
         return (*(touch(source, "read", call) for source in sources), touch(written, "write", call))
@@ -60,12 +77,12 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         shape=shape,
         accesses=accesses,
         source="stream.cu",
-        entry=f"{name}<{{dtype}}, {vectors}>",
+        entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,
         launch_arguments=launch_arguments,
         dtypes=_DTYPES,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
-        loads_in_flight=max(LOADS_IN_FLIGHT[name], 1),
+        loads_in_flight=max(len(sources), 1),
         check=all_of(typed(_DTYPES), same_size(*arrays), *(in_element_type(s.name) for s in scalars)),
         relative_tolerance=0.0,
     )
@@ -75,15 +92,14 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
     """A kernel that gives one sum for each tile of its sources.
 
     A tile's sum needs that tile alone, so the sums of a prefix are a prefix of the sums; `sums` may be longer than that. In float it
-    takes at most 32 additions in a thread, 5 across the warp and a product: 38 roundings of 6e-8 relative to the sum of magnitudes,
-    2.3e-6 for the non-negative data that buffers hold. The tolerance of 1e-5 is four times that, and a hundredth of 1/1024, one
-    average element's share of a tile's sum.
+    takes at most 32 additions in a thread, 5 across the warp, 5 across the block and a product: 43 roundings of 6e-8 relative to the
+    sum of magnitudes, 2.6e-6 for the non-negative data that buffers hold. The tolerance of 1e-5 is four times that, and a sixth of
+    1/16384, one average element's share of a tile's sum.
     """
-    vectors = _vectors(name, len(sources))
-    tile = WARP * vectors * VECTOR_BYTES
+    vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-        return grid(call, ceil_div(call.arrays[sources[0]].nbytes // tile, _THREADS // WARP), _THREADS)
+        return grid(call, call.arrays[sources[0]].nbytes // tile, REDUCE_THREADS)
 
     def accesses(call: Call) -> tuple[Access, ...]:
         tiles = call.arrays[sources[0]].nbytes // tile
@@ -101,12 +117,12 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         shape=shape,
         accesses=accesses,
         source="stream.cu",
-        entry=f"{name}<{{dtype}}, {vectors}>",
+        entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
         launch_arguments=launch_arguments,
         dtypes=_DTYPES,
         section=f"{_SECTION}: {name}",
-        loads_in_flight=LOADS_IN_FLIGHT[name],
+        loads_in_flight=vectors * len(sources),
         check=all_of(typed(_DTYPES), same_size(*sources), _whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )

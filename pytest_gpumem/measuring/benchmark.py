@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
-from pytest_gpumem.measuring.samplers.batched import BatchedSampler
+from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
+from pytest_gpumem.measuring.samplers.batched import BatchedSampler, batch_of
 from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT, BlockedSampler
 from pytest_gpumem.measuring.samplers.choose import Choice, choose
 from pytest_gpumem.measuring.samplers.graph import GraphSampler
@@ -19,29 +24,28 @@ from pytest_gpumem.measuring.samplers.host import HostSampler
 from pytest_gpumem.measuring.samplers.plain import PlainSampler
 from pytest_gpumem.measuring.samplers.shot import Sampler, Shot
 from pytest_gpumem.measuring.steady import WINDOW, steady
-from pytest_gpumem.measuring.stopping import go_on, half_width, precise, samples_per_placement
+from pytest_gpumem.measuring.stopping import enough, go_on, half_width, precise, samples_per_placement
 from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target, compulsory
+from pytest_gpumem.measuring.whereabouts import Elsewhere, find
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.settings import MODES
-from pytest_gpumem.units import MiB, format_share, format_time
+from pytest_gpumem.units import format_share, format_time
 
-PADDING_STEP = 2 * MiB
-"""Device memory is mapped in pages of 2 MiB: less padding would not move anything."""
-MOST_PADDING = 64
-"""Steps of padding at most, 128 MiB."""
 WARM_UP_SHARE = 0.25
 """Share of the budget that a warm-up may use."""
-BATCH = 20
-"""Launches between two events in hot mode."""
-FOREIGN_BATCH = 5
-"""The same for foreign callables, each of which may launch many kernels: a stream holds some thousand before queueing waits."""
 PROFILED_SAMPLES = 5
 """Samples under a profiler, which measures each of them in its own way."""
-FLOOR_SAMPLES = 50
+STREAMS = 4
+"""Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
+deviations on an H200); more than four streams average no better."""
+FLOOR_SAMPLES = 20
+"""Readings of an empty interval, and of a launch that does next to nothing, on each stream."""
+CHUNK_SECONDS = 0.025
+"""Seconds of samples between two looks at clocks and throttle reasons."""
 WAKE_BATCH = 100
 """Flushes between two looks at the clocks."""
 WAKE_SECONDS = 0.3
@@ -64,6 +68,16 @@ class Plan:
     """Seconds for one measurement."""
 
 
+@dataclass(frozen=True)
+class Floors:
+    """What a reading contains besides the work that is timed."""
+
+    empty: float
+    """Seconds that two events with nothing between them read."""
+    launch: float
+    """Seconds that they read with a launch between them that writes 16 bytes: launch overhead of this process."""
+
+
 class Conductor:
     """Measures targets on one device; lives as long as the session, because flush buffers and the clock's floor are made once."""
 
@@ -72,7 +86,8 @@ class Conductor:
         self._ranges = ranges
         self._profiled = profiled
         self._flushes: dict[str, Flush] = {}
-        self._floor: float | None = None
+        self._streams: tuple[Stream, ...] = ()
+        self._floors: Floors | None = None
         self._awake = False
 
     # Targets
@@ -148,14 +163,11 @@ class Conductor:
             with self._ranges.range(phase(name, "check")):
                 target.check()
         self._wake()
-        floor = self._measured_floor()
+        floors = self.floors()
         before = self._device.conditions()
-        run = _Run(self, target, plan, arena, name)
+        run = _Run(self, target, plan, arena, name, floors.empty)
         run.sample()
         after = self._device.conditions()
-        if run.discarded and run.discarded >= len([s for p in run.placements for s in p]):
-            # Throttling that shows under load alone: it must reach the judge.
-            after = replace(after, throttle_reasons=tuple(dict.fromkeys((*after.throttle_reasons, *run.throttle_reasons))))
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
@@ -171,8 +183,10 @@ class Conductor:
             half_width=half_width(medians),
             traffic=target.traffic,
             footprint=target.footprint,
-            floor=floor / run.batch if run.sampler.name == "batched" else floor,
+            floor=floors.empty / run.batch if run.sampler.name == "batched" else floors.empty,
+            overhead=floors.launch if run.sampler.name == "blocked" else None,
             conditions=(before, after),
+            during=worst(run.seen),
             discarded=run.discarded,
             window=window,
             profiled=self._profiled,
@@ -195,16 +209,31 @@ class Conductor:
             self._flushes[mode] = Flush(self._device, mode)
         return self._flushes[mode]
 
-    def shot(self, target: Target, mode: str, name: str) -> Shot:
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams that take turns where a target can run on any."""
+        if not self._streams:
+            self._streams = tuple(self._device.stream() for _ in range(STREAMS))
+        return self._streams
+
+    def shot(self, target: Target, places: int, mode: str, name: str, random: np.random.Generator) -> Shot:
         """One sample of a target, for the samplers."""
         homes = target.homes
 
-        def put_home() -> None:
+        def put_home(stream: Stream) -> None:
             for buffer in homes:
-                buffer.put_home(target.stream)
+                buffer.put_home(stream)
 
         return Shot(
-            self._device, target.stream, put_home if homes else None, target.prepare, self.flush(mode), target.launch, self._ranges, name
+            device=self._device,
+            streams=self.streams() if target.any_stream else (target.stream,),
+            places=places,
+            homes=put_home if homes else None,
+            prepare=target.prepare,
+            flush=self.flush(mode),
+            launch=target.launch,
+            ranges=self._ranges,
+            name=name,
+            random=random,
         )
 
     def range(self, name: str, what: str) -> Any:
@@ -232,14 +261,29 @@ class Conductor:
                 break
         self._awake = True
 
-    def _measured_floor(self) -> float:
-        """Median of what two events with nothing between them read, in seconds; measured once."""
-        if self._floor is None:
-            stream, start, end = self._device.stream(), self._device.event(), self._device.event()
-            readings, hold_works = list[float](), not self._profiled
-            for _ in range(FLOOR_SAMPLES):
+    def floors(self) -> Floors:
+        """What readings contain besides the work that is timed; measured once."""
+        if self._floors is None:
+            arena = Arena(self._device, seed=0)
+            try:
+                buffer = arena.buffer(VECTOR_BYTES, "f4", MemoryKind.DEVICE)
+                smallest = BoundKernel(CATALOGUE["write"], self._device, arena.stream).launch({"a": buffer}, {"value": 1.0})
+                empty = self._readings(None)
+                self._floors = Floors(float(np.median(empty)), _middle_mean(self._readings(smallest)))
+            finally:
+                arena.close()
+        return self._floors
+
+    def _readings(self, launch: Launch | None) -> list[float]:
+        """Seconds between two events with one launch, or nothing, between them; on all streams."""
+        start, end = self._device.event(), self._device.event()
+        readings, hold_works = list[float](), not self._profiled
+        for _ in range(FLOOR_SAMPLES):
+            for stream in self.streams():
                 hold = self._device.hold(stream, HOLD_TIMEOUT) if hold_works else None
                 self._device.record(start, stream)
+                if launch is not None:
+                    self._device.launch(launch, stream)
                 self._device.record(end, stream)
                 if hold is not None:
                     hold.release()
@@ -248,8 +292,7 @@ class Conductor:
                 except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
                     hold_works = False
                 readings.append(self._device.elapsed(start, end))
-            self._floor = float(np.median(readings))
-        return self._floor
+        return readings[STREAMS:]  # the first launch on each stream is slow
 
     def close(self) -> None:
         """Free the flush buffers."""
@@ -258,24 +301,35 @@ class Conductor:
         self._flushes.clear()
 
 
+def _middle_mean(readings: list[float]) -> float:
+    """Mean of the middle half: finer than the ticks that a median falls on, and untouched by outliers."""
+    quarter = len(readings) // 4
+    return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
+
+
 class _Run:
     """The sampling of one target: its state between placements."""
 
-    def __init__(self, conductor: Conductor, target: Target, plan: Plan, arena: Arena, name: str) -> None:
+    def __init__(self, conductor: Conductor, target: Target, plan: Plan, arena: Arena, name: str, floor: float) -> None:
         self._conductor = conductor
         self._device = conductor.device
         self._target = target
         self._plan = plan
-        self._arena = arena
         self._name = name
+        self._floor = floor
         self._random = np.random.default_rng(arena.seed)
+        self._live = 1
+        self._latency: float | None = None
+        self._kept: list[list[float]] = []
+        """Samples of the placements that live now."""
+        self._lost: list[list[float]] = []
+        """The same, taken under throttling."""
         self.placements: list[tuple[float, ...]] = []
         self._throttled: list[tuple[float, ...]] = []
+        self.seen: list[Conditions] = []
+        """Conditions between the first sample and the last."""
         self.notes: list[str] = []
-        self.throttle_reasons: tuple[str, ...] = ()
         self.discarded = 0
-        self.batch = FOREIGN_BATCH if target.foreign else BATCH
-        self._count = WINDOW
         self.choice: Choice = choose(
             plan.sampler,
             mode=plan.mode,
@@ -286,6 +340,11 @@ class _Run:
             profiled=conductor.profiled,
         )
         self.sampler: Sampler
+
+    @property
+    def batch(self) -> int:
+        """Launches of one batch."""
+        return batch_of(self._latency, foreign=self._target.foreign)
 
     @property
     def medians(self) -> list[float]:
@@ -302,19 +361,18 @@ class _Run:
         most = self._target.max_placements
         wanted = self._plan.placements if most is None else min(most, self._plan.placements)
         budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
-        self._count = samples_per_placement(cost, budget, wanted)
         begun = self._device.now()
         with self._conductor.range(self._name, "measure"):
             while True:
-                samples = tuple(self._take(self._count))
-                self._keep(samples, self._device.conditions())
+                begun_already = bool(self.placements or self._throttled)
+                # What moves one placement at a time starts where it is.
+                if wanted > 1 and (self._target.any_stream or begun_already) and not self._move(wanted) and begun_already:
+                    break
+                self._fill(wanted, cost, begun, budget)
                 spent = self._device.now() - begun
-                seen = [*self.medians, *(float(np.median(p)) for p in self._throttled)]
-                if most is not None and len(seen) >= most:
-                    break
-                if not go_on(seen, wanted=self._plan.precision, placements=wanted, spent=spent, budget=budget):
-                    break
-                if not self._move():
+                seen = [float(np.median(p)) for p in (*self.placements, *self._throttled)]
+                limit = MOST_PLACEMENTS_FACTOR * wanted if most is None else most
+                if not go_on(seen, wanted=self._plan.precision, placements=wanted, most=limit, spent=spent, budget=budget):
                     break
         if not self.placements:
             # Everything was throttled: the samples stay visible, and the conditions make the verdict UNRELIABLE.
@@ -322,13 +380,28 @@ class _Run:
             self.notes.append("every sample was taken under throttling")
         self._say_precision(wanted)
 
-    def _keep(self, samples: tuple[float, ...], conditions: Conditions) -> None:
-        if conditions.throttle_reasons:
-            self.throttle_reasons = tuple(dict.fromkeys((*self.throttle_reasons, *conditions.throttle_reasons)))
-            self.discarded += len(samples)
-            self._throttled.append(samples)
-        else:
-            self.placements.append(samples)
+    def _fill(self, wanted: int, cost: float, begun: float, budget: float) -> None:
+        """Samples of the placements that live now, until there are enough."""
+        self._kept, self._lost = [[] for _ in range(self._live)], [[] for _ in range(self._live)]
+        # Placements that follow each other share the budget from the start; those side by side are sampled until they agree.
+        quota = samples_per_placement(cost, budget, wanted)
+        together = self._live >= wanted
+        chunk = max(1, int(CHUNK_SECONDS / (cost * self._live))) if cost > 0 else quota
+        while True:
+            taken = len(self._kept[0]) + len(self._lost[0])
+            samples = self._take(chunk if together else min(chunk, quota - taken))
+            now = self._device.conditions()
+            self.seen.append(now)
+            into = self._lost if now.throttle_reasons else self._kept
+            for place, seconds in samples:
+                into[place].append(seconds)
+            both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
+            spent = self._device.now() - begun
+            if enough(both, wanted=self._plan.precision, spent=spent, budget=budget) if together else len(both[0]) >= quota:
+                break
+        self.discarded += sum(map(len, self._lost))
+        self.placements += [tuple(kept) for kept in self._kept if kept]
+        self._throttled += [tuple(lost) for kept, lost in zip(self._kept, self._lost, strict=True) if not kept]
 
     def _say_precision(self, wanted: int) -> None:
         medians = self.medians
@@ -336,26 +409,30 @@ class _Run:
         if len(medians) < wanted:
             self.notes.append(f"{len(medians)} of {wanted} placements")
         if width is not None and not precise(medians, self._plan.precision):
+            share = format_share(width / float(np.mean(medians)))
             self.notes.append(
-                f"budget used before the precision: half-width {format_share(width / float(np.mean(medians)))} > "
-                f"{format_share(self._plan.precision)}"
+                f"not as precise as wanted: {len(medians)} placements leave a half-width of {share} > {format_share(self._plan.precision)}"
             )
 
     def _profile(self) -> None:
         self.sampler = self._make()
         with self._conductor.range(self._name, "warm-up"):
-            self._target.prepare()
-            self._target.launch()
-            self._device.synchronize(self._target.stream)
-        self.placements = [tuple(self.sampler.samples(PROFILED_SAMPLES))]  # the sampler ranges each launch
+            self._once()
+        self.placements = [tuple(seconds for _, seconds in self.sampler.samples(PROFILED_SAMPLES))]  # the sampler ranges each launch
         self.notes.append("measured under a profiler: times are not comparable")
+
+    def _once(self) -> None:
+        """One launch that nobody times."""
+        self._target.prepare(self._target.stream)
+        self._target.launch(0, self._target.stream)
+        self._device.synchronize()
 
     def _warm_up(self) -> float:
         """Sample until steady; gives the seconds that one sample costs."""
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
-        self._target.prepare()
-        self._target.launch()
-        self._device.synchronize(self._target.stream)
+        self._once()
+        if self._target.foreign and self.choice.sampler != "host":
+            self._find_stream()
         self.sampler = self._make()
         limit = WARM_UP_SHARE * self._plan.budget
         samples: list[float] = []
@@ -363,11 +440,12 @@ class _Run:
         begun = self._device.now()
         while True:
             before, sampler = self._device.now(), self.sampler
-            taken = self._take(step)
+            taken = [seconds for _, seconds in self._take(step)]
             spent = self._device.now() - begun
             # What was lost before a fallback is not what a sample costs.
             cost = (self._device.now() - before) / len(taken) if sampler is self.sampler else taken[-1]
             samples += taken
+            self._latency = taken[-1]
             if steady(samples):
                 break
             if spent > limit:
@@ -375,51 +453,88 @@ class _Run:
                     self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
                 break
             step = WINDOW // 2
+        if self.choice.sampler == "batched":  # the length of a batch follows from how long one launch takes
+            self.sampler = self._make()
+            before = self._device.now()
+            cost = self._device.now() - before if self._take(1) else cost
         return cost
 
-    def _take(self, count: int) -> list[float]:
+    def _find_stream(self) -> None:
+        """Time a foreign callable where it works; by the host's clock where no stream shows it."""
+
+        target = self._target
+        restore = self._shot().restore
+        try:
+            found, name = find(self._device, restore, partial(target.launch, 0), target.stream, self._floor)
+        except HoldExpired as expired:
+            self._to_host(str(expired))
+        except Elsewhere as reason:
+            self._to_host(str(reason))
+        else:
+            if found is not self._target.stream:
+                self._target.run_on(found)
+            if name is not None:
+                self.notes.append(f"timed on {name}, where it launches")
+
+    def _to_host(self, reason: str) -> None:
+        if not self.choice.fallback:
+            raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {reason}') from None
+        self.choice = Choice("host", f"{reason}: wall-clock time, launch latency included", fallback=False)
+
+    def _take(self, rounds: int) -> list[tuple[int, float]]:
         """Samples from the sampler, or from the next one if it turns out not to work."""
         try:
-            return self.sampler.samples(count)
+            return self.sampler.samples(rounds)
         except HoldExpired as expired:
-            if not self.choice.fallback:
-                raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {expired}') from None
-            self.choice = Choice("host", f"{expired}: wall-clock time, launch latency included", fallback=False)
-            self._start_anew()
+            self._after_hold(expired)
             self.sampler = self._make()
-            return self.sampler.samples(count)
+            return self.sampler.samples(rounds)
+
+    def _after_hold(self, expired: HoldExpired) -> None:
+        """What follows on a hold that expired: a graph, whose launches cannot wait for each other, or the host's clock."""
+        capturable = not self._target.foreign and not self._target.homes
+        if self.choice.sampler == "blocked" and self.choice.fallback and capturable:
+            self.choice = replace(self.choice, sampler="graph", reason=f"{expired}: captured, so that no launch can wait")
+        else:
+            self._to_host(str(expired))
+        self._start_anew()
 
     def _start_anew(self) -> None:
         """One measurement, one clock: what another sampler took cannot be averaged with what follows."""
         self.placements.clear()
         self._throttled.clear()
+        self._kept, self._lost = [[] for _ in range(self._live)], [[] for _ in range(self._live)]
         self.discarded = 0
 
-    def _move(self) -> bool:
-        """Fresh addresses for the next placement; says so where they are not to be had."""
+    def _move(self, wanted: int) -> bool:
+        """Fresh addresses for the next placements; says so where they are not to be had."""
+        # A batch is captured for each placement, which takes longer than a cold sample.
+        most = wanted if self.choice.sampler == "batched" else MOST_PLACEMENTS_FACTOR * wanted
         try:
-            self._arena.pad(int(self._random.integers(1, MOST_PADDING + 1)) * PADDING_STEP)
-            self._target.place()
+            self._live = self._target.spread(wanted, most, self._random)
             self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
+            self._live = 1
             return False
         self.sampler = self._make()
-        self._take(2)  # page tables and instruction caches of the new addresses
+        self._take(1 if self._live > 1 else 2)  # page tables and instruction caches of the new addresses
         return True
 
+    def _shot(self) -> Shot:
+        return self._conductor.shot(self._target, self._live, self._plan.mode, self._name, self._random)
+
     def _make(self) -> Sampler:
-        shot = self._conductor.shot(self._target, self._plan.mode, self._name)
-        sampler = self.choice.sampler
+        shot, sampler = self._shot(), self.choice.sampler
         if sampler == "graph":
             try:
-                return GraphSampler(shot, self._count)
+                return GraphSampler(shot)
             except CannotCapture as reason:
                 if not self.choice.fallback:
                     raise BadCall(f'sampler "graph" was asked for, but {reason}') from None
-                self.choice = replace(self.choice, sampler="blocked", reason=f"cannot be captured: {reason}")
+                self._to_host(f"cannot be captured: {reason}")
                 self._start_anew()
-                return BlockedSampler(shot)
+                return HostSampler(shot)
         if sampler == "batched":
             return BatchedSampler(shot, self.batch, capture=not self._target.foreign)
         if sampler == "host":

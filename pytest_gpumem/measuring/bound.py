@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Device, Launch, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
@@ -150,11 +150,14 @@ class BoundKernel:
         except ValueError as error:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 
-    def launch(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Launch:
-        """What the device takes, with the buffers where they now are."""
+    def launch(
+        self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
+    ) -> Launch:
+        """What the device takes, with the buffers where they now are, or with `copies` of some of them."""
         call = self.call(buffers, values)
         shape = self.kernel.shape(self.device.facts, call)
-        return Launch(self.kernel, call, shape, {name: buffer.allocation for name, buffer in buffers.items()})
+        elsewhere = copies or {}
+        return Launch(self.kernel, call, shape, {name: elsewhere.get(b, b.allocation) for name, b in buffers.items()})
 
 
 class Kernels:

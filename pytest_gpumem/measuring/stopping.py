@@ -6,14 +6,20 @@ import math
 import statistics
 from collections.abc import Sequence
 
-MOST_SAMPLES = 200
-"""Samples of a measurement, shared over its placements: more do not help, because placements differ by more than samples (0.3 to 2 %)."""
-ENOUGH_SAMPLES = 25
-"""Samples that each placement may take however many placements there are."""
 LEAST_SAMPLES = 3
 """Samples of one placement for a launch so slow that the budget holds no more: the least that has a median."""
-MOST_PLACEMENTS_FACTOR = 4
-"""Placements may grow to this many times the wanted number while the interval is too wide and the budget lasts."""
+FEW_SAMPLES = 400
+"""Samples of a measurement before its own noise estimate is believed, as long as they cost next to nothing."""
+NOTHING = 0.1
+"""Share of the budget that counts as next to nothing."""
+MOST_SAMPLES = 1000
+"""Samples of a measurement: from here on placements and the process differ by more than further samples could tell."""
+ENOUGH_SAMPLES = 25
+"""Samples that each placement may take however many placements there are, where they follow each other."""
+NEGLIGIBLE = 0.25
+"""Standard error from samples over standard error from placements, below which more samples do not help."""
+MEDIAN_NOISE = 1.2533
+"""Standard error of a median over that of a mean, for normal data: sqrt(pi / 2)."""
 
 
 def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | None:
@@ -32,8 +38,51 @@ def precise(medians: Sequence[float], wanted: float) -> bool:
     return width is not None and width <= wanted * statistics.fmean(medians)
 
 
+def sampling_error(placements: Sequence[Sequence[float]]) -> float:
+    """Standard error of the mean over placements of their medians, as far as it comes from the samples: in the samples' unit.
+
+    From the median absolute deviation, which outliers do not move (sigma = 1.4826 MAD, Rousseeuw and Croux 1993). A clock that ticks
+    more coarsely than the samples vary hides their noise: 0 then, and the ticks are not noise that samples would reduce.
+    """
+    variances = []
+    for samples in placements:
+        middle = statistics.median(samples)
+        sigma = 1.4826 * statistics.median(abs(s - middle) for s in samples)
+        variances.append((MEDIAN_NOISE * sigma) ** 2 / len(samples))
+    return math.sqrt(sum(variances)) / len(placements)
+
+
+def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float) -> bool:
+    """Whether placements that are sampled side by side need no more samples.
+
+    Each has at least three samples (unless the budget is spent twice over), and
+
+    - the budget is spent, or there are 1000 samples; or
+    - there are 400 samples, or they took 10 % of the budget, and the interval over placements is within the share `wanted` of the
+      latency, or is that wide because of the placements, which more samples of them do not change.
+
+    Args:
+        placements: seconds of the samples so far, of each placement.
+        wanted: half-width of the interval over placements, as a share.
+        spent: seconds since the first sample.
+        budget: seconds for all.
+    """
+    least = min(len(samples) for samples in placements)
+    if least < LEAST_SAMPLES and (least < 1 or spent <= 2 * budget):
+        return False
+    count = sum(len(samples) for samples in placements)
+    if spent >= budget or count >= MOST_SAMPLES:
+        return True
+    if count < FEW_SAMPLES and spent < NOTHING * budget:
+        return False
+    medians, noise = [statistics.median(samples) for samples in placements], sampling_error(placements)
+    if len(medians) < 2:
+        return 1.96 * noise <= wanted * medians[0]
+    return precise(medians, wanted) or noise <= NEGLIGIBLE * statistics.stdev(medians) / math.sqrt(len(medians))
+
+
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
-    """Samples that each placement gets.
+    """Samples that each placement gets, where placements follow each other.
 
     Args:
         cost: seconds that one sample takes, flush and all.
@@ -41,15 +90,15 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
         placements: how many placements are wanted.
     """
     share = budget / placements / cost if cost > 0 else math.inf
-    return int(min(max(MOST_SAMPLES // placements, ENOUGH_SAMPLES), max(LEAST_SAMPLES, share)))
+    return int(min(max(FEW_SAMPLES // placements, ENOUGH_SAMPLES), max(LEAST_SAMPLES, share)))
 
 
-def go_on(medians: Sequence[float], *, wanted: float, placements: int, spent: float, budget: float) -> bool:
-    """Whether to measure one more placement.
+def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int, spent: float, budget: float) -> bool:
+    """Whether to measure at one more placement.
 
     Goes on until `placements` are there; then for as long as the interval is wider than the share `wanted`, the budget (seconds) is
-    not spent, and placements do not exceed four times the wanted number. A budget that is spent twice over ends it before that.
-    One wanted placement stays one: somebody does not want the buffers moved.
+    not spent, and there are fewer than `most`. A budget that is spent twice over ends it before that. One wanted placement stays
+    one: somebody does not want the buffers moved.
     """
     if placements == 1:
         return not medians
@@ -57,4 +106,4 @@ def go_on(medians: Sequence[float], *, wanted: float, placements: int, spent: fl
         return False
     if len(medians) < placements:
         return True
-    return len(medians) < MOST_PLACEMENTS_FACTOR * placements and spent < budget and not precise(medians, wanted)
+    return len(medians) < most and spent < budget and not precise(medians, wanted)

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access, Call, Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -99,14 +100,28 @@ class Target(Protocol):
     def homes(self) -> tuple[Buffer, ...]:
         """Managed buffers whose pages must be put back before every sample."""
 
-    def place(self) -> None:
-        """Move to fresh addresses. Raises `OutOfMemory` and leaves everything usable where they do not fit."""
+    @property
+    def any_stream(self) -> bool:
+        """Whether launches may go to any stream; else they belong on `stream`."""
 
-    def prepare(self) -> None:
-        """Put changed inputs back; queued on the stream before every sample, untimed."""
+    def run_on(self, stream: Stream) -> None:
+        """Take another stream as its own, for a callable whose library sends its work there.
 
-    def launch(self) -> None:
-        """Queue one launch on the stream."""
+        Raises:
+            BadCall: a persisting stream was asked for, whose window covers its own work alone.
+        """
+
+    def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
+        """Go to fresh addresses: `wanted` placements side by side, up to `most` where they are small, fewer where memory is short.
+
+        Gives how many there are now, at least one. Raises `OutOfMemory` and leaves everything usable where not even one fits.
+        """
+
+    def prepare(self, stream: Stream) -> None:
+        """Put changed inputs back; queued before every sample, untimed."""
+
+    def launch(self, place: int, stream: Stream) -> None:
+        """Queue one launch on the buffers of one placement."""
 
     def check(self) -> None:
         """Launch once on poisoned outputs and restored inputs and compare. Raises `WrongResult`."""
@@ -124,6 +139,16 @@ def _speaking(name: str) -> Iterator[None]:
         raise
     except AssertionError as error:
         raise WrongResult(f"{name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
+
+
+def _pad(arena: Arena, random: np.random.Generator) -> None:
+    """Hold some memory, so that what is allocated next lies elsewhere than what was freed last."""
+    arena.pad(padding(random))
+
+
+def _refuse_window(name: str, window: PersistingStream | None) -> None:
+    if window is not None:
+        raise BadCall(f"{name} does not launch on the persisting stream, so its window does not cover what {name} does")
 
 
 class KernelTarget:
@@ -145,6 +170,7 @@ class KernelTarget:
         arguments = tuple(arena.adopt(a, register=False) if isinstance(a, np.ndarray) else a for a in arguments)
         self._bound = bound
         self._arena = arena
+        self._places: list[list[Allocation]] = []
         self._buffers, self._values = bound.arguments(arguments, keywords)
         self._stream = stream
         self._window = window
@@ -153,10 +179,9 @@ class KernelTarget:
         self.name = bound.name
         self.notes: tuple[str, ...] = ()
         device = arena.device
-        if bound.kernel.source is not None:
-            device.compile(bound.kernel, next(iter(self._buffers.values())).dtype_name)
+        self._launches = [bound.launch(self._buffers, self._values)]
+        device.compile(self._launches[0])
         bound.fill(self._buffers, stream)
-        self._launch = bound.launch(self._buffers, self._values)
         self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
         for parameter in bound.kernel.parameters:
             if parameter.role is Role.UPDATE:
@@ -211,23 +236,65 @@ class KernelTarget:
     def homes(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self._buffers.values() if b.goes_home)
 
-    def place(self) -> None:
+    @property
+    def any_stream(self) -> bool:
+        return self._window is None and not self.homes
+
+    def run_on(self, stream: Stream) -> None:
+        raise BadCall(f"{self.name} runs where it is launched")
+
+    def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
+        self._leave()
+        device = self._arena.device
+        # A window lies on one buffer, and managed pages are put home one buffer at a time.
+        if self.any_stream and all(b.kind is MemoryKind.DEVICE for b in self._movable):
+            sizes = [b.nbytes for b in self._movable]
+            fits = side_by_side(sum(sizes), wanted, most, device.free_bytes(MemoryKind.DEVICE))
+            if fits:
+                self._scatter(fits, random)
+                return fits
+        _pad(self._arena, random)
         try:
             for buffer in self._movable:
                 buffer.move()
         finally:
-            self._launch = self._bound.launch(self._buffers, self._values)
+            self._launches = [self._bound.launch(self._buffers, self._values)]
+        return 1
 
-    def prepare(self) -> None:
+    def _scatter(self, count: int, random: np.random.Generator) -> None:
+        """Copies of the buffers, side by side at random addresses."""
+        device, stream, each = self._arena.device, self._arena.stream, len(self._movable)
+        made = self._arena.scatter([b.nbytes for b in self._movable] * count, int(random.integers(2**32)))
+        self._places = [made[first : first + each] for first in range(0, len(made), each)]
+        written = {p.name for p in self._bound.kernel.parameters if p.role is Role.WRITE}
+        outputs = {buffer for name, buffer in self._buffers.items() if name in written}
+        for place in self._places:
+            for buffer, copy in zip(self._movable, place, strict=True):
+                if buffer not in outputs:
+                    device.copy(copy, buffer.allocation, buffer.nbytes, stream)
+        self._launches = [
+            self._bound.launch(self._buffers, self._values, dict(zip(self._movable, place, strict=True))) for place in self._places
+        ]
+
+    def _leave(self) -> None:
+        """Go back to the buffers themselves."""
+        if self._places:
+            self._launches = [self._bound.launch(self._buffers, self._values)]
+            places, self._places = self._places, []
+            for allocation in (a for place in places for a in place):
+                self._arena.release(allocation)
+
+    def prepare(self, stream: Stream) -> None:
         """Nothing: a kernel of the catalogue takes the same time on whatever numbers its updated arguments hold."""
 
-    def launch(self) -> None:
-        self._arena.device.launch(self._launch, self._stream)
+    def launch(self, place: int, stream: Stream) -> None:
+        self._arena.device.launch(self._launches[place], stream)
 
     def check(self) -> None:
         kernel, device = self._bound.kernel, self._arena.device
         if kernel.reference is None:
             return
+        self._leave()
         for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
                 buffer = self._buffers[parameter.name]
@@ -236,7 +303,7 @@ class KernelTarget:
                 device.poison(self._buffers[parameter.name].allocation, self._stream)
         device.synchronize(self._stream)
         expected = self._expected()
-        self.launch()
+        self.launch(0, self._stream)
         device.synchronize(self._stream)
         for name, content in expected.items():
             buffer = self._buffers[name]
@@ -271,9 +338,12 @@ class KernelTarget:
         self._arena.device.synchronize(self._stream)
 
     def close(self) -> None:
-        for saved in self._saved.values():
-            self._arena.release(saved)
-        self._saved.clear()
+        try:
+            self._leave()
+        finally:
+            for saved in self._saved.values():
+                self._arena.release(saved)
+            self._saved.clear()
 
 
 class CallableTarget:
@@ -333,15 +403,23 @@ class CallableTarget:
     def can_check(self) -> bool:
         return False
 
-    def place(self) -> None:
+    any_stream = False
+
+    def run_on(self, stream: Stream) -> None:
+        _refuse_window(self.name, self.window)
+        self._stream = stream
+
+    def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
+        _pad(self._arena, random)
         for buffer in self._movable:
             buffer.move()
+        return 1
 
-    def prepare(self) -> None:
+    def prepare(self, stream: Stream) -> None:
         """Nothing: a bare callable brings no restore; a Case does."""
 
-    def launch(self) -> None:
-        self._arena.device.call(self._foreign, self._stream)
+    def launch(self, place: int, stream: Stream) -> None:
+        self._arena.device.call(self._foreign, stream)
 
     def check(self) -> None:
         """Nothing to compare with; a Case brings a check."""
@@ -477,7 +555,14 @@ class CaseTarget:
     def homes(self) -> tuple[Buffer, ...]:
         return self._built.managed
 
-    def place(self) -> None:
+    any_stream = False
+
+    def run_on(self, stream: Stream) -> None:
+        _refuse_window(self.name, self._built.window)
+        self._own_stream = stream
+
+    def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
+        _pad(self._parent, random)
         # Both placements live for a moment, so that the new one cannot get the old addresses.
         old = self._built
         if self._device.free_bytes(MemoryKind.DEVICE) < (self.footprint or 0):
@@ -485,6 +570,7 @@ class CaseTarget:
         self._built = self._make()
         old.exit.close()
         self._built.open_window()  # the set-aside is one for the device: the old one is given back before
+        return 1
 
     def _foreign(self, function: Callable[[], object]) -> Foreign:
         case, built = self._built.case, self._built
@@ -494,12 +580,12 @@ class CaseTarget:
         reference = case.reference if function is case.launch else function
         return Foreign(function, reference, accesses, tuple(b.allocation for b in (*built.reads, *built.writes)))
 
-    def prepare(self) -> None:
+    def prepare(self, stream: Stream) -> None:
         if self._built.case.restore is not None:
-            self._device.call(self._foreign(self._built.case.restore), self.stream)
+            self._device.call(self._foreign(self._built.case.restore), stream)
 
-    def launch(self) -> None:
-        self._device.call(self._foreign(self._built.case.launch), self.stream)
+    def launch(self, place: int, stream: Stream) -> None:
+        self._device.call(self._foreign(self._built.case.launch), stream)
 
     def check(self) -> None:
         built = self._built
@@ -508,8 +594,8 @@ class CaseTarget:
         for buffer in built.writes:
             if buffer not in built.reads:
                 self._device.poison(buffer.allocation, self.stream)
-        self.prepare()
-        self.launch()
+        self.prepare(self.stream)
+        self.launch(0, self.stream)
         self._device.synchronize(self.stream)
         with _speaking(self.name):
             verdict = built.case.check()

@@ -300,6 +300,12 @@ class Arena:
         self._allocations[id(allocation)] = allocation
         return allocation
 
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        """Device memory at random places, without content, freed with the arena or by `release`. Errors as `Device.scatter`."""
+        made = self.device.scatter(sizes, seed)
+        self._allocations.update((id(a), a) for a in made)
+        return made
+
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)

@@ -124,12 +124,18 @@ class Measurement:
     """What a reader must know besides: why fewer placements, why not converged."""
     accesses_per_launch: int | None = None
     """Dependent accesses of one launch, for a latency per access (pointer chase)."""
+    overhead: float | None = None
+    """Seconds that the smallest launch reads between two events in this process: part of `latency`, and no property of what was measured.
+    It differs between processes by some 60 ns (H200), which a comparison of two processes takes out. None where the sampler's readings
+    contain it in another way."""
+    during: Conditions | None = None
+    """The least favourable conditions seen between the first and the last sample."""
     counted: Counted | None = None
     """What counters saw a launch of the same test and label move, where `gpumem traffic` has counted it."""
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All samples in seconds, in the order in which they were taken."""
+        """All samples in seconds, placement after placement, each in the order in which they were taken."""
         return tuple(s for placement in self.placements for s in placement)
 
     @property

@@ -222,6 +222,7 @@ def _refuse_impossible(row: Row, path: str) -> None:
 
 def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     yield "floor", measurement.floor
+    yield "overhead", measurement.overhead
     yield "footprint", measurement.footprint
     yield "discarded", measurement.discarded
     yield "accesses_per_launch", measurement.accesses_per_launch

@@ -107,7 +107,11 @@ def _unreliable(measurement: Measurement) -> Iterator[str]:
         if conditions.throttle_reasons:
             clock = f" at {conditions.sm_clock_hz / 1e6:.0f} MHz" if conditions.sm_clock_hz is not None else ""
             yield f"throttled {when} the samples ({', '.join(conditions.throttle_reasons)}{clock})"
-    if others := max((c.other_processes or 0 for c in measurement.conditions), default=0):
+    if measurement.discarded >= len(measurement.samples):
+        reasons = f" ({', '.join(measurement.during.throttle_reasons)})" if measurement.during else ""
+        yield f"{measurement.discarded} samples were taken under throttling{reasons}, {len(measurement.samples)} are left"
+    seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
+    if others := max((c.other_processes or 0 for c in seen), default=0):
         yield f"{counted(others, 'process')} of others on the device"
     if measurement.latency <= NOTHING * measurement.floor:
         yield (

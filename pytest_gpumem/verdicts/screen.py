@@ -1,7 +1,10 @@
 """The screen: one run against the accepted processes of its baseline.
 
-The datum is the logarithm of a process's latency. `max_regression` = delta allows a slow-down of delta; the test's margin is
-delta/2, because a test against delta itself has no power at delta. With the change measured against the baseline's mean,
+The datum is the logarithm of a process's latency, with the launch overhead put to what all of them have on average, where it is
+known: processes differ in what a launch costs more than in what a kernel takes (docs/measuring.md).
+
+`max_regression` = delta allows a slow-down of delta; the test's margin is delta/2, because a test against delta itself has no power
+at delta. With the change measured against the baseline's mean,
 
 - flagged: its lower bound (99.9 %) is above the margin; an unchanged kernel is flagged in at most 1e-3 of verdicts;
 - FAIL: flagged, and the measured change itself is above delta; SUSPECT: flagged, and it is not;
@@ -19,7 +22,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.verdict import Comparison, Outcome
 from pytest_gpumem.units import Margin, format_share, parse_margin
 from pytest_gpumem.verdicts.finding import Finding, basis, change, counted
-from pytest_gpumem.verdicts.spread import of_difference
+from pytest_gpumem.verdicts.spread import level, of_difference
 
 NO_ALARM = 0.999
 """Confidence of the lower bound."""
@@ -31,7 +34,7 @@ POWER = 0.99
 
 def baseline_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the history's processes, at least one."""
-    return math.exp(statistics.fmean(math.log(m.latency) for m in history))
+    return math.exp(statistics.fmean(math.log(latency) for latency in level(history)))
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -51,7 +54,8 @@ def compare(measurement: Measurement, history: Sequence[Measurement], delta: flo
         history: those of the baseline's processes, at least one.
         delta: allowed slow-down as a share; `Comparison.resolvable` refers to its margin, delta/2.
     """
-    difference = math.log(measurement.latency / baseline_latency(history))
+    now, *past = level([measurement, *history])
+    difference = math.log(now) - statistics.fmean(math.log(latency) for latency in past)
     variance = of_difference(measurement, history)
     below, above = variance.reach(NO_ALARM), variance.reach(POWER)
     return Comparison(

@@ -52,6 +52,19 @@ class Variance:
         return float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value)
 
 
+def level(measurements: Sequence[Measurement]) -> list[float]:
+    """Latencies in seconds as if all their processes had the same launch overhead: the mean of theirs.
+
+    A latency is left as it is where an overhead is unknown, and where the correction would be no small one: more than half of it.
+    """
+    known = [m.overhead for m in measurements if m.overhead is not None]
+    if len(known) < len(measurements):
+        return [m.latency for m in measurements]
+    common = statistics.fmean(known)
+    put = [m.latency + common - overhead for m, overhead in zip(measurements, known, strict=True)]
+    return put if all(p > m.latency / 2 for p, m in zip(put, measurements, strict=True)) else [m.latency for m in measurements]
+
+
 def between_placements(measurements: Sequence[Measurement]) -> Variance:
     """Variance of one placement's median, pooled over processes of one row."""
     expected = placement_spread(statistics.fmean(m.latency for m in measurements)) ** 2
@@ -74,7 +87,7 @@ def between_processes(measurements: Sequence[Measurement]) -> Variance:
     count = len(measurements)
     if count < ENOUGH_PROCESSES:
         return Variance(expected, PROCESS_PRIOR)
-    seen = statistics.variance(math.log(m.latency) for m in measurements)
+    seen = statistics.variance(math.log(latency) for latency in level(measurements))
     # What the placements leave in a mean over them is counted with them already.
     seen = max(0.0, seen - placement.value * _one_over_placements(measurements))
     freedom = PROCESS_PRIOR + count - 1

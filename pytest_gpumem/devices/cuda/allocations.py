@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
@@ -20,6 +22,22 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone: modules, printf and stack memory, and the libraries' own workspaces come from it."""
 
 _PAGE = 4096
+
+_LARGE = 2**20
+"""Bytes from which on the driver starts an allocation on a page of its own."""
+_LARGE_ALIGNMENT = 2 * 2**20
+_SMALL_ALIGNMENT = 512
+_ROOM = 0.25
+"""Share of a scattered region that stays empty, so that places are random and not only their order."""
+_LEAST_ROOM = 64 * 2**20
+
+
+@dataclass
+class _Region:
+    """One `cudaMalloc` that several allocations lie in: it ends with the last of them."""
+
+    address: int
+    parts: int
 
 
 class Allocations:
@@ -69,6 +87,15 @@ class Allocations:
         start = -_address(raw) % _PAGE
         return self._over(raw[start : start + pages], nbytes, register=kind is MemoryKind.REGISTERED)
 
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
+        places, nbytes = scattered(sizes, seed)
+        whole = self.allocate(nbytes, MemoryKind.DEVICE, mapped=True, write_combined=False)
+        region = _Region(whole.address, len(sizes))
+        return [
+            Allocation(MemoryKind.DEVICE, size, whole.address + place, 0, backing=region) for size, place in zip(sizes, places, strict=True)
+        ]
+
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
@@ -91,9 +118,15 @@ class Allocations:
         if allocation.freed:
             return
         allocation.freed = True
+        address = allocation.address
+        if isinstance(allocation.backing, _Region):
+            allocation.backing.parts -= 1
+            if allocation.backing.parts:
+                return
+            address = allocation.backing.address
         try:
             if allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
-                runtime.free(allocation.address)
+                runtime.free(address)
             elif allocation.kind is MemoryKind.PINNED:
                 runtime.freeHost(allocation.host_address)
             elif allocation.kind is MemoryKind.REGISTERED:
@@ -124,6 +157,21 @@ class Allocations:
             return host.array(allocation, dtype, size)
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, self._index)
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+
+def scattered(sizes: Sequence[int], seed: int) -> tuple[list[int], int]:
+    """Offsets of blocks of `sizes` bytes in a random order with random gaps between, and the bytes of the region that holds them."""
+    random = np.random.default_rng(seed)
+    alignment = _LARGE_ALIGNMENT if max(sizes) >= _LARGE else _SMALL_ALIGNMENT
+    slots = [-(-size // alignment) for size in sizes]
+    room = max(int(sum(slots) * _ROOM), _LEAST_ROOM // alignment)
+    gaps = np.diff(np.sort(random.integers(0, room + 1, len(sizes))), prepend=0)
+    offsets, at = [0] * len(sizes), 0
+    for which, gap in zip(random.permutation(len(sizes)), gaps, strict=True):
+        at += int(gap)
+        offsets[which] = at * alignment
+        at += slots[which]
+    return offsets, (sum(slots) + room) * alignment
 
 
 def _address(array: Any) -> int:

@@ -10,7 +10,7 @@ from cupy.cuda.compiler import CompileException
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.kernels.kernel import Kernel
+from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
 CPP_TYPES = {
     "f4": "float",
@@ -36,20 +36,20 @@ class Compiler:
         self._kernels: dict[tuple[str, str], Any] = {}
         self._largest_shared: dict[tuple[str, str], int] = {}
 
-    def function(self, kernel: Kernel, dtype: str, shared_bytes: int = 0) -> Any:
-        """The kernel for an element type, allowed to use `shared_bytes` of dynamic shared memory.
+    def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
+        """The kernel for an element type and a launch shape, allowed to use the shape's dynamic shared memory.
 
         Raises:
             DeviceError: no such element type, or the compiler's first error line.
         """
         assert kernel.source is not None, "a copy has nothing to compile"
-        entry = entry_for(kernel, dtype)
+        entry = entry_for(kernel, dtype, shape)
         found = self._kernels.get((kernel.source, entry))
         if found is None:
             found = self._kernels[kernel.source, entry] = self._compile(
                 sources.read(kernel.source), entry, sources.COMPILE_OPTIONS, f"kernel {kernel.name!r} ({kernel.source})"
             )
-        self._allow_shared(found, (kernel.source, entry), shared_bytes)
+        self._allow_shared(found, (kernel.source, entry), shape.shared_bytes)
         return found.kernel
 
     def private(self, source: str, entry: str) -> Any:
@@ -73,13 +73,11 @@ class Compiler:
         return kernel
 
 
-def entry_for(kernel: Kernel, dtype: str) -> str:
-    """The C++ name expression for an element type: "triad<float>" for "triad<{dtype}>" and "f4". Raises `DeviceError` without one."""
-    if "{dtype}" not in kernel.entry:
-        return kernel.entry
-    if dtype not in CPP_TYPES:
+def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
+    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises `DeviceError` without one."""
+    if "{dtype}" in kernel.entry and dtype not in CPP_TYPES:
         raise DeviceError(f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(CPP_TYPES)}")
-    return kernel.entry.replace("{dtype}", CPP_TYPES[dtype])
+    return kernel.expression(CPP_TYPES.get(dtype, ""), shape)
 
 
 def first_error(log: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import cupy
@@ -19,7 +19,7 @@ from pytest_gpumem.devices.cuda.conditions import ConditionReader
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
-from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, elapsed
+from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, default_streams, elapsed
 from pytest_gpumem.devices.protocol import (
     Allocation,
     DeviceError,
@@ -32,7 +32,6 @@ from pytest_gpumem.devices.protocol import (
     Stream,
     WindowSpec,
 )
-from pytest_gpumem.kernels.kernel import Kernel
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -66,6 +65,9 @@ class CudaDevice:
     def stream(self) -> Stream:
         with translated("creating a stream"):
             return CudaStream()
+
+    def default_streams(self) -> tuple[Stream, ...]:
+        return default_streams()
 
     def event(self) -> Event:
         with translated("creating an event"):
@@ -108,9 +110,9 @@ class CudaDevice:
 
     # Work
 
-    def compile(self, kernel: Kernel, dtype: str) -> None:
-        if kernel.source is not None:
-            self._compiler.function(kernel, dtype)
+    def compile(self, launch: Launch) -> None:
+        if launch.kernel.source is not None:
+            self._launches.prepared(launch)
 
     def launch(self, launch: Launch, stream: Stream) -> None:
         queue = cast(CudaStream, stream)
@@ -131,6 +133,9 @@ class CudaDevice:
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
         return self._allocations.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        return self._allocations.scatter(sizes, seed)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         return self._allocations.adopt(array, register=register)

@@ -49,7 +49,7 @@ class Launches:
         if found is not None:
             return found[1]
         shape = launch.shape
-        function = self._compiler.function(launch.kernel, element_type(launch), shape.shared_bytes)
+        function = self._compiler.function(launch.kernel, element_type(launch), shape)
         prepared = Prepared(
             function,
             (shape.blocks,),

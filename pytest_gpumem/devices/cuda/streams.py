@@ -13,9 +13,19 @@ class CudaStream:
 
     __slots__ = ("cupy", "handle")
 
-    def __init__(self) -> None:
-        self.cupy: Any = cupy.cuda.Stream(non_blocking=True)
+    def __init__(self, existing: Any = None) -> None:
+        self.cupy: Any = cupy.cuda.Stream(non_blocking=True) if existing is None else existing
         self.handle: int = int(self.cupy.ptr)
+
+    @property
+    def is_legacy_default(self) -> bool:
+        """Whether it is the legacy default stream."""
+        return self.handle in (0, runtime.streamLegacy)
+
+
+def default_streams() -> tuple[CudaStream, CudaStream]:
+    """The legacy default stream and this thread's default stream."""
+    return CudaStream(cupy.cuda.Stream.null), CudaStream(cupy.cuda.Stream.ptds)
 
 
 class CudaEvent:

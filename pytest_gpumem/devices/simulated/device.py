@@ -52,7 +52,7 @@ from pytest_gpumem.devices.simulated.memory import L2, Pages
 from pytest_gpumem.devices.simulated.noise import Noise
 from pytest_gpumem.devices.simulated.timing import Timing, work_of
 from pytest_gpumem.devices.simulated.timing import Work as LaunchWork
-from pytest_gpumem.kernels.kernel import Access, Kernel, LaunchShape
+from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -268,8 +268,9 @@ class SimulatedDevice:
 
     # Work
 
-    def compile(self, kernel: Kernel, dtype: str) -> None:
-        if dtype not in kernel.dtypes:
+    def compile(self, launch: Launch) -> None:
+        kernel, dtype = launch.kernel, next(iter(launch.call.arrays.values())).dtype
+        if dtype not in kernel.dtypes and kernel.source is not None:
             raise DeviceError(f"{kernel.name} is not made for {dtype}; accepted: {', '.join(kernel.dtypes)}")
 
     def launch(self, launch: Launch, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Cold samples from behind a kernel that holds the stream, for what cannot be captured."""
+"""Cold samples from behind a kernel that holds the stream."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ HOLD_TIMEOUT = 0.5
 class BlockedSampler:
     """The stream is held while flush, event, launch and event are queued, then released: no launch gap lies inside the interval.
 
+    One sample at a time: with several behind one hold, each reads 0.6 us longer on an H200. Streams take turns, because the time
+    that a launch needs before the kernel starts differs between them.
+
     Raises `HoldExpired` from `samples` if the launch itself waits for the device.
     """
 
@@ -19,22 +22,25 @@ class BlockedSampler:
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
         self._start, self._end = shot.device.event(), shot.device.event()
+        self._taken = 0
 
-    def samples(self, count: int) -> list[float]:
-        return [self._one() for _ in range(count)]
+    def samples(self, rounds: int) -> list[tuple[int, float]]:
+        return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
 
-    def _one(self) -> float:
+    def _one(self, place: int) -> float:
         shot, device = self._shot, self._shot.device
+        stream = shot.streams[self._taken % len(shot.streams)]
+        self._taken += 1
         # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve.
-        shot.restore()
-        device.synchronize(shot.stream)
-        hold = device.hold(shot.stream, HOLD_TIMEOUT)
+        shot.restore(stream)
+        device.synchronize(stream)
+        hold = device.hold(stream, HOLD_TIMEOUT)
         try:
-            shot.flush(shot.stream)
-            device.record(self._start, shot.stream)
-            shot.launch()
-            device.record(self._end, shot.stream)
+            shot.flush(stream)
+            device.record(self._start, stream)
+            shot.launch(place, stream)
+            device.record(self._end, stream)
         finally:
             hold.release()
-        device.synchronize(shot.stream)
+        device.synchronize(stream)
         return device.elapsed(self._start, self._end)

@@ -13,13 +13,13 @@ class HostSampler:
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
 
-    def samples(self, count: int) -> list[float]:
-        shot, device, taken = self._shot, self._shot.device, list[float]()
-        for _ in range(count):
-            shot.before()
+    def samples(self, rounds: int) -> list[tuple[int, float]]:
+        shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
+        for place in shot.rounds(rounds):
+            shot.before(shot.stream)
             device.synchronize()
             start = device.now()
-            shot.launch()
+            shot.launch(place, shot.stream)
             device.synchronize()
-            taken.append(device.now() - start)
+            taken.append((place, device.now() - start))
         return taken

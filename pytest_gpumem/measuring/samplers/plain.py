@@ -21,15 +21,15 @@ class PlainSampler:
         self._shot = shot
         self._start, self._end = shot.device.event(), shot.device.event()
 
-    def samples(self, count: int) -> list[float]:
-        shot, device, taken = self._shot, self._shot.device, list[float]()
-        for _ in range(count):
+    def samples(self, rounds: int) -> list[tuple[int, float]]:
+        shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
+        for place in shot.rounds(rounds):
             with shot.ranges.range(phase(shot.name, "flush")):
-                shot.before()
+                shot.before(shot.stream)
             with shot.ranges.range(phase(shot.name, "measure")), shot.ranges.range(phase(shot.name, "launch")):
                 device.record(self._start, shot.stream)
-                shot.launch()
+                shot.launch(place, shot.stream)
                 device.record(self._end, shot.stream)
             device.synchronize(shot.stream)
-            taken.append(device.elapsed(self._start, self._end))
+            taken.append((place, device.elapsed(self._start, self._end)))
         return taken

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.ranges import Ranges
@@ -12,32 +14,47 @@ from pytest_gpumem.ranges import Ranges
 
 @dataclass(frozen=True)
 class Shot:
-    """The parts of a sample. All functions queue on `stream`."""
+    """The parts of a sample. All functions queue on the stream that they are given."""
 
     device: Device
-    stream: Stream
-    homes: Callable[[], None] | None
+    streams: tuple[Stream, ...]
+    """Streams that samples take in turn; one for what is bound to a stream."""
+    places: int
+    """Placements of the buffers that live side by side."""
+    homes: Callable[[Stream], None] | None
     """Puts managed pages back; cannot be captured."""
-    prepare: Callable[[], None]
+    prepare: Callable[[Stream], None]
     """Puts changed inputs back."""
     flush: Callable[[Stream], None]
     """Brings L2 into the mode's state."""
-    launch: Callable[[], None]
-    """What is timed."""
+    launch: Callable[[int, Stream], None]
+    """What is timed, on the buffers of one placement."""
     ranges: Ranges
     name: str
     """Name of the test's NVTX range."""
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+    """Order of the placements within a round."""
 
-    def before(self) -> None:
+    @property
+    def stream(self) -> Stream:
+        """The first stream, for samplers that use one."""
+        return self.streams[0]
+
+    def before(self, stream: Stream) -> None:
         """Queue everything that comes before the timed interval."""
-        self.restore()
-        self.flush(self.stream)
+        self.restore(stream)
+        self.flush(stream)
 
-    def restore(self) -> None:
+    def restore(self, stream: Stream) -> None:
         """Queue what puts data and pages back. Pages come last: putting data back touches them."""
-        self.prepare()
+        self.prepare(stream)
         if self.homes is not None:
-            self.homes()
+            self.homes(stream)
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Every placement `count` times, each round in a random order: a drift must not look like a difference between placements."""
+        for _ in range(count):
+            yield from (int(place) for place in self.random.permutation(self.places))
 
 
 class Sampler(Protocol):
@@ -45,5 +62,5 @@ class Sampler(Protocol):
 
     name: str
 
-    def samples(self, count: int) -> list[float]:
-        """At least `count` samples, in seconds of one launch, in the order in which they were taken."""
+    def samples(self, rounds: int) -> list[tuple[int, float]]:
+        """At least `rounds` samples of every placement, in the order in which they were taken: placement, seconds of one launch."""
