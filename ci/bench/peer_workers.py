@@ -69,6 +69,7 @@ def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                 measurement, wall = bench.measure(arrays, Plan(mode=mode))
                 case.update(
                     value=measurement.latency,
+                    overhead=measurement.overhead,
                     wall=wall,
                     samples=len(measurement.samples),
                     sampler=measurement.sampler,

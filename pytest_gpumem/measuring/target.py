@@ -506,7 +506,7 @@ class CaseTarget:
         arena = Arena(self._device, self._parent.seed)
         with ExitStack() as stack:
             stack.callback(arena.close)
-            case = self._build(Memory(arena))
+            case = self._build(Memory(arena, self._own_stream))
             if not isinstance(case, Case):
                 raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
             _check_case(case)

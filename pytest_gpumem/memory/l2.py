@@ -64,6 +64,10 @@ class PersistingStream:
         self.used = True
         return self.stream.handle
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which cuda.core and CuPy take another library's stream: version and handle."""
+        return 0, self.handle
+
     @property
     def window(self) -> Window | None:
         """The window as the driver gives it back, or None if it is off."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import MemoryKind, Unsupported
+from pytest_gpumem.devices.protocol import MemoryKind, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
 
 
@@ -23,8 +23,14 @@ class Memory:
     where the device has no such memory.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, stream: Stream | None = None) -> None:
         self.arena = arena
+        self._stream = stream
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that a case without a window is timed on, for libraries that have no current stream."""
+        return self._stream or self.arena.stream
 
     def device(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory by `cudaMalloc`."""

@@ -16,6 +16,7 @@ from pytest_gpumem.settings import marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
 
 if TYPE_CHECKING:
+    from pytest_gpumem.devices.protocol import Stream
     from pytest_gpumem.measuring.target import Case, Target
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
@@ -35,6 +36,15 @@ class GpuBenchmark:
 
     def __init__(self, test: GpuTest) -> None:
         self._test = test
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that this test's work is timed on, for libraries that have no current stream.
+
+        It has `handle`, the `cudaStream_t` as an integer, and on a GPU `__cuda_stream__`. What runs with `stream=` from
+        `persisting_stream` runs on that one. For a `Case` it is `memory.stream`.
+        """
+        return self._test.arena.stream
 
     def __call__(
         self,

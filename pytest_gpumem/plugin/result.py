@@ -56,7 +56,7 @@ class Result:
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """Seconds of each sample, in the order in which they were taken."""
+        """Seconds of each sample, placement after placement."""
         return self.measurement.samples
 
     @property
@@ -68,6 +68,26 @@ class Result:
     def noise(self) -> float | None:
         """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer than two placements."""
         return self.measurement.noise
+
+    @property
+    def sampler(self) -> str:
+        """How samples were taken: "blocked", "graph", "batched", "host" or, under a profiler, "plain"."""
+        return self.measurement.sampler
+
+    @property
+    def sampler_reason(self) -> str:
+        """Why that sampler."""
+        return self.measurement.sampler_reason
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know besides."""
+        return self.measurement.notes
+
+    @property
+    def checked(self) -> bool:
+        """Whether the result of one launch was compared before and after timing."""
+        return self.measurement.checked
 
     def __repr__(self) -> str:
         measurement = self.measurement

@@ -74,16 +74,18 @@ def guest(allocations: Allocations, allocation: Allocation, dtype: str, shape: t
 
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
-    """Make `stream` the current stream of CuPy, and of PyTorch if that is imported. Libraries that are not imported stay so.
+    """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) if that is imported. Others stay unimported.
 
-    Numba has no current stream: its kernels take the stream in their launch configuration.
+    Numba and cuda.core have no current stream: `measuring/whereabouts.py` finds where their work goes.
     """
     with ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(index))
         stack.enter_context(stream.cupy)
         torch = _usable_torch()
         if torch is not None:
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")))
+            default = stream.is_legacy_default
+            own = torch.cuda.default_stream(index) if default else torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
+            stack.enter_context(torch.cuda.stream(own))
         yield
 
 

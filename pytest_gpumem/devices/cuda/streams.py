@@ -17,6 +17,10 @@ class CudaStream:
         self.cupy: Any = cupy.cuda.Stream(non_blocking=True) if existing is None else existing
         self.handle: int = int(self.cupy.ptr)
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which cuda.core and CuPy take another library's stream: version and handle."""
+        return 0, self.handle
+
     @property
     def is_legacy_default(self) -> bool:
         """Whether it is the legacy default stream."""
