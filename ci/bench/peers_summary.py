@@ -151,11 +151,11 @@ def _percentiles(value: float, drawn: Any) -> Interval:
 
 
 def cases(record: dict[str, Any], condition: str | None = None, way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
-    """The cases of the workers that did not fail, in the order of their rounds; each with its run's condition."""
+    """The cases in the order of their rounds, each with its run's condition. A worker that failed has none."""
     return [
         {**case, "condition": run["condition"]}
         for run in record["runs"]
-        if run["error"] is None and condition in (None, run["condition"])
+        if condition in (None, run["condition"])
         for case in run["cases"]
         if way in (None, case["way"]) and mib in (None, case["mib"])
     ]
