@@ -213,7 +213,7 @@ def test_what_the_peers_launch_is_what_this_project_launches(bench: TriadBench, 
         launch(0x1000)
         buffers, values = bench.triad.arguments((*arrays, 3.0), {})
         ours = bench.triad.launch(buffers, values)
-    entry = entry_for(ours.kernel, "f4")
+    entry = entry_for(ours.kernel, "f4", ours.shape)
     assert compiled == [{"code": sources.read("stream.cu"), "options": sources.COMPILE_OPTIONS, "name_expressions": [entry]}]
     expected = packed_arguments(ours)
     for name, grid, block, arguments, shared, _stream in launched:
