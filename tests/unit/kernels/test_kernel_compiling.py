@@ -119,6 +119,15 @@ def test_a_tiles_loads_come_before_its_first_write():
         assert order.count("st.shared") == order.count("ld.shared") == turned, expression
 
 
+def test_only_the_padded_tile_has_a_word_more_in_each_row():
+    shared = {e: re.findall(r"\.shared[^\n]*\[(\d+)\];", body) for e, body in ptx("transpose.cu").items()}
+    assert shared["transpose_tiled<float, 64, 64>"] == [str(64 * 64 * 4)]
+    assert shared["transpose_tiled<float, 64, 65>"] == [str(64 * 65 * 4)]
+    assert shared["transpose<float, 64>"] == []
+    assert CATALOGUE["transpose_tiled"].entry.endswith(", 64, 64>")
+    assert CATALOGUE["transpose_padded"].entry.endswith(", 64, 65>")
+
+
 def test_nvcc_takes_the_sources_too(tmp_path):
     nvcc = shutil.which("nvcc")
     if nvcc is None or sys.platform != "linux":

@@ -146,6 +146,7 @@ def test_launch_shapes(h100):
     square = sized(odata=1024 * 1024, idata=1024 * 1024)
     assert shape("transpose", h100, square, width=1024, height=1024) == (256, 256)
     assert shape("transpose_padded", h100, square, width=1024, height=1025) == (16 * 17, 256)
+    assert shape("transpose_tiled", h100, square, width=1025, height=1024) == (17 * 16, 256)
     # 4 blocks an SM, or as many as there are tiles and passes for their 8 warps
     assert shape("l2_read", h100, sized("i4", a=MiB, sums=MiB), repeats=16) == (528, 256)
     assert shape("l2_read", h100, sized("i4", a=5 * 1024, sums=100), repeats=3) == (2, 256)

@@ -256,8 +256,10 @@ def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workben
         accesses=lambda call: tuple(replace(a, footprint=4000, requested=4000, onward=True) for a in kernel.accesses(call)),
         accesses_per_launch=lambda call: 1000,
     )
-    beyond = bench.bind(onward, nodes=bench.memory(200 * MIB))
-    assert bench.hot(beyond, 400) / 1000 == pytest.approx(sheet.dram_latency, rel=0.03)
+    # A hundredth of the array a launch: a cache that holds a fifth of it holds none of what comes next.
+    large = replace(onward, accesses=lambda call: tuple(replace(a, footprint=MIB // 8) for a in onward.accesses(call)))
+    beyond = bench.bind(large, nodes=bench.memory(100 * MIB))
+    assert bench.hot(beyond, 100) / 1000 == pytest.approx(sheet.dram_latency, rel=0.03)
     # 32 KB of sectors a launch, of 4 MiB
     within = bench.bind(onward, nodes=bench.memory(4 * MIB))
     times = [bench.time(within) / 1000 for _ in range(600)]
@@ -272,17 +274,18 @@ def test_a_chain_of_loads_over_the_link_waits_for_it_each_time(bench: Workbench)
 
 
 def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> None:
-    def scattered(nearby: bool) -> Kernel:
+    # Of the memory written, an eighth is touched: nothing but `nearby` says that the rest of it stays where it is.
+    x, y = bench.memory(512 * MIB), bench.memory(4096 * MIB)
+
+    def scattered(nearby: bool, sectors: float = 32.0) -> Kernel:
         kernel = scale()
+        write = {"footprint": x.nbytes, "requested": x.nbytes, "sectors_per_request": sectors, "nearby": nearby}
         return replace(
             kernel,
-            accesses=lambda call: tuple(
-                replace(a, sectors_per_request=32.0, nearby=nearby) if a.direction == "write" else a for a in kernel.accesses(call)
-            ),
+            accesses=lambda call: tuple(replace(a, **write) if a.direction == "write" else a for a in kernel.accesses(call)),
         )
 
-    x, y = bench.memory(512 * MIB), bench.memory(512 * MIB)
-    straight, near, far = (bench.cold(bench.bind(k, x=x, y=y)) for k in (scale(), scattered(True), scattered(False)))
+    straight, near, far = (bench.cold(bench.bind(k, x=x, y=y)) for k in (scattered(True, 4.0), scattered(True), scattered(False)))
     # Eight times the words between the SMs and L2, of which seven eighths hit; or the same out of DRAM.
     least = 7 * 512 * MIB / DATASHEETS["h100"].l2_bandwidth
     assert straight < least < near < 1.3 * least
