@@ -22,14 +22,14 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))  # also where PYTHONSAFEPATH is set
 
 import peers_summary
-from peers_summary import HOT, Row
+from peers_summary import HOT, LEVELLED, Row
 
 INK = "#808080"
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999933")
 """Okabe and Ito's, without black and yellow, which vanish on dark or light pages, and one more."""
 LEGEND = 0.6
 """Height of the legend in inches."""
-SHOWN = tuple(way for way in peers_summary.WAYS if way not in ("nvbench batch", "triton do_bench mean"))
+SHOWN = tuple(way for way in peers_summary.WAYS if way not in ("nvbench batch", "triton do_bench mean") and not way.endswith(LEVELLED))
 """What a peer's users gate on; the other ways are in the table."""
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 

@@ -35,12 +35,14 @@ def table(record: dict[str, Any]) -> str:
     said += [_line(line) for line in peers_summary.lines(record)]
     parts = peers_summary.summary(record)["clean_cold_spread_is_made_of"]
     if parts:
-        said += ["", "gpumem clean-cold: spread between processes, and what placements of one process would give if independent", ""]
-        said.append(f"{'':<18}{'placements':>10}{'between them %':>16}{'expected %':>12}{'found %':>10}{'the rest %':>12}")
+        said += ["", "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent", ""]
+        said.append(
+            f"{'':<18}{'placements':>10}{'between them %':>16}{'expected %':>12}{'overhead %':>12}{'found %':>10}{'the rest %':>12}"
+        )
         for part in parts:
             said.append(
                 f"{part['mib']:>4} MiB, {part['condition']:<8}{part['placements']:>10.0f}{100 * part['between_placements']:>16.3f}"
-                f"{100 * part['expected']:>12.3f}{100 * part['found']:>10.3f}{100 * part['rest']:>12.3f}"
+                f"{100 * part['expected']:>12.3f}{100 * part['overhead']:>12.3f}{100 * part['found']:>10.3f}{100 * part['rest']:>12.3f}"
             )
     return "\n".join(said)
 

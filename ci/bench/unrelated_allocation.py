@@ -65,6 +65,7 @@ def answer(chosen: Chosen, job: Job) -> dict[str, Any]:
                             "plan": name,
                             "value": measurement.latency,
                             "half_width": measurement.half_width,
+                            "overhead": measurement.overhead,
                             "wall": wall,
                             "addresses": addresses,
                             "medians": list(measurement.medians),
@@ -85,7 +86,7 @@ def jobs(rounds: range, extras: tuple[int, ...], mib: tuple[int, ...], device: s
 
 
 def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Head over base, less 1, for each plan, size and extra allocation.
+    """Head over base, less 1, for each plan, size and extra allocation; levelled, as a comparison of two processes takes them.
 
     Two questions, two intervals. Does the extra allocation shift the value at all? `difference` is the mean over rounds, `low` to `high`
     its Student's 95 % interval over rounds, `low_all` to `high_all` the one that holds for all comparisons of a plan at once (Bonferroni),
@@ -106,7 +107,7 @@ def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
         if len(rounds) < 2:
             continue
         pairs = [(cases[plan, mib, 0, number], cases[plan, mib, extra, number]) for number in rounds]
-        ratios = np.array([head["value"] / base["value"] - 1 for base, head in pairs])
+        ratios = np.array([_ratio(base, head) - 1 for base, head in pairs])
         stated = [
             math.hypot(base["half_width"], head["half_width"]) / base["value"]
             for base, head in pairs
@@ -132,6 +133,14 @@ def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _ratio(base: dict[str, Any], head: dict[str, Any]) -> float:
+    """Head over base, with the launch overhead of both put to their mean where both know theirs (`pytest_gpumem.verdicts.spread.level`)."""
+    if base["overhead"] is None or head["overhead"] is None:
+        return float(head["value"] / base["value"])
+    common = (base["overhead"] + head["overhead"]) / 2
+    return float((head["value"] + common - head["overhead"]) / (base["value"] + common - base["overhead"]))
 
 
 def table(record: dict[str, Any]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import peers_records
 import peers_summary
 import pytest
-from peers_summary import CUDAGRAPH, DIRTY, HOT, NVBENCH, OURS
+from peers_summary import CUDAGRAPH, DIRTY, HOT, LEVELLED, NVBENCH, OURS
 from peers_table import table
 
 
@@ -196,6 +197,40 @@ def test_what_a_process_keeps_shows_as_the_rest() -> None:
     assert parts is not None
     assert parts["rest"] == pytest.approx(0.005, rel=0.1)
     assert parts["found"] > 10 * parts["expected"]
+
+
+def with_overheads(values: list[float], overheads: list[float | None]) -> dict[str, Any]:
+    record = peers_records.record({})
+    record["runs"] = [
+        peers_records.run([peers_records.case(OURS, 2, value, medians=[value, value], overhead=overhead)], number=i)
+        for i, (value, overhead) in enumerate(zip(values, overheads, strict=True))
+    ]
+    return record
+
+
+def test_levelled_values_have_the_launch_overhead_of_all() -> None:
+    record = with_overheads([6.0e-6, 6.1e-6, 6.2e-6], [2.0e-6, 2.1e-6, 2.2e-6])
+    rows = {row.way: row for row in peers_summary.rows(record)}
+    assert rows[OURS].mean == pytest.approx(rows[OURS + LEVELLED].mean)
+    levelled = rows[OURS + LEVELLED].spread
+    assert levelled is not None
+    assert levelled.value < 1e-9
+    lines = {line.claim: line for line in peers_summary.lines(record) if line.mib == 2 and line.condition == "same"}
+    assert lines["spread between processes"].holds is False
+    assert lines["levelled spread"].holds is True
+    parts = peers_summary.made_of(record, "same", 2)
+    assert parts is not None
+    assert parts["overhead"] == pytest.approx(parts["found"])
+    assert parts["rest"] < 1e-6
+
+
+def test_nothing_is_levelled_where_an_overhead_is_unknown() -> None:
+    record = with_overheads([6.0e-6, 6.1e-6], [2.0e-6, None])
+    assert [row.way for row in peers_summary.rows(record)] == [OURS]
+    assert not any(line.claim.startswith("levelled") for line in peers_summary.lines(record))
+    parts = peers_summary.made_of(record, "same", 2)
+    assert parts is not None
+    assert parts["overhead"] == 0
 
 
 def test_the_table_shows_each_row_and_marks_what_is_missed() -> None:

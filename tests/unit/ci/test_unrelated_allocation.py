@@ -11,7 +11,12 @@ import unrelated_allocation
 
 def record(heads: dict[int, list[float]], base: list[float], half_width: float | None = 0.004, plan: str = "default") -> dict[str, Any]:
     runs = [
-        {"round": number, "extra": extra, "error": None, "cases": [{"plan": plan, "mib": 2, "value": value, "half_width": half_width}]}
+        {
+            "round": number,
+            "extra": extra,
+            "error": None,
+            "cases": [{"plan": plan, "mib": 2, "value": value, "half_width": half_width, "overhead": None}],
+        }
         for extra, values in {0: base, **heads}.items()
         for number, value in enumerate(values, 1)
     ]
@@ -61,6 +66,14 @@ def test_pairs_are_held_against_the_interval_that_they_state() -> None:
     assert found["beyond_stated"] == 2
 
 
+def test_the_launch_overhead_of_a_process_is_no_difference() -> None:
+    held = record({3: [1.05, 1.05]}, [1.0, 1.0])
+    for run in held["runs"]:
+        run["cases"][0]["overhead"] = 0.35 if run["extra"] else 0.30
+    (found,) = unrelated_allocation.differences(held)
+    assert found["difference"] == pytest.approx(0)
+
+
 def test_one_placement_states_no_interval() -> None:
     held = record({3: [1.02, 1.03]}, [1.0, 1.0], half_width=None, plan="one placement")
     (found,) = unrelated_allocation.differences(held)
@@ -79,9 +92,9 @@ def test_failed_workers_and_rounds_without_a_base_are_left_out() -> None:
 def test_a_worker_measures_one_placement_and_the_default_plan() -> None:
     from pytest_gpumem.devices.opening import choose
 
-    answer = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 3, "mib": [2]})
+    answer = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 3, "mib": [256]})
     one, default = answer["cases"]
     assert (one["plan"], len(one["medians"]), one["half_width"]) == ("one placement", 1, None)
     assert (default["plan"], len(default["medians"]) >= 8) == ("default", True)
-    base = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 0, "mib": [2]})
+    base = unrelated_allocation.answer(choose("sim"), {"device": "sim", "extra": 0, "mib": [256]})
     assert base["cases"][0]["addresses"] != one["addresses"]
