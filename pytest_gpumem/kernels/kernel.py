@@ -128,7 +128,9 @@ class Kernel:
     section: str = ""
     """Section of the source text that it implements."""
     loads_in_flight: int = 1
-    """Independent loads that one thread has in flight before the first is used."""
+    """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
+    load_bytes: int | None = None
+    """Bytes of one load of a thread; None: one element."""
     check: Callable[[Call], str | None] | None = None
     """Says what is wrong with a call (sizes that do not fit together), or None."""
     relative_tolerance: float = 1e-5

@@ -121,6 +121,7 @@ KERNELS = (
         dtypes=_DTYPES,
         section="Read bandwidth of L2: a footprint read over and over (after gpu-benches, gpu-l2-cache)",
         loads_in_flight=8,
+        load_bytes=16,
         check=all_of(typed(_DTYPES), whole_number("repeats", 1), _check),
         relative_tolerance=0.0,
     ),

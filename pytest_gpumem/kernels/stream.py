@@ -83,6 +83,7 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         dtypes=_DTYPES,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
         loads_in_flight=max(len(sources), 1),
+        load_bytes=VECTOR_BYTES,
         check=all_of(typed(_DTYPES), same_size(*arrays), *(in_element_type(s.name) for s in scalars)),
         relative_tolerance=0.0,
     )
@@ -123,6 +124,7 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         dtypes=_DTYPES,
         section=f"{_SECTION}: {name}",
         loads_in_flight=vectors * len(sources),
+        load_bytes=VECTOR_BYTES,
         check=all_of(typed(_DTYPES), same_size(*sources), _whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )

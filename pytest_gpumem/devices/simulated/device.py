@@ -314,7 +314,7 @@ class SimulatedDevice:
                 for a in accesses
             ],
             launch.shape,
-            kernel.loads_in_flight,
+            kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
             steps,
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
         )
@@ -631,6 +631,11 @@ class SimulatedDevice:
             stream.queue.clear()
         self._prepared.clear()
         self._windows.clear()
+
+
+def _elements_of_a_load(launch: Launch) -> int:
+    itemsize = next(iter(launch.call.arrays.values())).itemsize
+    return max(1, (launch.kernel.load_bytes or itemsize) // itemsize)
 
 
 def _run_reference(reference: Callable[[], object]) -> None:

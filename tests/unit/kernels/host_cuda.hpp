@@ -28,17 +28,21 @@ T __ldcg(T const* address)
     return *address;
 }
 
-inline std::barrier<> warp_barrier{32};
-inline double warp_value[32];  // holds every 32-bit integer exactly, too
+struct Warp {
+    std::barrier<> barrier{32};
+    double value[32];  // holds every 32-bit integer exactly, too
+};
+inline Warp warps[32];
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask)
 {
+    Warp& warp = warps[threadIdx.x / 32];
     unsigned const lane = threadIdx.x % 32;
-    warp_value[lane] = value;
-    warp_barrier.arrive_and_wait();
-    T const result = static_cast<T>(warp_value[lane ^ mask]);
-    warp_barrier.arrive_and_wait();
+    warp.value[lane] = value;
+    warp.barrier.arrive_and_wait();
+    T const result = static_cast<T>(warp.value[lane ^ mask]);
+    warp.barrier.arrive_and_wait();
     return result;
 }
 

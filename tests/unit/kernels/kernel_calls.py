@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, Role
+from pytest_gpumem.kernels.stream import tile_bytes
 
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
 
+VECTORS = (1, 2, 4)
+"""Vectors that a thread may handle at once, where a kernel's entry leaves it to the launch shape."""
 REPEATS = 3
 """Passes of `l2_read` that its array of sums has room for."""
 
@@ -31,6 +34,11 @@ def fitting(name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, 
 
 MATRIX_WIDTHS = (150, 7)
 """More than two tiles and a rest, and less than a tile."""
+
+
+def vector_counts(kernel: Kernel) -> tuple[int, ...]:
+    """Every `LaunchShape.vectors` that a kernel is compiled for."""
+    return VECTORS if "{vectors}" in kernel.entry else (1,)
 
 
 def call_of(kernel: Kernel, arrays: Mapping[str, np.ndarray[Any, Any]], blocks: int | None = None, **scalars: float) -> Call:
@@ -66,7 +74,7 @@ def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> 
     """Arrays for a kernel of the catalogue whose largest has about `size` elements; awkward where the kernel allows it."""
     width = np.dtype(dtype).itemsize
     if name in ("read", "dot"):
-        tile = (4096 if name == "read" else 2048) // width
+        tile = tile_bytes(name) // width
         size = -(-size // tile) * tile
         sources = ("a",) if name == "read" else ("a", "b")
         return {**{s: random_array(rng, size, dtype) for s in sources}, "sums": random_array(rng, size // tile, dtype)}

@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from kernel_calls import vector_counts
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import LaunchShape
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
 
@@ -20,7 +22,10 @@ CPP = {"f4": "float", "f8": "double", "i4": "int"}
 
 
 def expressions(source: str) -> list[str]:
-    return sorted({k.entry.replace("{dtype}", CPP[d]) for k in CATALOGUE.values() if k.source == source for d in k.dtypes})
+    """Every instance that a launch shape may ask for."""
+    kernels = [k for k in CATALOGUE.values() if k.source == source]
+    shapes = {k.name: [LaunchShape(1, 1, vectors=v) for v in vector_counts(k)] for k in kernels}
+    return sorted({k.expression(CPP[dtype], shape) for k in kernels for dtype in k.dtypes for shape in shapes[k.name]})
 
 
 def called(result):
@@ -79,7 +84,7 @@ def accesses(body: str, kind: str) -> list[str]:
 
 def test_stream_accesses_are_128_bits_wide():
     for expression, body in ptx("stream.cu").items():
-        name, cpp, vectors = re.fullmatch(r"(\w+)<(\w+), (\d)>", expression).groups()
+        name, cpp, vectors = re.fullmatch(r"(\w+)<(\w+), (?:512, )?(\d)>", expression).groups()
         sources_of = sum(p.role.value == "read" for p in CATALOGUE[name].parameters)
         vector = r"\.v2\." if cpp == "double" else r"\.v4\."
         wide = [a for a in accesses(body, "ld") if re.search(vector, a)]
@@ -89,8 +94,9 @@ def test_stream_accesses_are_128_bits_wide():
         assert len(accesses(body, "ld")) - len(wide) == (0 if reduces else sources_of), expression
         wide_stores = [a for a in accesses(body, "st") if re.search(vector, a)]
         assert len(wide_stores) == (0 if reduces else int(vectors) + 1), expression
-        if sources_of:
-            assert CATALOGUE[name].loads_in_flight == sources_of * int(vectors)
+        assert CATALOGUE[name].load_bytes == 16
+        if reduces:
+            assert CATALOGUE[name].loads_in_flight == sources_of * int(vectors) == 8
 
 
 def test_the_texts_patterns_stay_one_word_wide():
@@ -107,6 +113,7 @@ def test_chase_bypasses_l1():
 def test_l2_reads_bypass_l1_by_eight_wide_loads():
     (body,) = ptx("l2_bandwidth.cu").values()
     assert accesses(body, "ld") == ["ld.global.cg.v4.s32"] * CATALOGUE["l2_read"].loads_in_flight
+    assert CATALOGUE["l2_read"].load_bytes == 16
 
 
 def test_a_tiles_loads_come_before_its_first_write():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_calls import arguments_of, call_of, cycle, random_array
+from kernel_calls import KiB, arguments_of, call_of, cycle, random_array
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -54,7 +54,7 @@ def test_integers_wrap_around():
 def test_read_and_dot_sum_tile_by_tile(dtype):
     rng = np.random.default_rng(3)
     width = np.dtype(dtype).itemsize
-    for name, tile in (("read", 4096 // width), ("dot", 2048 // width)):
+    for name, tile in (("read", 64 * KiB // width), ("dot", 32 * KiB // width)):
         arrays = arguments_of(name, 5 * tile, dtype, rng)
         expected = []
         for t in range(5):

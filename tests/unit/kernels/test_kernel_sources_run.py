@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_calls import arguments_of, call_of
+from kernel_calls import arguments_of, call_of, vector_counts
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -20,16 +21,16 @@ from pytest_gpumem.kernels.kernel import LaunchShape, Role
 
 C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "i4": ("int", ctypes.c_int)}
 COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
-WARPWISE = ("read", "dot", "l2_read")
+WARPWISE = ("l2_read",)
 """Kernels whose threads exchange values within a warp."""
-BLOCKWISE = ("transpose_tiled", "transpose_padded")
+BLOCKWISE = ("transpose_tiled", "transpose_padded", "read", "dot")
 """Kernels whose threads share memory."""
 GUARD = 256
 """Bytes after every array that no kernel may touch."""
 
 
 def entry_points() -> str:
-    """One C function for each kernel and element type, called with what `launch_arguments` lists."""
+    """One C function for each kernel, element type and number of vectors, called with what `launch_arguments` lists."""
     rng = np.random.default_rng(0)
     text = []
     for name, dtype in COMPILED:
@@ -40,12 +41,13 @@ def entry_points() -> str:
         kinds = ["Pointer" if a in arrays else c_type if isinstance(a, str) else "unsigned long long" for a in order]
         parameters = ", ".join(f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds))
         values = ", ".join(f"Pointer{{p{i}}}" if kind == "Pointer" else f"p{i}" for i, kind in enumerate(kinds))
-        function = f"{Path(kernel.source).stem}_cu::{kernel.entry.replace('{dtype}', c_type)}"
         side_by_side = "threads" if name in BLOCKWISE else "32u" if name in WARPWISE else "1u"
-        text.append(
-            f'extern "C" void {name}_{dtype}(unsigned blocks, unsigned threads, {parameters})\n'
-            f"{{ launch(blocks, threads, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
-        )
+        for vectors in vector_counts(kernel):
+            function = f"{Path(kernel.source).stem}_cu::{kernel.expression(c_type, LaunchShape(1, 1, vectors=vectors))}"
+            text.append(
+                f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, {parameters})\n'
+                f"{{ launch(blocks, threads, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
+            )
     return "".join(text)
 
 
@@ -110,24 +112,26 @@ def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
             call = call_of(kernel, arrays, blocks, **scalars)
             assert kernel.check(call) is None
             expected = kernel.reference(arrays, call.scalars)
-            # Outputs are poisoned, as a measurement does before it checks.
-            guarded = {}
-            for parameter in kernel.parameters:
-                if parameter.role is not Role.SCALAR:
-                    guarded[parameter.name] = Guarded(arrays[parameter.name])
-                if parameter.role is Role.WRITE:
-                    guarded[parameter.name].array.view("u1")[:] = 0xFF
-            run(library, kernel.shape(h100, call), kernel, dtype, call, guarded)
-            for parameter in kernel.parameters:
-                if parameter.role is Role.SCALAR:
-                    continue
-                actual = guarded[parameter.name]
-                assert actual.intact, f"{parameter.name}: written past its end"
-                content = expected.get(parameter.name, arrays[parameter.name])
-                assert content.dtype == actual.array.dtype
-                assert len(content) == len(actual.array)
-                tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
-                np.testing.assert_allclose(actual.array, content, rtol=tolerance, atol=0, err_msg=f"{parameter.name}, {size}, {scalars}")
+            for vectors in vector_counts(kernel):
+                # Outputs are poisoned, as a measurement does before it checks.
+                guarded = {}
+                for parameter in kernel.parameters:
+                    if parameter.role is not Role.SCALAR:
+                        guarded[parameter.name] = Guarded(arrays[parameter.name])
+                    if parameter.role is Role.WRITE:
+                        guarded[parameter.name].array.view("u1")[:] = 0xFF
+                run(library, replace(kernel.shape(h100, call), vectors=vectors), kernel, dtype, call, guarded)
+                for parameter in kernel.parameters:
+                    if parameter.role is Role.SCALAR:
+                        continue
+                    actual = guarded[parameter.name]
+                    assert actual.intact, f"{parameter.name}: written past its end"
+                    content = expected.get(parameter.name, arrays[parameter.name])
+                    assert content.dtype == actual.array.dtype
+                    assert len(content) == len(actual.array)
+                    tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
+                    what = f"{parameter.name}, {size}, {scalars}, {vectors}"
+                    np.testing.assert_allclose(actual.array, content, rtol=tolerance, atol=0, err_msg=what)
 
 
 @pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
@@ -179,4 +183,4 @@ def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:
             c_type = C_TYPES[dtype][1]
             value = call.scalars[item]
             arguments.append(c_type(int(value)) if dtype == "i4" else c_type(value))
-    getattr(library, f"{kernel.name}_{dtype}")(ctypes.c_uint(shape.blocks), ctypes.c_uint(shape.threads), *arguments)
+    getattr(library, f"{kernel.name}_{dtype}_{shape.vectors}")(ctypes.c_uint(shape.blocks), ctypes.c_uint(shape.threads), *arguments)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from kernel_calls import GiB, KiB, MiB, sized
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
 from pytest_gpumem.kernels.sectors import requested_bytes
+from pytest_gpumem.kernels.stream import map_shape
 
 N = 128 * MiB  # elements: 512 MiB of f4
 NODES = sized("i4", nodes=160, out=1)
@@ -28,10 +31,10 @@ def traffic(name, arrays, **scalars):
         ("triad", sized(a=N, b=N, c=N), GiB, 512 * MiB),
         ("triad", sized("f8", a=N, b=N, c=N), 2 * GiB, GiB),
         ("write", sized(a=N), 0, 512 * MiB),
-        # one 4-byte sum for each 4 KiB, or for each 2 KiB of both arrays
-        ("read", sized(a=N, sums=N // 1024), 512 * MiB, 512 * KiB),
-        ("read", sized(a=N, sums=N), 512 * MiB, 512 * KiB),
-        ("dot", sized(a=N, b=N, sums=N // 512), GiB, MiB),
+        # one 4-byte sum for each 64 KiB, or for each 32 KiB of both arrays
+        ("read", sized(a=N, sums=8 * KiB), 512 * MiB, 32 * KiB),
+        ("read", sized(a=N, sums=N), 512 * MiB, 32 * KiB),
+        ("dot", sized(a=N, b=N, sums=16 * KiB), GiB, 64 * KiB),
         ("reset_data", sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB), 8 * MiB, GiB),
         ("sliding_window", sized("i4", data_persistent=MiB, data_streaming=256 * MiB), 4 * MiB + GiB, 4 * MiB + GiB),
         ("add", sized(x=16 * MiB, y=16 * MiB), 128 * MiB, 64 * MiB),
@@ -128,11 +131,15 @@ def shape(name, facts, arrays, blocks=None, **scalars):
 
 
 def test_launch_shapes(h100):
-    # two vectors of 16 bytes a thread and array: tiles of 8 KiB
-    assert shape("triad", h100, sized(a=N, b=N, c=N)) == (65536, 256)
-    assert shape("triad", h100, sized(a=1, b=1, c=1)) == (1, 256)
-    assert shape("copy", h100, sized(c=N, a=N)) == (32768, 256)
-    assert shape("read", h100, sized(a=N, sums=N // 1024)) == (16384, 256)
+    # one vector of 16 bytes a thread and array: tiles of 16 KiB, or of 4 KiB; two where nothing is read
+    assert shape("triad", h100, sized(a=N, b=N, c=N)) == (32768, 1024)
+    assert shape("triad", h100, sized(a=1, b=1, c=1)) == (1, 1024)
+    assert shape("copy", h100, sized(c=N, a=N)) == (131072, 256)
+    assert shape("write", h100, sized(a=N)) == (32768, 512)
+    # a tile a block: 64 KiB, or 32 KiB of both arrays
+    assert shape("read", h100, sized(a=N, sums=N)) == (8192, 512)
+    assert shape("dot", h100, sized(a=N, b=N, sums=N)) == (16384, 512)
+    assert shape("dot", h100, sized(a=N, b=N, sums=N), blocks=3) == (3, 512)
     table = sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB)
     assert shape("reset_data", h100, table) == (264, 1024)
     assert shape("reset_data", h100, table, blocks=32) == (32, 1024)
@@ -154,6 +161,26 @@ def test_launch_shapes(h100):
 
 
 @pytest.mark.parametrize(
+    ("peak", "threads", "copy", "triad"),
+    [
+        (3.35e12, 2048, (256, 1), (1024, 1)),  # 4.3 MB in flight with one vector of one source
+        (6.1e12, 2048, (256, 1), (1024, 1)),
+        (6.2e12, 2048, (256, 2), (1024, 1)),
+        (12.4e12, 2048, (256, 4), (1024, 2)),
+        (99e12, 2048, (256, 4), (1024, 4)),
+        (3.35e12, 1536, (256, 1), (512, 1)),  # 1024 threads would leave a third of an SM empty
+        (4.7e12, 1536, (256, 2), (512, 1)),
+    ],
+)
+def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(h100, peak, threads, copy, triad):
+    facts = replace(h100, peak_bandwidth=peak, max_threads_per_sm=threads)
+    assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == ((512, 2), copy, triad)
+    got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
+    assert (got.threads, got.vectors) == copy
+    assert got.blocks * got.threads * got.vectors * 16 == 4 * N
+
+
+@pytest.mark.parametrize(
     ("name", "arrays", "scalars", "blocks", "problem"),
     [
         ("triad", sized(a=8, b=8, c=9), {"s": 3.0}, None, "the arrays must have the same number of elements: a has 8, b has 8, c has 9"),
@@ -164,13 +191,13 @@ def test_launch_shapes(h100):
         ("copy", sized("f4", c=8) | sized("i4", a=8), {}, None, "the arrays must have one element type: c holds f4, a holds i4"),
         ("copy", sized(c=0, a=0), {}, None, "c is empty"),
         ("copy", sized(c=8, a=8), {}, 0, "a grid of 0 blocks launches nothing; at least 1 is needed"),
-        ("read", sized(a=1000, sums=1), {}, None, "read adds up tiles of 4096 bytes; a has 4000 bytes, which is no multiple of that"),
+        ("read", sized(a=1000, sums=1), {}, None, "read adds up tiles of 65536 bytes; a has 4000 bytes, which is no multiple of that"),
         (
             "dot",
-            sized(a=2048, b=2048, sums=3),
+            sized(a=32 * KiB, b=32 * KiB, sums=3),
             {},
             None,
-            "dot gives one sum for each 2048 bytes of a: sums needs 4 elements, it has 3",
+            "dot gives one sum for each 32768 bytes of a: sums needs 4 elements, it has 3",
         ),
         ("offset_copy", sized(odata=8, idata=8), {"offset": 8}, None, "offset is 8, but the arrays have only 8 elements"),
         ("offset_copy", sized(odata=8, idata=8), {"offset": 1.5}, None, "offset is 1.5; a whole number of at least 0 is needed"),

@@ -21,6 +21,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda import allocations, guests, host
 from pytest_gpumem.devices.cuda.allocations import Allocations
 from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.cuda.streams import CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -191,8 +192,13 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
 
     monkeypatch.setattr(guests.cupy.cuda, "Device", lambda index: booked(f"device {index}"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    stream: Any = SimpleNamespace(cupy=booked("cupy"), handle=5)
-    with guests.current(1, stream):
+
+    def stream(handle: int) -> Any:
+        made = CudaStream(SimpleNamespace(ptr=handle))
+        made.cupy = booked("cupy")
+        return made
+
+    with guests.current(1, stream(5)):
         assert entered == ["device 1", "cupy"]
     assert "torch" not in sys.modules
 
@@ -200,10 +206,13 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
     torch.cuda = SimpleNamespace(
         is_available=lambda: True,
         ExternalStream=lambda handle, device: f"{handle} on {device}",
+        default_stream=lambda index: f"default of {index}",
         stream=lambda external: booked(f"torch {external}"),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    entered.clear()
-    with guests.current(1, SimpleNamespace(cupy=booked("cupy"), handle=5)):  # type: ignore[arg-type]
-        pass
-    assert entered == ["device 1", "cupy", "torch 5 on cuda:1", "end of torch 5 on cuda:1", "end of cupy", "end of device 1"]
+    # PyTorch's own default stream has another handle than the legacy default stream's, and cannot be made from one.
+    for handle, name in ((5, "5 on cuda:1"), (0, "default of 1"), (1, "default of 1"), (2, "2 on cuda:1")):
+        entered.clear()
+        with guests.current(1, stream(handle)):
+            pass
+        assert entered == ["device 1", "cupy", f"torch {name}", f"end of torch {name}", "end of cupy", "end of device 1"]

@@ -83,7 +83,7 @@ class FakeCompiler:
         self.compiled: list[tuple[str, str]] = []
         self.launched: list[tuple[Any, ...]] = []
 
-    def function(self, of: Kernel, dtype: str, shared_bytes: int) -> Any:
+    def function(self, of: Kernel, dtype: str, shape: LaunchShape) -> Any:
         self.compiled.append((of.name, dtype))
         return lambda grid, block, arguments, *, shared_mem, stream: self.launched.append((grid, block, arguments, shared_mem))
 
@@ -121,10 +121,12 @@ def test_a_copy_goes_from_the_read_to_the_written_array() -> None:
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
-    assert entry_for(kernel(), "i8") == "scaled<long long>"
-    assert entry_for(kernel(entry="plain"), "f4") == "plain"
+    shape = LaunchShape(1, 128, vectors=4)
+    assert entry_for(kernel(), "i8", shape) == "scaled<long long>"
+    assert entry_for(kernel(entry="scaled<{dtype}, {vectors}>"), "f4", shape) == "scaled<float, 4>"
+    assert entry_for(kernel(entry="plain"), "f4", shape) == "plain"
     with pytest.raises(DeviceError, match="no C\\+\\+ type for elements of 'f2'"):
-        entry_for(kernel(), "f2")
+        entry_for(kernel(), "f2", shape)
 
 
 def test_the_first_error_of_a_log_is_shown() -> None:

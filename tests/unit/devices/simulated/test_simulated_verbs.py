@@ -299,9 +299,21 @@ def test_kernels_cannot_see_pageable_memory(bench: Workbench) -> None:
 
 
 def test_compile_refuses_other_types(bench: Workbench) -> None:
-    bench.device.compile(scan(), "f4")
+    x = bench.memory(4096)
+    bench.device.compile(bench.bind(scan(), x=x))
     with pytest.raises(DeviceError, match="not made for u1; accepted: f4, f8, i4"):
-        bench.device.compile(scan(), "u1")
+        bench.device.compile(bench.bind(scan(), dtype="u1", x=x))
+
+
+def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
+    x = bench.memory(512 * MIB)
+    narrow, wide = (bench.cold(bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))
+    assert narrow > 1.3 * wide
+    doubled = bench.bind(replace(scan(), loads_in_flight=1), x=x)
+    assert narrow > 1.3 * bench.cold(replace(doubled, shape=replace(doubled.shape, vectors=4)))
+    # a double is half as many loads' worth
+    pairs = [bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), dtype="f8", x=x) for b in (8, None)]
+    assert bench.cold(pairs[0]) == pytest.approx(bench.cold(pairs[1]), rel=0.02)
 
 
 def test_foreign_function_needs_a_reference(bench: Workbench) -> None:
