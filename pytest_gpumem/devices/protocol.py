@@ -188,6 +188,12 @@ class Device(Protocol):
         before asking the driver if less is free.
         """
 
+    def entropy(self, seed: int) -> int:
+        """A seed for what is to differ from process to process, such as placements; on the simulated device `seed` itself."""
+
+    def settle(self) -> None:
+        """Wait until the driver is done with the memory that was freed: scrubbing it takes bandwidth from what runs meanwhile."""
+
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a host NumPy array: registered (page-locked) or left pageable. The array stays the owner."""
 

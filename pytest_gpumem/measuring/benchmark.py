@@ -278,6 +278,9 @@ class Conductor:
         """Seconds between two events with one launch, or nothing, between them; on all streams."""
         start, end = self._device.event(), self._device.event()
         readings, hold_works = list[float](), not self._profiled
+        if launch is not None:  # the first one loads the kernel, which waits for the device: nothing may be held then
+            self._device.launch(launch, self.streams()[0])
+            self._device.synchronize()
         for _ in range(FLOOR_SAMPLES):
             for stream in self.streams():
                 hold = self._device.hold(stream, HOLD_TIMEOUT) if hold_works else None
@@ -317,7 +320,7 @@ class _Run:
         self._plan = plan
         self._name = name
         self._floor = floor
-        self._random = np.random.default_rng(arena.seed)
+        self._random = np.random.default_rng(conductor.device.entropy(arena.seed))
         self._live = 1
         self._latency: float | None = None
         self._kept: list[list[float]] = []
@@ -431,6 +434,7 @@ class _Run:
         """Sample until steady; gives the seconds that one sample costs."""
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
         self._once()
+        self._device.settle()
         if self._target.foreign and self.choice.sampler != "host":
             self._find_stream()
         self.sampler = self._make()
@@ -513,6 +517,7 @@ class _Run:
         try:
             self._live = self._target.spread(wanted, most, self._random)
             self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
+            self._device.settle()
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
             self._live = 1

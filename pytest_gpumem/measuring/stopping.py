@@ -16,7 +16,7 @@ MOST_SAMPLES = 1000
 """Samples of a measurement: from here on placements and the process differ by more than further samples could tell."""
 ENOUGH_SAMPLES = 25
 """Samples that each placement may take however many placements there are, where they follow each other."""
-NEGLIGIBLE = 0.25
+NEGLIGIBLE = 0.5
 """Standard error from samples over standard error from placements, below which more samples do not help."""
 MEDIAN_NOISE = 1.2533
 """Standard error of a median over that of a mean, for normal data: sqrt(pi / 2)."""

@@ -15,6 +15,10 @@ NOTHING = 1.5
 """Times the empty interval up to which nothing can have run in it: an empty kernel takes more than twice as long."""
 LOOKS = 2
 """Looks at every stream; what a stream seems to do only once was somebody else's."""
+LONG = 0.025
+"""Seconds of work from which on nobody waits for other streams to end, because delays of microseconds no longer matter."""
+LONG_SHARE = 0.1
+"""Share of the whole time that a stream must be busy for, where the work is long."""
 BESIDE = 20e-6
 """Seconds that the device may go on after the timed stream is done, beyond what asking costs, before something runs beside it."""
 
@@ -46,57 +50,84 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
         Elsewhere: it runs on streams of its own, or nowhere.
     """
     defaults = device.default_streams()
-    names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
-    candidates = (own, *defaults)
-    busy = _busy(device, prepare, launch, own, candidates, floor)
-    if defaults and own in busy and len(busy) > 1:
+    look = _Look(device, prepare, launch, floor)
+    busy = [s for s in (own, *defaults) if look.busy(own, s)]
+    if defaults and own in busy and defaults[0] in busy:
         # Some of it follows the current stream and some does not: make the default stream the current one, so that all meet there.
-        own = defaults[0]
-        busy = _busy(device, prepare, launch, own, candidates, floor)
+        busy = [s for s in (defaults[0], own) if look.busy(defaults[0], s)]
+    elif defaults and defaults[0] in busy:
+        busy = [defaults[0]]  # the two default streams wait for each other
     if not busy:
         raise Elsewhere("no work was seen on the timed stream or on a default one")
     if len(busy) > 1:
         raise Elsewhere("its work is spread over several streams")
     found = busy[0]
-    if _goes_on(device, prepare, launch, found):
+    if look.goes_on(found):
         raise Elsewhere("some of its work goes on beside the timed stream")
+    names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
     return found, names.get(id(found))
 
 
-def _busy(device: Device, prepare: Queues, launch: Queues, current: Stream, streams: tuple[Stream, ...], floor: float) -> list[Stream]:
-    """Those of `streams` that did something, in every look."""
-    shortest = [float("inf")] * len(streams)
-    for _ in range(LOOKS):
-        prepare(current)
-        device.synchronize()
-        pairs = [(device.event(), device.event()) for _ in streams]
-        holds = []
-        try:
-            for stream, (start, _end) in zip(streams, pairs, strict=True):
-                holds.append(device.hold(stream, HOLD_TIMEOUT))
-                device.record(start, stream)
-            launch(current)
-            for stream, (_start, end) in zip(streams, pairs, strict=True):
-                device.record(end, stream)
-        finally:
-            for hold in holds:
-                hold.release()
-        device.synchronize()
-        shortest = [min(least, device.elapsed(*pair)) for least, pair in zip(shortest, pairs, strict=True)]
-    return [stream for stream, seconds in zip(streams, shortest, strict=True) if seconds > NOTHING * floor]
+class _Look:
+    """Launches the work under observation."""
 
+    def __init__(self, device: Device, prepare: Queues, launch: Queues, floor: float) -> None:
+        self._device = device
+        self._prepare = prepare
+        self._launch = launch
+        self._floor = floor
+        self._whole: float | None = None
 
-def _goes_on(device: Device, prepare: Queues, launch: Queues, stream: Stream) -> bool:
-    """Whether the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unseen."""
+    def busy(self, current: Stream, watched: Stream) -> bool:
+        """Whether `watched` does something, in every look, with `current` as the current stream."""
+        whole = self._whole_time(current)
+        least = max(NOTHING * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
+        return min(self._interval(current, watched, whole) for _ in range(LOOKS)) > least
 
-    def rest(work: bool) -> float:
-        prepare(stream)
+    def _whole_time(self, current: Stream) -> float:
+        """Seconds until the device is idle after one launch."""
+        if self._whole is None:
+            self._whole = min(self._idle_after(current, True) for _ in range(LOOKS))
+        return self._whole
+
+    def _idle_after(self, current: Stream, work: bool, first: Stream | None = None) -> float:
+        """Seconds from a launch, or from when the stream `first` is done after it, until the device is idle."""
+        device = self._device
+        self._prepare(current)
         device.synchronize()
-        if work:
-            launch(stream)
-        device.synchronize(stream)
         begun = device.now()
+        if work:
+            self._launch(current)
+        if first is not None:
+            device.synchronize(first)
+            begun = device.now()
         device.synchronize()
         return device.now() - begun
 
-    return min(rest(True) for _ in range(LOOKS + 1)) > min(rest(False) for _ in range(LOOKS + 1)) + BESIDE
+    def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
+        """Seconds that `watched`, held while the work is queued, was busy afterwards.
+
+        It is released when work on other streams has ended: a kernel that ends between two events on an idle stream delays the second
+        by some microseconds.
+        """
+        device = self._device
+        start, end = device.event(), device.event()
+        self._prepare(current)
+        device.synchronize()
+        hold = device.hold(watched, HOLD_TIMEOUT)
+        try:
+            device.record(start, watched)
+            self._launch(current)
+            device.record(end, watched)
+            over = device.now() + (2 * whole if whole <= LONG else 0.0)
+            while device.now() < over:
+                pass
+        finally:
+            hold.release()
+        device.synchronize()
+        return device.elapsed(start, end)
+
+    def goes_on(self, stream: Stream) -> bool:
+        """Whether the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unseen."""
+        after, idle = (min(self._idle_after(stream, work, stream) for _ in range(LOOKS + 1)) for work in (True, False))
+        return after > idle + BESIDE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,24 @@ _ROOM = 0.25
 _LEAST_ROOM = 64 * 2**20
 
 
-@dataclass
+SCRUB_RATE = 250e9
+"""Bytes a second at which the driver is taken to scrub freed device memory. On an H200 it does so in the background at some 350 GB/s, and
+a triad takes 10 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
+
+_SPARE_SHARE = 8
+"""A region is kept for the next scatter if it takes no more than this part of the device's memory."""
+_LEAST_REGION = 14 * 2**30
+"""Bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it."""
+
+
+@dataclass(eq=False)
 class _Region:
-    """One `cudaMalloc` that several allocations lie in: it ends with the last of them."""
+    """One `cudaMalloc` that several allocations lie in."""
 
     address: int
+    nbytes: int
     parts: int
+    """Allocations that lie in it now."""
 
 
 class Allocations:
@@ -50,6 +63,10 @@ class Allocations:
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
         self._facts = facts
+        self._spare: _Region | None = None
+        """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
+        self._scrubbed = 0.0
+        """When the driver will be done with what was freed, on the clock of `time.monotonic`."""
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool, write_combined: bool) -> Allocation:
         """Allocate. Raises `OutOfMemory` before the driver is asked if less is free, `DeviceError` if the driver refuses."""
@@ -59,6 +76,7 @@ class Allocations:
         if nbytes > free and not kind.on_host:
             # References are computed with CuPy, whose pool keeps what they no longer need.
             cupy.get_default_memory_pool().free_all_blocks()
+            self._drop_spare()
             free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
@@ -89,12 +107,44 @@ class Allocations:
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
-        places, nbytes = scattered(sizes, seed)
-        whole = self.allocate(nbytes, MemoryKind.DEVICE, mapped=True, write_combined=False)
-        region = _Region(whole.address, len(sizes))
+        region = self._region(needed_bytes(sizes))
+        places = scattered(sizes, region.nbytes, seed)
+        region.parts = len(sizes)
+        whole = region
         return [
             Allocation(MemoryKind.DEVICE, size, whole.address + place, 0, backing=region) for size, place in zip(sizes, places, strict=True)
         ]
+
+    def _region(self, nbytes: int) -> _Region:
+        """A region of at least `nbytes`: the spare one where it is large enough."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.nbytes >= nbytes:
+            return spare
+        if spare is not None:
+            self._give_back(spare.address, spare.nbytes)
+        roomy = min(_LEAST_REGION, self._facts.memory_bytes // _SPARE_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
+        size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
+        whole = self.allocate(size, MemoryKind.DEVICE, mapped=True, write_combined=False)
+        return _Region(whole.address, size, 0)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            self._give_back(spare.address, spare.nbytes)
+
+    def _give_back(self, address: int, nbytes: int) -> None:
+        runtime.free(address)
+        self._scrubbed = max(self._scrubbed, time.monotonic()) + nbytes / SCRUB_RATE
+
+    def settle(self) -> None:
+        """Wait until the driver is done with scrubbing what was freed."""
+        left = self._scrubbed - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def close(self) -> None:
+        """Give back what is kept."""
+        self._drop_spare()
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
@@ -118,15 +168,11 @@ class Allocations:
         if allocation.freed:
             return
         allocation.freed = True
-        address = allocation.address
-        if isinstance(allocation.backing, _Region):
-            allocation.backing.parts -= 1
-            if allocation.backing.parts:
-                return
-            address = allocation.backing.address
         try:
-            if allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
-                runtime.free(address)
+            if isinstance(allocation.backing, _Region):
+                self._left(allocation.backing)
+            elif allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
+                self._give_back(allocation.address, allocation.nbytes)
             elif allocation.kind is MemoryKind.PINNED:
                 runtime.freeHost(allocation.host_address)
             elif allocation.kind is MemoryKind.REGISTERED:
@@ -137,6 +183,18 @@ class Allocations:
         finally:
             allocation.backing = None
 
+    def _left(self, region: _Region) -> None:
+        """One allocation less in a region; keep the empty region, unless it is large or there is a larger one."""
+        region.parts -= 1
+        if region.parts:
+            return
+        spare = self._spare
+        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
+            self._give_back(region.address, region.nbytes)
+            return
+        self._drop_spare()
+        self._spare = region
+
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free: oversubscription can hang a GPU."""
         if kind is MemoryKind.PAGEABLE:
@@ -145,7 +203,8 @@ class Allocations:
             return int(host.available_bytes() * host.PINNED_SHARE)
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
-        return max(0, int(free) - RESERVE)
+        kept = self._spare.nbytes if self._spare is not None and kind is MemoryKind.DEVICE else 0
+        return max(0, int(free) - RESERVE) + kept
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array: CuPy over memory that the device sees, else NumPy."""
@@ -159,19 +218,29 @@ class Allocations:
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
 
 
-def scattered(sizes: Sequence[int], seed: int) -> tuple[list[int], int]:
-    """Offsets of blocks of `sizes` bytes in a random order with random gaps between, and the bytes of the region that holds them."""
-    random = np.random.default_rng(seed)
-    alignment = _LARGE_ALIGNMENT if max(sizes) >= _LARGE else _SMALL_ALIGNMENT
+def needed_bytes(sizes: Sequence[int]) -> int:
+    """Bytes of the smallest region in which blocks of `sizes` bytes still lie at random."""
+    alignment = _alignment(sizes)
+    slots = sum(-(-size // alignment) for size in sizes)
+    return (slots + max(int(slots * _ROOM), _LEAST_ROOM // alignment)) * alignment
+
+
+def scattered(sizes: Sequence[int], region: int, seed: int) -> list[int]:
+    """Offsets of blocks of `sizes` bytes in a region of `region` bytes: a random order, random gaps, no overlap."""
+    random, alignment = np.random.default_rng(seed), _alignment(sizes)
     slots = [-(-size // alignment) for size in sizes]
-    room = max(int(sum(slots) * _ROOM), _LEAST_ROOM // alignment)
+    room = region // alignment - sum(slots)
     gaps = np.diff(np.sort(random.integers(0, room + 1, len(sizes))), prepend=0)
     offsets, at = [0] * len(sizes), 0
     for which, gap in zip(random.permutation(len(sizes)), gaps, strict=True):
         at += int(gap)
         offsets[which] = at * alignment
         at += slots[which]
-    return offsets, (sum(slots) + room) * alignment
+    return offsets
+
+
+def _alignment(sizes: Sequence[int]) -> int:
+    return _LARGE_ALIGNMENT if max(sizes) >= _LARGE else _SMALL_ALIGNMENT
 
 
 def _address(array: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -137,6 +138,12 @@ class CudaDevice:
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         return self._allocations.scatter(sizes, seed)
 
+    def entropy(self, seed: int) -> int:
+        return secrets.randbits(64)
+
+    def settle(self) -> None:
+        self._allocations.settle()
+
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         return self._allocations.adopt(array, register=register)
 
@@ -205,6 +212,7 @@ class CudaDevice:
             if self._holds is not None:
                 self._holds.release_all()
             runtime.deviceSynchronize()
+            self._allocations.close()
         except CUPY_ERRORS:
             pass  # a lost context: there is nothing left to free
         self._holds = None

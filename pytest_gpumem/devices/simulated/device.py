@@ -411,6 +411,12 @@ class SimulatedDevice:
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
         return [made[which] for which in range(len(sizes))]
 
+    def entropy(self, seed: int) -> int:
+        return seed
+
+    def settle(self) -> None:
+        """Nothing: freed memory costs nothing here."""
+
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         self._forbid_capture("it registers host memory")
         if not isinstance(array, np.ndarray):
