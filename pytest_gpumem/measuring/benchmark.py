@@ -42,8 +42,10 @@ PROFILED_SAMPLES = 5
 STREAMS = 4
 """Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
 deviations on an H200); more than four streams average no better."""
-FLOOR_SAMPLES = 20
+FLOOR_SAMPLES = 40
 """Readings of an empty interval, and of a launch that does next to nothing, on each stream."""
+BLOCKS_PER_SM = 2
+"""Grid of that launch."""
 CHUNK_SECONDS = 0.025
 """Seconds of samples between two looks at clocks and throttle reasons."""
 WAKE_BATCH = 100
@@ -206,7 +208,11 @@ class Conductor:
     def flush(self, mode: str) -> Flush:
         """The flush of a mode, made at its first use."""
         if mode not in self._flushes:
-            self._flushes[mode] = Flush(self._device, mode)
+            flush = self._flushes[mode] = Flush(self._device, mode)
+            # A kernel is loaded at its first launch, which waits for the device: never behind a held stream.
+            stream = self.streams()[0]
+            flush(stream)
+            self._device.synchronize(stream)
         return self._flushes[mode]
 
     def streams(self) -> tuple[Stream, ...]:
@@ -267,7 +273,9 @@ class Conductor:
             arena = Arena(self._device, seed=0)
             try:
                 buffer = arena.buffer(VECTOR_BYTES, "f4", MemoryKind.DEVICE)
-                smallest = BoundKernel(CATALOGUE["write"], self._device, arena.stream).launch({"a": buffer}, {"value": 1.0})
+                # On a full grid, like what is measured; only its first block finds something to write.
+                write = BoundKernel(CATALOGUE["write"], self._device, arena.stream, blocks=BLOCKS_PER_SM * self._device.facts.sm_count)
+                smallest = write.launch({"a": buffer}, {"value": 1.0})
                 empty = self._readings(None)
                 self._floors = Floors(float(np.median(empty)), _middle_mean(self._readings(smallest)))
             finally:
