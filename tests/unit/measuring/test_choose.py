@@ -18,8 +18,8 @@ def chosen(requested: str = "auto", **facts: Any) -> Choice:
 @pytest.mark.parametrize(
     ("facts", "sampler"),
     [
-        ({}, "graph"),
-        ({"mode": "dirty-cold"}, "graph"),
+        ({}, "blocked"),
+        ({"mode": "dirty-cold"}, "blocked"),
         ({"foreign": True}, "blocked"),
         ({"pages_move": True}, "blocked"),
         ({"waits": True}, "host"),
@@ -34,6 +34,12 @@ def test_auto(facts: dict[str, Any], sampler: str) -> None:
     choice = chosen(**facts)
     assert choice.sampler == sampler
     assert choice.reason
+
+
+def test_what_was_chosen_may_fall_back() -> None:
+    assert chosen().fallback
+    assert chosen(foreign=True).fallback
+    assert chosen(mode="hot").fallback
 
 
 def test_what_was_asked_for_is_taken_and_does_not_fall_back() -> None:

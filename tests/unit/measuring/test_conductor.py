@@ -14,10 +14,13 @@ from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.measuring.benchmark import PROFILED_SAMPLES, _Run
+from pytest_gpumem.kernels.stream import VECTOR_BYTES
+from pytest_gpumem.measuring.benchmark import PROFILED_SAMPLES, STREAMS, _Run
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
+from pytest_gpumem.measuring.samplers.graph import GraphSampler
 from pytest_gpumem.measuring.target import Case, WrongResult
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB
 
 LAUNCH_LATENCY = 20e-6
@@ -58,18 +61,43 @@ def test_modes_are_ordered() -> None:
 def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
     bench = Bench(profiled=True)
     triad(bench, nbytes=2 * MiB, mode=mode)
-    flushes = [launch for launch in bench.device.launched if launch.kernel.name in ("read", "write")]
+    # The launch overhead is measured on the smallest write there is.
+    flushes = [f for f in bench.device.launched if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES]
     assert len(flushes) == per_sample * PROFILED_SAMPLES
     assert all(f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes for f in flushes)
 
 
-def test_what_cannot_be_captured_is_held_instead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = triad(Bench(), sampler="blocked", placements=4).latency
+def test_a_batch_that_cannot_be_captured_is_held_instead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = triad(Bench(), mode="hot", placements=4).latency
+    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
+    taken = triad(bench, mode="hot", placements=4)
+    assert taken.sampler == "batched"
+    assert taken.latency == pytest.approx(expected, rel=0.005)
+
+
+def test_a_hold_that_expires_on_a_kernel_leads_to_a_graph(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = triad(Bench(), placements=4).latency
+    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+    taken = triad(bench, placements=4)
+    assert (taken.sampler, taken.sampler_reason) == ("graph", "made to fail: captured, so that no launch can wait")
+    assert taken.latency == pytest.approx(expected, rel=0.005)
+    assert taken.overhead is None
+
+
+def test_a_kernel_that_can_neither_be_held_nor_captured_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = triad(Bench(), placements=4).latency
+    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
     monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
     taken = triad(bench, placements=4)
-    assert taken.sampler == "blocked"
-    assert taken.sampler_reason == "cannot be captured: made to fail"
-    assert taken.latency == pytest.approx(expected, rel=0.005)
+    assert taken.sampler == "host"
+    assert taken.sampler_reason == "cannot be captured: made to fail: wall-clock time, launch latency included"
+    assert expected < taken.latency < expected + LAUNCH_LATENCY
+
+
+def test_managed_memory_that_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+    taken = bench.measure("add", bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB))
+    assert (taken.sampler, taken.sampler_reason) == ("host", "made to fail: wall-clock time, launch latency included")
 
 
 def test_a_hold_that_expires_leads_to_the_hosts_clock(bench: Bench) -> None:
@@ -89,49 +117,59 @@ def case(function: Callable[[], object], buffer: Any) -> Any:
 
 def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold may expire late, on a busy host: two clocks must not be averaged."""
-    blocked = triad(Bench(), nbytes=2 * MiB, sampler="blocked").latency
-    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
-    keep, placed = _Run._keep, [0]
+    x, nothing = bench.memory.device(1 * MiB), list[None]()
+    blocked = bench.case(lambda memory: case(lambda: None, x), sampler="blocked").latency
+    fill, placed = _Run._fill, [0]
 
     def late(run: _Run, *arguments: Any) -> None:
-        keep(run, *arguments)
+        fill(run, *arguments)
         placed[0] += 1
         if placed[0] == 3:
             monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
 
-    monkeypatch.setattr(_Run, "_keep", late)
-    taken = triad(bench, nbytes=2 * MiB, placements=8)
+    monkeypatch.setattr(_Run, "_fill", late)
+    taken = bench.case(lambda memory: case(lambda: nothing.append(None), x), placements=8)
     assert placed[0] > 3
     assert taken.sampler == "host"
     assert len(taken.placements) == placed[0] - 3
     assert all(statistics.median(p) > 1.2 * blocked for p in taken.placements)
 
 
+def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, chunks, graph = BlockedSampler.samples, [0], list[tuple[int, float]]()
+    captured = GraphSampler.samples
+
+    def breaks(sampler: BlockedSampler, rounds: int) -> list[tuple[int, float]]:
+        chunks[0] += bench.ranges.open[-1].endswith(".measure") and rounds > 1  # the first round of new placements is not kept
+        if chunks[0] == 3:
+            raise HoldExpired("made to fail")
+        return sound(sampler, rounds)
+
+    def booked(sampler: GraphSampler, rounds: int) -> list[tuple[int, float]]:
+        taken = captured(sampler, rounds)
+        graph.extend(taken)
+        return taken
+
+    monkeypatch.setattr(BlockedSampler, "samples", breaks)
+    monkeypatch.setattr(GraphSampler, "samples", booked)
+    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 0.005)
+    taken = triad(bench, placements=4, precision=1e-9, budget=0.5)
+    assert chunks[0] == 3
+    assert taken.sampler == "graph"
+    assert sorted(taken.samples) == sorted(seconds for _, seconds in graph)
+
+
 @pytest.mark.parametrize(
-    ("sampler", "broken", "error", "message"),
-    [
-        ("graph", "capture", CannotCapture, 'sampler "graph" was asked for, but made to fail'),
-        ("blocked", "synchronize", HoldExpired, 'sampler "blocked" was asked for, but made to fail'),
-    ],
+    ("sampler", "broken", "error"),
+    [("graph", (CountedDevice, "capture"), CannotCapture), ("blocked", (BlockedSampler, "samples"), HoldExpired)],
 )
 def test_a_sampler_that_was_asked_for_does_not_fall_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, broken: str, error: type[Exception], message: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, broken: tuple[type, str], error: type[Exception]
 ) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    sound = getattr(bench.device, broken)
-    samples = []
-
-    def breaking(*arguments: Any) -> Any:
-        samples.append(arguments)
-        # The checks and the floor come first.
-        if broken == "capture" or len(samples) > 70:
-            raise error("made to fail")
-        return sound(*arguments)
-
-    monkeypatch.setattr(bench.device, broken, breaking)
-    with pytest.raises(BadCall, match=message):
+    monkeypatch.setattr(*broken, failing(error=error))
+    with pytest.raises(BadCall, match=f'sampler "{sampler}" was asked for, but made to fail'):
         bench.take(target, sampler=sampler)
-    monkeypatch.undo()
     assert bench.leftovers() == 0
 
 
@@ -173,14 +211,68 @@ def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench, monkeypat
 
 def test_placements_are_at_different_addresses(bench: Bench) -> None:
     a, b = bench.buffers(2, 2 * MiB)
+    own = (a.address, b.address)
     taken = bench.measure("copy", a, b, placements=6)
-    launched = [(what.arrays["c"].address, what.arrays["a"].address) for what in bench.device.launched if what.kernel.name == "copy"]
-    placed = [addresses for addresses, _ in groupby(launched)]
+    placed = set(launched(bench)) - {own}
+    assert len(taken.placements) == len(placed) >= 6
+    everywhere = [address for pair in (*placed, own) for address in pair]
+    assert len(set(everywhere)) == len(everywhere)
+    assert taken.half_width is not None
+    assert taken.half_width > 0
+    assert own == (a.address, b.address)
+
+
+def launched(bench: Bench) -> list[tuple[int, int]]:
+    """Addresses of the written and the read array of every launch of `copy`, in order."""
+    return [(what.arrays["c"].address, what.arrays["a"].address) for what in bench.device.launched if what.kernel.name == "copy"]
+
+
+def test_placements_side_by_side_take_turns_in_a_random_order(bench: Bench) -> None:
+    a, b = bench.buffers(2, 2 * MiB)
+    own = (a.address, b.address)
+    bench.measure("copy", a, b, placements=4, precision=1e-9)
+    order = [where for where in launched(bench) if where != own]
+    count = len(set(order))
+    rounds = [tuple(order[first : first + count]) for first in range(0, len(order), count)]
+    assert len(rounds) > 10
+    assert all(set(turn) == set(order) for turn in rounds)
+    assert len(set(rounds)) > len(rounds) / 2
+
+
+def test_streams_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = bench.buffers(2, 2 * MiB)
+    used, launch = list[int](), bench.device.launch
+
+    def booked(what: Any, stream: Any) -> None:
+        if what.kernel.name == "copy" and bench.ranges.open[-1].endswith(".measure"):
+            used.append(stream.handle)
+        launch(what, stream)
+
+    monkeypatch.setattr(bench.device, "launch", booked)
+    bench.measure("copy", a, b, placements=5)
+    assert len(set(used)) == STREAMS
+    turns = [used[first : first + STREAMS] for first in range(0, len(used) - STREAMS, STREAMS)]
+    # Each set of placements begins with the first stream.
+    assert sum(turn == turns[0] for turn in turns) > 0.9 * len(turns)
+
+
+def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = bench.buffers(2, 2 * MiB)
+    used, launch = set[int](), bench.device.launch
+
+    def booked(what: Any, stream: Any) -> None:
+        if what.kernel.name == "copy":
+            used.add(stream.handle)
+        launch(what, stream)
+
+    monkeypatch.setattr(bench.device, "launch", booked)
+    with persisting(bench.device, b) as stream:
+        taken = bench.take(bench.target(bench.kernels.copy, a, b, stream=stream), placements=6)
+        assert used == {stream.stream.handle}
+    placed = [addresses for addresses, _ in groupby(launched(bench))]
     assert len(taken.placements) == len(placed) == 6
     assert len(set(placed)) > 3  # without padding the places that moves leave free would come round again
     assert all(one != other for before, after in pairwise(placed) for one, other in zip(before, after, strict=True))
-    assert taken.half_width is not None
-    assert taken.half_width > 0
 
 
 def test_what_cannot_move_has_one_placement(bench: Bench) -> None:
@@ -256,17 +348,35 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
 
 def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    taken = triad(bench, nbytes=2 * MiB, placements=5)
+    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 10.0)  # one look a placement
+    x = bench.memory.device(2 * MiB)
+    taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
     assert len(taken.placements) == 3
     assert taken.discarded == 2 * len(taken.placements[1])
     assert "3 of 5 placements" in taken.notes
     assert "every sample was taken under throttling" not in taken.notes
 
 
+def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    throttling(bench, monkeypatch, lambda look: look in (3, 4))
+    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 1e-6)  # a look a round
+    a, b = bench.buffers(2, 2 * MiB)
+    own = (a.address, b.address)
+    taken = bench.measure("copy", a, b, placements=5)
+    count = len(taken.placements)
+    assert count >= 5
+    assert taken.discarded == 2 * count
+    taken_in_all = len([where for where in launched(bench) if where != own])
+    assert len(taken.samples) == taken_in_all - taken.discarded - count  # and the first round, which warms them up
+    assert taken.during is not None
+    assert taken.during.throttle_reasons == ("sw_power_cap",)
+    assert [c.throttle_reasons for c in taken.conditions] == [(), ()]
+
+
 def test_samples_stay_visible_where_all_were_throttled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: True)
     taken = triad(bench, nbytes=2 * MiB, placements=3)
-    assert len(taken.placements) == 3
+    assert len(taken.placements) >= 3
     assert taken.discarded == len(taken.samples)
     assert "every sample was taken under throttling" in taken.notes
     assert [c.throttle_reasons for c in taken.conditions] == [("sw_power_cap",)] * 2
@@ -285,6 +395,7 @@ def test_phases_have_their_ranges_in_order(bench: Bench) -> None:
 
 def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(profiled=True)
+    bench.conductor.floors()
     launch = bench.device.launch
     monkeypatch.setattr(bench.device, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
     monkeypatch.setattr(bench.device, "capture", failing())  # no graph
@@ -309,13 +420,47 @@ def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatc
         return hold(stream, timeout)
 
     monkeypatch.setattr(bench.device, "hold", counted)
-    one = triad(bench, nbytes=2 * MiB)  # by a graph, so that only the floor holds a stream
+    one = triad(bench, nbytes=2 * MiB, sampler="graph")  # so that only the floor holds a stream
     after_one = holds[0]
-    two = triad(bench, nbytes=2 * MiB)
+    two = triad(bench, nbytes=2 * MiB, sampler="graph")
     assert after_one > 0
     assert holds[0] == after_one
     assert one.floor == two.floor
     assert 0 < one.floor < min(one.samples)
+
+
+def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench: Bench) -> None:
+    one, two = triad(bench, nbytes=2 * MiB), triad(bench, nbytes=8 * MiB)
+    assert one.sampler == two.sampler == "blocked"
+    assert one.overhead is not None
+    assert one.overhead == two.overhead
+    assert one.floor < one.overhead < min(one.samples)
+    assert len([w for w in bench.device.launched if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES]) <= 100
+    others = [triad(bench, nbytes=2 * MiB, sampler=s) for s in ("graph", "host")] + [triad(bench, nbytes=2 * MiB, mode="hot")]
+    assert [m.overhead for m in others] == [None, None, None]
+
+
+def test_the_floor_needs_no_hold_where_holds_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under CUDA_LAUNCH_BLOCKING: every launch waits, so a held stream would wait for its time-out each time."""
+    hold, holds = bench.device.hold, [0]
+
+    def expiring(stream: Any, timeout: float) -> Any:
+        holds[0] += 1
+        held = hold(stream, timeout)
+        bench.device.synchronize = waits  # type: ignore[method-assign]
+        return held
+
+    synchronize = bench.device.synchronize
+
+    def waits(stream: Any = None) -> None:
+        bench.device.synchronize = synchronize  # type: ignore[method-assign]
+        synchronize(stream)
+        raise HoldExpired("made to fail")
+
+    monkeypatch.setattr(bench.device, "hold", expiring)
+    floors = bench.conductor.floors()
+    assert holds[0] == 2  # one for the empty interval, one for the launch
+    assert 0 < floors.empty < floors.launch
 
 
 def test_flush_buffers_are_made_once_and_freed_at_the_end(bench: Bench) -> None:

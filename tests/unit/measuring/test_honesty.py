@@ -10,6 +10,7 @@ import pytest
 from bench import Bench
 
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.samplers.batched import BATCH_SECONDS
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import persisting
@@ -65,13 +66,16 @@ def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkey
     monkeypatch.setattr(bench.device, "conditions", conditions)
     taken = bench.measure("copy", *bench.buffers(2))
     assert taken.discarded == len(taken.samples)
-    assert taken.conditions[1].throttle_reasons == ("sw_power_cap",)
+    assert taken.during is not None
+    assert taken.during.throttle_reasons == ("sw_power_cap",)
 
 
 def test_a_batchs_floor_is_shared_by_its_launches(bench: Bench) -> None:
     cold, hot = bench.measure("copy", *bench.buffers(2)), bench.measure("copy", *bench.buffers(2), mode="hot")
     assert hot.sampler == "batched"
-    assert hot.floor == pytest.approx(cold.floor / 20)
+    batch = cold.floor / hot.floor
+    assert batch == pytest.approx(round(batch))
+    assert batch * hot.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
 
 
 def test_a_closed_persisting_stream_is_refused(bench: Bench) -> None:

@@ -13,10 +13,12 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.target import KernelTarget, WrongResult
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.units import MiB
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.units import GiB, MiB
 
 ELEMENTS = 1024
 
@@ -94,11 +96,11 @@ def test_a_kernel_with_another_reference_is_wrong(bench: Bench, monkeypatch: pyt
 
 
 def test_within_the_tolerance_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, sums = bench.memory.device(4096 * ELEMENTS), bench.memory.device((ELEMENTS,), "f4")
+    a, sums = bench.memory.device(4 * tile_bytes("read")), bench.memory.device((ELEMENTS,), "f4")
     target = bench.kernel_target("read", a, sums)
     for factor, right in ((1 + 5e-6, True), (1 + 5e-5, False)):
         with monkeypatch.context() as patch:
-            does(bench, changing("sums", 5, lambda v, factor=factor: v[1] * np.float32(factor)), patch)
+            does(bench, changing("sums", 2, lambda v, factor=factor: v[1] * np.float32(factor)), patch)
             if right:
                 target.check()
             else:
@@ -127,7 +129,7 @@ def test_updated_arguments_are_put_back_before_each_check(bench: Bench) -> None:
     target = bench.kernel_target("add", x, y)
     for _ in range(3):
         for _ in range(5):
-            target.launch()
+            target.launch(0, bench.arena.stream)
         target.check()
         np.testing.assert_array_equal(y.read(), start + x.read())
 
@@ -184,30 +186,181 @@ def test_the_chase_walks_a_cycle(bench: Bench) -> None:
     assert len(seen) == len(following)  # no short cycle
 
 
-def test_placing_moves_what_is_launched(bench: Bench) -> None:
-    a, b = bench.buffers(2)
-    target = bench.kernel_target("copy", a, b)
-    before = (a.address, b.address)
-    target.place()
-    target.launch()
-    launched = bench.device.launched[-1]
-    assert (launched.arrays["c"].address, launched.arrays["a"].address) == (a.address, b.address)
-    assert a.address != before[0]
-    assert b.address != before[1]
+def random(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def addresses(launch: Launch) -> dict[str, int]:
+    return {name: allocation.address for name, allocation in launch.arrays.items()}
+
+
+def launched(bench: Bench, target: KernelTarget, places: int) -> list[Launch]:
+    """One launch of each placement."""
+    for place in range(places):
+        target.launch(place, bench.arena.stream)
+    bench.device.synchronize()
+    return bench.device.launched[-places:]
+
+
+def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, x = bench.buffers(2, 4 * ELEMENTS)
+    target = bench.kernel_target("copy", out, x)
     target.check()
+    copied, copy = list[int](), bench.device.copy
+
+    def booked(destination: Any, source: Any, nbytes: int, stream: Any) -> None:
+        copied.append(source.address)
+        copy(destination, source, nbytes, stream)
+
+    monkeypatch.setattr(bench.device, "copy", booked)
+    assert target.spread(3, 5, random()) == 5  # so small that all are made at once
+    assert copied == [x.address] * 5
+    places = launched(bench, target, 5)
+    everywhere = [address for place in places for address in addresses(place).values()] + [out.address, x.address]
+    assert len(set(everywhere)) == 12
+    assert {bench.device.content(place.arrays["a"]) for place in places} == {bench.device.content(x.allocation)}
+    assert {bench.device.content(place.arrays["c"]) for place in places} == {bench.device.content(x.allocation)}
+
+
+def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
+    x, y = bench.buffers(2, 4 * ELEMENTS)
+    total = x.read() + y.read()
+    target = bench.kernel_target("add", x, y)
+    target.spread(2, 2, random())
+    for place in launched(bench, target, 2):
+        np.testing.assert_array_equal(bench.device.view(place.arrays["y"], "f4", ELEMENTS), total)
+
+
+def test_a_buffer_that_is_given_twice_lies_at_one_address_in_each_placement(bench: Bench) -> None:
+    out, x = bench.buffers(2, 4 * ELEMENTS)
+    target = bench.kernel_target("stream_add", out, x, x)
+    count = target.spread(2, 2, random())
+    for place in launched(bench, target, count):
+        assert place.arrays["a"] is place.arrays["b"]
+
+
+def test_a_check_goes_back_to_the_buffers_and_frees_the_placements(bench: Bench) -> None:
+    x, y = bench.buffers(2, 4 * ELEMENTS)
+    start = y.read()
+    target = bench.kernel_target("add", x, y)
+    before = list(bench.device.live)
+    count = target.spread(4, 4, random())
+    assert len(bench.device.live) == len(before) + 2 * count
+    for _ in range(3):
+        launched(bench, target, count)
+    np.testing.assert_array_equal(y.read(), start)  # nobody touched the user's own
+    target.check()
+    assert bench.device.live == before
+    assert addresses(bench.device.launched[-1]) == {"x": x.address, "y": y.address}
+    np.testing.assert_array_equal(y.read(), start + x.read())
+
+
+def test_spreading_again_replaces_the_placements(bench: Bench) -> None:
+    target = bench.kernel_target("copy", *bench.buffers(2))
+    before = len(bench.device.live)
+    draw = random()
+    target.spread(2, 2, draw)
+    first = [addresses(launch) for launch in launched(bench, target, 2)]
+    target.spread(2, 2, draw)
+    assert len(bench.device.live) == before + 4
+    assert [addresses(launch) for launch in launched(bench, target, 2)] != first
+    target.close()
+    assert len(bench.device.live) == before
+
+
+def test_the_seed_decides_where_placements_lie() -> None:
+    def where(seed: int) -> list[dict[str, int]]:
+        bench = Bench()
+        target = bench.kernel_target("copy", *bench.buffers(2))
+        return [addresses(launch) for launch in launched(bench, target, target.spread(3, 3, random(seed)))]
+
+    assert where(1) == where(1)
+    assert where(1) != where(2)
+
+
+def short_of(free: int) -> Bench:
+    """A bench whose device holds 3 x 64 MiB and `free` bytes."""
+    return Bench(CountedDevice(memory_bytes=192 * MiB + free + DATASHEETS["h100"].context_bytes))
+
+
+@pytest.mark.parametrize(("free", "count"), [(4 * GiB, 8), (2 * GiB, 5), (768 * MiB, 2), (384 * MiB, 1)])
+def test_short_memory_holds_fewer_placements_side_by_side(free: int, count: int) -> None:
+    bench = short_of(free)
+    target = bench.kernel_target("triad", *bench.buffers(3, 64 * MiB))
+    assert target.spread(8, 8, random()) == count
+    assert len(bench.device.live) == 3 + 3 * count
+    launched(bench, target, count)
+    target.check()
+    assert bench.leftovers() == 0
+
+
+class Least:
+    """A generator whose every draw is the least."""
+
+    def integers(self, low: int, _high: int | None = None) -> int:
+        return low
+
+
+def test_with_no_room_side_by_side_the_buffers_themselves_move() -> None:
+    bench = short_of(128 * MiB)
+    a, b, c = bench.buffers(3, 64 * MiB)
+    target = bench.kernel_target("triad", a, b, c)
+    before = {"a": a.address, "b": b.address, "c": c.address}
+    content = b.read()
+    draw: Any = Least()
+    assert target.spread(8, 8, draw) == 1
+    (launch,) = launched(bench, target, 1)
+    after = addresses(launch)
+    assert after == {"a": a.address, "b": b.address, "c": c.address}
+    assert all(after[name] != before[name] for name in before)
+    np.testing.assert_array_equal(b.read(), content)
+    target.check()
+    bench.arena.pad(0)
+    assert bench.leftovers() == 0
 
 
 def test_a_place_for_some_buffers_only_leaves_everything_usable() -> None:
-    # Room for one more of the three buffers, not for two: the freed one's room is smaller than the largest.
-    bench = Bench(CountedDevice(memory_bytes=100 * MiB + DATASHEETS["h100"].context_bytes))
-    nodes, sums = bench.memory.device(64 * MiB), bench.memory.device((64 * MiB // 4096,))
-    target = bench.kernel_target("read", nodes, sums)
-    where = nodes.address
+    # Room for a second small one and the padding, not for a second large one.
+    bench = Bench(CountedDevice(memory_bytes=160 * MiB + DATASHEETS["h100"].context_bytes))
+    small, large = bench.memory.device(1 * MiB, "i4"), bench.memory.device(64 * MiB, "i4")
+    target = bench.kernel_target("sliding_window", small, large)
+    before = {"data_persistent": small.address, "data_streaming": large.address}
+    draw: Any = Least()
     with pytest.raises(OutOfMemory):
-        target.place()
-    assert nodes.address == where
-    target.launch()
+        target.spread(4, 4, draw)
+    (launch,) = launched(bench, target, 1)
+    after = addresses(launch)
+    assert after["data_streaming"] == before["data_streaming"]
+    assert after["data_persistent"] == small.address != before["data_persistent"]
     target.check()
+
+
+def test_managed_buffers_move_one_placement_at_a_time(bench: Bench) -> None:
+    x, y = bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB)
+    target = bench.kernel_target("add", x, y)
+    before = x.address
+    assert not target.any_stream
+    assert target.spread(8, 8, random()) == 1
+    assert addresses(launched(bench, target, 1)[0]) == {"x": x.address, "y": y.address}
+    assert x.address != before
+
+
+def test_a_windows_buffer_moves_with_its_window(bench: Bench) -> None:
+    out, table = bench.buffers(2)
+    with persisting(bench.device, table) as stream:
+        target = bench.target(bench.kernels.copy, out, table, stream=stream)
+        before = table.address
+        assert not target.any_stream
+        assert target.spread(8, 8, random()) == 1
+        window = bench.device.window(stream.stream)
+        assert window is not None
+        assert window.address == table.address != before
+
+
+def test_a_kernel_runs_where_it_is_launched(bench: Bench) -> None:
+    target = bench.kernel_target("copy", *bench.buffers(2))
+    with pytest.raises(BadCall, match="copy runs where it is launched"):
+        target.run_on(bench.device.stream())
 
 
 def test_host_memory_and_guests_stay(bench: Bench) -> None:
