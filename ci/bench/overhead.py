@@ -1,0 +1,167 @@
+"""What a measuring test costs besides sampling, checking and first-use work: allocation, placements, conditions, reports.
+
+Runs the STREAM tests of the suite and a triad on 256 MiB arrays several times in one pytest session, with stop-watches around the parts
+of a test, and prints the median of the rest and of the checks.
+
+    python ci/bench/test_overhead.py --json ci/records/nvidia-h200/test_overhead.json
+
+Exits with 1 above the limits: 30 ms for the rest, 50 ms for the two checks of a 256 MiB triad, in the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring import benchmark, target
+from pytest_gpumem.plugin.session import GpuSession
+
+REST_LIMIT = 0.030
+CHECK_LIMIT = 0.050
+ROUNDS = 5
+
+TESTS = """
+import pytest
+from pytest_gpumem import MiB
+from pytest_gpumem.kernels.stream import tile_bytes
+
+ROUNDS = range({rounds})
+NBYTES = {mib} * MiB
+
+@pytest.mark.parametrize("round", ROUNDS)
+@pytest.mark.parametrize("name", ["copy", "mul", "stream_add", "triad", "write", "read", "dot"])
+def test_stream(gpu_benchmark, gpu_kernels, device_buffer, name, round):
+    kernel = getattr(gpu_kernels, name)
+    arrays = {{"copy": 2, "mul": 2, "write": 1, "read": 1, "dot": 2}}.get(name, 3)
+    buffers = [device_buffer(NBYTES, "f4") for _ in range(arrays)]
+    if name in ("read", "dot"):
+        buffers.append(device_buffer((NBYTES // tile_bytes(name),), "f4"))
+    gpu_benchmark(kernel, *buffers)
+"""
+
+
+class Watch:
+    """Stop-watches that do not count each other's time: a pytest plugin."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Seconds by test and part."""
+        self._running: list[list[Any]] = []
+        self._test = ""
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            begun, mine = time.perf_counter(), [part, 0.0]
+            self._running.append(mine)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._running.pop()
+                took = time.perf_counter() - begun
+                self.spent[self._test][part] += took - mine[1]
+                if self._running:
+                    self._running[-1][1] += took
+
+        return wrapper
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        setattr(owner, name, self.timed(part, getattr(owner, name)))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._test = item.nodeid
+        begun = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self.spent[item.nodeid]["whole"] = time.perf_counter() - begun
+            self._test = ""
+
+
+def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
+    """Run the tests in this process; the watch and the run's JSON."""
+    watch = Watch()
+    watch.watch(benchmark._Run, "_warm_up", "sampling")
+    watch.watch(benchmark._Run, "_fill", "sampling")
+    watch.watch(target.KernelTarget, "check", "checking")
+    watch.watch(benchmark.Conductor, "_wake", "once a session")
+    watch.watch(benchmark.Conductor, "floors", "once a session")
+    watch.watch(benchmark.Conductor, "flush", "once a session")
+    GpuSession.device = property(watch.timed("once a session", GpuSession.device.fget))  # type: ignore[method-assign,assignment,arg-type]
+    if not device.startswith("sim"):
+        from pytest_gpumem.devices.cuda.compiler import Compiler
+
+        Compiler._compile = staticmethod(watch.timed("compiling", Compiler._compile))  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        file, result = Path(folder) / "test_costs.py", Path(folder) / "result.json"
+        file.write_text(TESTS.format(rounds=ROUNDS, mib=mib))
+        options = [
+            "--gpumem",
+            f"--gpumem-device={device}",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--benchmark-json={result}",
+            f"--rootdir={folder}",
+        ]
+        code = pytest.main([*options, "--benchmark-columns=median", str(file)], plugins=[watch])
+        if code:
+            sys.exit(f"pytest ended with {code}")
+        return watch, json.loads(result.read_text())["gpumem"]
+
+
+def rests(watch: Watch) -> list[dict[str, Any]]:
+    """Each test's parts and what is left of its whole time; the first round of each test, which compiles and loads, is left out."""
+    found = []
+    for nodeid, parts in watch.spent.items():
+        if not nodeid or "-0]" in nodeid:
+            continue
+        counted = sum(seconds for part, seconds in parts.items() if part != "whole")
+        found.append({"test": nodeid.rpartition("::")[2], **parts, "rest": parts["whole"] - counted})
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="as --gpumem-device")
+    parser.add_argument("--mib", type=int, default=256, help="MiB of each array")
+    parser.add_argument("--json", type=Path, help="where the record is written")
+    chosen = parser.parse_args()
+    watch, document = measured(chosen.device, chosen.mib)
+    tests = rests(watch)
+    rest = statistics.median(t["rest"] for t in tests)
+    checks = [t["checking"] for t in tests if t["test"].startswith("test_stream[triad")]
+    check = statistics.median(checks)
+    for part in ("whole", "sampling", "checking", "rest"):
+        print(f"{part:10s} {1e3 * statistics.median(t.get(part, 0.0) for t in tests):8.2f} ms in the median of {len(tests)} tests")
+    print(
+        f"rest: {1e3 * rest:.1f} ms, limit {1e3 * REST_LIMIT:.0f} ms; two checks of a {chosen.mib} MiB triad: {1e3 * check:.1f} ms, limit {1e3 * CHECK_LIMIT:.0f} ms"
+    )
+    if chosen.json:
+        record = {
+            "kind": "test overhead",
+            "device": document["device"],
+            "mib": chosen.mib,
+            "limits_s": {"rest": REST_LIMIT, "checking": CHECK_LIMIT},
+            "median_s": {"rest": rest, "checking_triad": check},
+            "tests": tests,
+        }
+        write_whole(chosen.json, json.dumps(record, indent=1) + "\n")
+    return int(not (rest <= REST_LIMIT and check <= CHECK_LIMIT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
