@@ -193,7 +193,7 @@ class Conductor:
             window=window,
             profiled=self._profiled,
             checked=target.can_check,
-            notes=(*target.notes, *run.notes),
+            notes=tuple(dict.fromkeys((*target.notes, *run.notes))),
             accesses_per_launch=target.accesses_per_launch,
         )
 
