@@ -13,13 +13,17 @@ from pathlib import Path
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.kernels import sources
+from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
+from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import format_bytes, format_rate
 
 INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 """Distributions of CuPy: the wheels of two CUDA majors, and a build from source or conda."""
-COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+
+NSYS = ("/opt/nvidia/nsight-systems/*/bin/nsys", "/usr/local/cuda/bin/nsys")
+"""Where installers put Nsight Systems."""
 
 
 class Status(str, Enum):
@@ -73,6 +77,10 @@ def _read(path: str) -> str | None:
         return None
 
 
+def _ncu() -> Path:
+    return find_ncu(os.environ)
+
+
 def _glob(pattern: str) -> list[str]:
     return [str(path) for path in sorted(Path("/").glob(pattern.lstrip("/")))]
 
@@ -85,6 +93,8 @@ class Machine:
     version: Callable[[str], str | None] = _version
     """Version of an installed distribution. CUDA packages are not imported to ask them."""
     which: Callable[[str], str | None] = shutil.which
+    ncu: Callable[[], Path] = _ncu
+    """Nsight Compute where `gpumem traffic` finds it; raises `ToolMissing`."""
     glob: Callable[[str], list[str]] = _glob
     """Paths that match an absolute pattern, in order."""
     read: Callable[[str], str | None] = _read
@@ -111,8 +121,8 @@ def examine(machine: Machine | None = None) -> Report:
         _package(machine, "pytest-benchmark", "pytest-benchmark", "nothing can be stored", "pip install pytest-benchmark"),
         _package(machine, "NVTX", "nvtx", "no named ranges in Nsight tools", "pip install nvtx (there is no wheel for macOS)"),
         _package(machine, "CUPTI", "cupti-python", "page faults and migrations can be counted with nsys only", "pip install cupti-python"),
-        _tool(machine, "nsys", "Nsight Systems", ("/opt/nvidia/nsight-systems/*/bin/nsys", "/usr/local/cuda/bin/nsys")),
-        _tool(machine, "ncu", "Nsight Compute", ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu")),
+        _nsys(machine),
+        _nsight_compute(machine),
     ]
     if facts is not None:
         checks.append(_counters(machine))
@@ -204,13 +214,24 @@ def _kernels(machine: Machine) -> Check:
     return Check("kernels", Status.OK, f"{count} source files in {folder}")
 
 
-def _tool(machine: Machine, command: str, name: str, places: Sequence[str]) -> Check:
-    if path := machine.which(command):
-        return Check(command, Status.OK, path)
-    if elsewhere := [path for pattern in places for path in machine.glob(pattern)]:
-        newest = elsewhere[-1]
-        return Check(command, Status.WARNING, f"{newest} is not on PATH", f'export PATH="{Path(newest).parent}:$PATH"')
-    return Check(command, Status.MISSING, f"no profiles with {name}", f"install {name} (part of the CUDA Toolkit)")
+def _nsys(machine: Machine) -> Check:
+    if path := machine.which("nsys"):
+        return Check("nsys", Status.OK, path)
+    if elsewhere := [path for pattern in NSYS for path in machine.glob(pattern)]:
+        return _beside_the_path("nsys", Path(elsewhere[-1]))
+    return Check("nsys", Status.MISSING, "no profiles with Nsight Systems", "install Nsight Systems (part of the CUDA Toolkit)")
+
+
+def _nsight_compute(machine: Machine) -> Check:
+    try:
+        ncu = machine.ncu()
+    except ToolMissing as missing:
+        return Check("ncu", Status.MISSING, f"no profiles with Nsight Compute, no counted traffic: {missing}")
+    return Check("ncu", Status.OK, str(ncu)) if machine.which("ncu") else _beside_the_path("ncu", ncu)
+
+
+def _beside_the_path(command: str, found: Path) -> Check:
+    return Check(command, Status.WARNING, f"{found} is not on PATH", f'export PATH="{found.parent}:$PATH"')
 
 
 def _counters(machine: Machine) -> Check:

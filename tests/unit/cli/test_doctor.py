@@ -10,6 +10,7 @@ import pytest
 from pytest_gpumem.devices.opening import Chosen, NoDevice
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
+from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.records.device import DeviceFacts
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16")
@@ -39,6 +40,10 @@ def no_gpu(choice: str) -> Chosen:
     raise NoDevice("no CUDA device 0: no NVIDIA driver")
 
 
+def no_ncu() -> Path:
+    raise ToolMissing("GPUMEM_NCU='nowhere' is no program")
+
+
 def never(path: str) -> None:
     return None
 
@@ -47,6 +52,7 @@ WHOLE = Machine(
     choose=gpu(H100),
     version=INSTALLED.get,
     which=lambda command: f"/usr/bin/{command}",
+    ncu=lambda: Path("/usr/bin/ncu"),
     glob=lambda pattern: [],
     read=FILES.get,
     administrator=lambda: False,
@@ -73,7 +79,7 @@ def test_a_whole_machine_is_all_ok() -> None:
 
 
 def test_without_a_gpu_everything_missing_says_so_and_what_to_do() -> None:
-    report = examine(Machine(choose=no_gpu, version=never, which=never, glob=lambda pattern: [], read=never))
+    report = examine(Machine(choose=no_gpu, version=never, which=never, ncu=no_ncu, glob=lambda pattern: [], read=never))
     assert report.simulated_only
     assert found(report, "GPU") == Check("GPU", Status.MISSING, "no CUDA device 0: no NVIDIA driver", "tests run on the simulated device")
     assert found(report, "driver").status is Status.MISSING
@@ -103,12 +109,30 @@ def test_two_cupys_are_a_warning() -> None:
     assert "cupy-cuda13x 14.2.0, cupy-cuda12x 14.1.0 overwrite each other" in check.detail
 
 
-def test_a_tool_beside_the_path_is_a_warning_that_names_its_newest_folder() -> None:
-    places = {"/opt/nvidia/nsight-compute/*/ncu": ["/opt/nvidia/nsight-compute/2025.1/ncu", "/opt/nvidia/nsight-compute/2025.3/ncu"]}
-    report = examine(replace(WHOLE, which=never, glob=lambda pattern: places.get(pattern, [])))
-    assert found(report, "ncu").remedy == 'export PATH="/opt/nvidia/nsight-compute/2025.3:$PATH"'
-    assert found(report, "ncu").status is Status.WARNING
+def test_a_tool_beside_the_path_is_a_warning_that_names_its_folder() -> None:
+    places = {"/opt/nvidia/nsight-systems/*/bin/nsys": [f"/opt/nvidia/nsight-systems/{v}/bin/nsys" for v in ("2025.1", "2025.3")]}
+    ncu = Path("/opt/nvidia/nsight-compute/2025.3/ncu")
+    report = examine(replace(WHOLE, which=never, ncu=lambda: ncu, glob=lambda pattern: places.get(pattern, [])))
+    for tool, folder in (("nsys", "nsight-systems/2025.3/bin"), ("ncu", "nsight-compute/2025.3")):
+        assert found(report, tool).status is Status.WARNING
+        assert found(report, tool).remedy == f'export PATH="/opt/nvidia/{folder}:$PATH"'
+    assert report.summary.endswith("can be profiled with nsys and ncu.")
+
+
+def test_tools_that_are_nowhere_are_missing() -> None:
+    report = examine(replace(WHOLE, which=never, ncu=no_ncu))
     assert found(report, "nsys").status is Status.MISSING
+    assert found(report, "ncu").status is Status.MISSING
+    assert "GPUMEM_NCU='nowhere' is no program" in found(report, "ncu").detail
+
+
+def test_ncu_is_the_one_that_counts_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Chosen by its variable, as for `gpumem traffic`."""
+    chosen = tmp_path / "my-ncu"
+    chosen.touch(mode=0o755)
+    monkeypatch.setenv("GPUMEM_NCU", str(chosen))
+    check = found(examine(replace(WHOLE, ncu=Machine().ncu)), "ncu")
+    assert check == Check("ncu", Status.OK, str(chosen))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +151,7 @@ def test_who_may_read_counters(administrator: bool, parameters: str | None, stat
 
 def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     facts = replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
-    report = examine(replace(WHOLE, choose=gpu(facts), which=never))
+    report = examine(replace(WHOLE, choose=gpu(facts), which=never, ncu=no_ncu))
     assert found(report, "set-aside").status is Status.MISSING
     assert found(report, "managed memory").status is Status.MISSING
     assert found(report, "MPS").status is Status.WARNING
