@@ -195,6 +195,7 @@ class Conductor:
             checked=target.can_check,
             notes=tuple(dict.fromkeys((*target.notes, *run.notes))),
             accesses_per_launch=target.accesses_per_launch,
+            sectors_per_request=target.sectors_per_request,
         )
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Call, Kernel, Role
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
 
 CYCLE_SEED = 1
@@ -128,6 +128,14 @@ class BoundKernel:
         if wrong:
             raise BadCall(f"{self.kernel.name}: {wrong}")
         return call
+
+    def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
+        """What one launch with these arguments touches; takes what a call takes, and launches nothing.
+
+        Raises:
+            BadCall: the arguments do not fit.
+        """
+        return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
 
     def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
         """Give arguments that need it the content that the kernel works on, unless the user wrote or may have written his own."""

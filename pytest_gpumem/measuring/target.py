@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,12 +11,14 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access, Call, Role
+from pytest_gpumem.kernels.sectors import sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.traffic import beyond_arguments, two_declarations
 
 
 class WrongResult(AssertionError):
@@ -71,6 +73,10 @@ class Target(Protocol):
     @property
     def accesses_per_launch(self) -> int | None:
         """Dependent accesses of one launch."""
+
+    @property
+    def sectors_per_request(self) -> float | None:
+        """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known."""
 
     @property
     def max_placements(self) -> int | None:
@@ -213,6 +219,14 @@ class KernelTarget:
         return None if count is None else count(self._call)
 
     @property
+    def sectors_per_request(self) -> float | None:
+        accesses = self._bound.kernel.accesses(self._call)
+        # A copy engine makes no requests of 32 words, nor does one thread that follows a chain.
+        if self._bound.kernel.source is None or any(access.dependent for access in accesses):
+            return None
+        return sectors_per_request(accesses)
+
+    @property
     def max_placements(self) -> int | None:
         return None if self._movable else 1
 
@@ -350,6 +364,7 @@ class CallableTarget:
     """Any function that launches on the current stream. Its buffers move only where they are arguments that the arena owns."""
 
     foreign = True
+    sectors_per_request: float | None = None
     restores = False
     waits = False
     window: PersistingStream | None
@@ -375,9 +390,10 @@ class CallableTarget:
         buffers = [a for a in (*arguments, *keywords.values()) if isinstance(a, Buffer)]
         self._buffers = tuple(dict.fromkeys(buffers))
         self._movable = tuple(b for b in self._buffers if arena.can_move(b))
-        self.notes: tuple[str, ...] = (
-            () if self._movable else ("one placement: the callable's arrays are its own; a Case is built anew for each",)
-        )
+        notes = [] if self._movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
+        if moved is not None and (said := beyond_arguments(moved, _nbytes((*arguments, *keywords.values())))):
+            notes.append(said)
+        self.notes: tuple[str, ...] = tuple(notes)
 
     @property
     def traffic(self) -> Traffic | None:
@@ -428,6 +444,21 @@ class CallableTarget:
         """Holds nothing."""
 
 
+def _nbytes(arguments: Iterable[Any]) -> int:
+    """Bytes of the distinct buffers and arrays among arguments, also in their lists and tuples."""
+    found: dict[int, int] = {}
+
+    def look(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                look(value)
+            elif isinstance(nbytes := getattr(value, "nbytes", None), int):
+                found[id(value)] = nbytes
+
+    look(arguments)
+    return sum(found.values())
+
+
 def compulsory(name: str, moved: object) -> int | None:
     """The compulsory bytes that a user declares for one launch, or None.
 
@@ -475,12 +506,25 @@ class _Built:
             self.window = self.exit.enter_context(persisting(self.arena.device, self.persistent))
 
 
+def _notes(case: Case, unpoisoned: int) -> tuple[str, ...]:
+    """What a reader of a case's result must know; `unpoisoned` counts its outputs that lie in memory of its own."""
+    notes = []
+    if case.check is not None and unpoisoned:
+        notes.append("outputs that are no arrays of the function's `memory` are not poisoned before a check")
+    if case.moved is not None:
+        reads, writes = (sum(int(a.nbytes) for a in arrays) for arrays in (case.reads, case.writes))
+        if said := two_declarations(int(case.moved), reads, writes):
+            notes.append(said)
+    return tuple(notes)
+
+
 class CaseTarget:
     """A `Case`, built anew for each placement."""
 
     foreign = True
     waits = False
     accesses_per_launch: int | None = None
+    sectors_per_request: float | None = None
     max_placements: int | None = None
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream) -> None:
@@ -515,8 +559,7 @@ class CaseTarget:
                 raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
-            if case.check is not None and len(writes) < len(case.writes):
-                self.notes = ("outputs that are no arrays of the function's `memory` are not poisoned before a check",)
+            self.notes = _notes(case, len(case.writes) - len(writes))
             return _Built(case, arena, stack.pop_all(), None, reads, writes, arena.homes, persistent)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 

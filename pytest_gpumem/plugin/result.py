@@ -36,8 +36,30 @@ class Result:
         """
         latency = self.measurement.latency_per_access
         if latency is None:
-            raise NoTraffic(f"{self.measurement.target} has no dependent accesses; its latency is `.latency`")
+            raise self._independent()
         return latency
+
+    @property
+    def latency_per_access_interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of `latency_per_access` over placements: low and high, in seconds; None with fewer than two.
+
+        Raises:
+            NoTraffic: the kernel's accesses do not depend on each other.
+        """
+        if self.measurement.latency_per_access is None:
+            raise self._independent()
+        return self.measurement.latency_per_access_interval
+
+    def _independent(self) -> NoTraffic:
+        return NoTraffic(f"{self.measurement.target} has no dependent accesses; its latency is `.latency`")
+
+    @property
+    def sectors_per_request(self) -> float | None:
+        """Mean 32-byte sectors of a warp's request, predicted from the access pattern: 4 where all are coalesced, up to 32.
+
+        None where the pattern is unknown (a callable, a `Case`) or there are no such requests (a copy, a pointer chase).
+        """
+        return self.measurement.sectors_per_request
 
     @property
     def bandwidth(self) -> float:

@@ -22,7 +22,7 @@ SCHEMA = 1
 """Version of the layout. A reader refuses any other."""
 
 _DERIVED_ROW = ("key",)
-_DERIVED_MEASUREMENT = ("latency", "latency_per_access", "bandwidth", "noise", "placement_spread")
+_DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
 _DERIVED_DEVICE = ("key",)
 
 _T = TypeVar("_T")
@@ -226,6 +226,7 @@ def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     yield "footprint", measurement.footprint
     yield "discarded", measurement.discarded
     yield "accesses_per_launch", measurement.accesses_per_launch
+    yield "sectors_per_request", measurement.sectors_per_request
     if measurement.traffic is not None:
         yield "traffic.reads", measurement.traffic.reads
         yield "traffic.writes", measurement.traffic.writes

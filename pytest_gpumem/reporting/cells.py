@@ -15,6 +15,9 @@ from pytest_gpumem.units import format_rate, format_share, format_time
 HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 """What `Cells.figures` are, in their order."""
 
+COALESCED = 4
+"""Sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches."""
+
 
 @dataclass(frozen=True)
 class Cells:
@@ -55,6 +58,19 @@ def cells_of(row: Row, facts: DeviceFacts, name: str) -> Cells:
         verdict=verdict,
         outcome=row.verdict.outcome,
     )
+
+
+def sectors(measurement: Measurement) -> str | None:
+    """Sectors of a request where they are not the four of coalesced ones, such as "8 sectors a request"; else None."""
+    if measurement.sectors_per_request in (None, COALESCED):
+        return None
+    return f"{measurement.sectors_per_request:.3g} sectors a request"
+
+
+def access_interval(measurement: Measurement) -> str | None:
+    """The 95 % interval of a latency per access, such as "147.6 ns to 147.8 ns/access"; None where there is none."""
+    interval = measurement.latency_per_access_interval
+    return None if interval is None else f"{format_time(interval[0])} to {format_time(interval[1])}/access"
 
 
 def _latency(measurement: Measurement) -> str:

@@ -12,7 +12,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import account
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.cells import HEADINGS, cells_of, names_of
+from pytest_gpumem.reporting.cells import COALESCED, HEADINGS, access_interval, cells_of, names_of, sectors
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import format_time
 
@@ -52,6 +52,8 @@ def _shown(row: Row, facts: DeviceFacts, name: str) -> dict[str, object]:
             ("method", f"{measurement.mode}, {measurement.sampler}: {measurement.sampler_reason}"),
             ("placements", ", ".join(format_time(median) for median in measurement.medians)),
             ("samples", f"{len(measurement.samples)}, {measurement.discarded} discarded"),
+            *((("access pattern", f"{asked} ({COALESCED} where coalesced)"),) if (asked := sectors(measurement)) else ()),
+            *((("95 % interval", interval),) if (interval := access_interval(measurement)) else ()),
             *(("note", note) for note in measurement.notes),
         ]
         if (said := account(measurement, facts)) is not None:

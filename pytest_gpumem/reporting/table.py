@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import Finding, account
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.cells import HEADINGS, Cells, cells_of, names_of
+from pytest_gpumem.reporting.cells import HEADINGS, Cells, access_interval, cells_of, names_of, sectors
 from pytest_gpumem.units import format_share
 
 # Only a rule under the heading.
@@ -53,7 +54,8 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
         facts: the device that was measured.
         width: columns of the terminal.
         colour: with ANSI escape sequences.
-        notes: spell out what each measurement notes; else only how many there are.
+        notes: spell out what each measurement notes, else only how many there are; under a name, sectors of a request that are not
+            coalesced, and the interval of a latency per access.
     """
     if not rows:
         return ""
@@ -82,14 +84,22 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     drawn.add_column("verdict", no_wrap=True)
     for row, cell, verdict in zip(rows, cells, verdicts, strict=True):
         name = Text(shortened(cell.name, name_width))
-        if row.measurement is not None and (row.measurement.mode, row.measurement.sampler) != usual_how:
-            name.append(f"\n  {row.measurement.mode}, {row.measurement.sampler}", style="dim")
+        if row.measurement is not None:
+            for line in _beside(row.measurement, usual_how, notes):
+                name.append(f"\n  {line}", style="dim")
         figures = [Text(cell.figures[column]) for column in shown]
         drawn.add_row(name, *figures, Text(verdict, style=_STYLES[Outcome.FAIL if row.failed else cell.outcome]))
 
     text = [drawn_as_text(drawn, width, colour)]
     text += _sentences(rows, facts, usual_how, width, notes)
     return "\n".join(text)
+
+
+def _beside(measurement: Measurement, usual: tuple[str, str] | None, notes: bool) -> list[str]:
+    """What stands under a name: how it was measured where that is unusual and, with the notes, figures that have no column."""
+    how = (measurement.mode, measurement.sampler)
+    lines = [", ".join(how)] if how != usual else []
+    return lines + [line for line in (sectors(measurement), access_interval(measurement)) if line and notes]
 
 
 def _figures_width(cells: Sequence[Cells], shown: Sequence[int]) -> int:

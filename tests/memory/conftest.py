@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from pytest_gpumem import GiB, MiB
-from pytest_gpumem.kernels.kernel import Access
 
 
 @pytest.fixture
@@ -27,16 +26,6 @@ def streamed_bytes(gpu_device) -> int:
 def swept_bytes(gpu_device) -> int:
     """Bytes of the large buffer in the L2 experiments: the seeds' 1 GiB, less on a small GPU."""
     return min(1 * GiB, gpu_device.facts.memory_bytes // 8 // MiB * MiB)
-
-
-@pytest.fixture
-def accesses_of() -> Callable[..., tuple[Access, ...]]:
-    """What one launch of a kernel touches: `accesses_of(gpu_kernels.copy, out, source)`."""
-
-    def accesses(bound, *arguments):
-        return bound.kernel.accesses(bound.call(*bound.arguments(arguments, {})))
-
-    return accesses
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ STRIDES = (2, 3, 4, 8, 16, 32)
 
 
 @pytest.fixture
-def copied(gpu_benchmark, device_buffer, streamed_bytes, accesses_of):
+def copied(gpu_benchmark, device_buffer, streamed_bytes):
     """Measures a copy; gives its bandwidth, and the share of a coalesced copy's that its sectors predict."""
     out, source = device_buffer(streamed_bytes, "f4"), device_buffer(streamed_bytes, "f4")
 
     def copy(kernel, *scalars, label):
         result = gpu_benchmark(kernel, out, source, *scalars, label=label)
-        return result.bandwidth, predicted_share(accesses_of(kernel, out, source, *scalars))
+        return result.bandwidth, predicted_share(kernel.accesses(out, source, *scalars))
 
     return copy
 

@@ -90,6 +90,7 @@ def rows(draw: st.DrawFn) -> Row:
         discarded=st.integers(0, 9),
         notes=st.lists(texts, max_size=2).map(tuple),
         accesses_per_launch=st.none() | st.integers(1, 2**40),
+        sectors_per_request=st.none() | st.floats(1, 32),
         counted=st.none() | st.builds(Counted, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     return draw(st.builds(Row, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
@@ -121,6 +122,11 @@ def test_readers_find_the_derived_figures() -> None:
     assert written["key"] == "tests/test_a.py::test_triad[1][warm]"
     assert written["measurement"]["latency"] == MEASURED.latency
     assert written["measurement"]["bandwidth"] == pytest.approx(3 * 2**28 / MEASURED.latency)
+    assert written["measurement"]["latency_per_access_interval"] is None
+    chase = row_to_json(replace(ROW, measurement=replace(MEASURED, accesses_per_launch=1000)))["measurement"]
+    low, high = chase["latency_per_access_interval"]
+    assert (low + high) / 2 == pytest.approx(chase["latency_per_access"])
+    assert (high - low) / 2 == pytest.approx(4e-7 / 1000)
 
 
 def test_derived_figures_are_recomputed_on_reading() -> None:
@@ -156,6 +162,7 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "floor"], math.inf, r"\$\.measurement\.floor: inf is not a finite number"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09 is negative"),
         (["measurement", "traffic", "reads"], -1, r"traffic\.reads: -1 is negative"),
+        (["measurement", "sectors_per_request"], -4.0, r"sectors_per_request: -4.0 is negative"),
         (["measurement", "counted", "writes"], -1, r"counted\.writes: -1 is negative"),
         (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1 is negative"),
         (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; figures of no launch"),
@@ -182,7 +189,7 @@ def test_a_missing_field_is_refused(key: str) -> None:
 
 def test_a_field_with_a_default_may_be_missing() -> None:
     written = row_to_json(ROW)
-    del written["range_name"], written["measurement"]["counted"]
+    del written["range_name"], written["measurement"]["counted"], written["measurement"]["sectors_per_request"]
     assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, counted=None))
 
 

@@ -50,6 +50,15 @@ def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow)
         assert shown in read.text
 
 
+def test_a_pattern_and_an_interval_stand_among_the_details(facts: DeviceFacts, make_row: MakeRow) -> None:
+    text = Read(page([make_row(sectors_per_request=8.0)], facts, {}, utc=UTC)).text
+    assert "8 sectors a request (4 where coalesced)" in text
+    assert "95 % interval" not in text
+    text = Read(page([make_row(accesses_per_launch=1000, sectors_per_request=4.0)], facts, {}, utc=UTC)).text
+    assert "268.0 ns to 268.6 ns/access" in text
+    assert "sectors" not in text
+
+
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}", "</td></table>", "&lt;"])
 def test_names_labels_and_reasons_are_escaped(facts: DeviceFacts, make_row: MakeRow, hostile: str) -> None:
     row = make_row(f"t.py::test_a[{hostile}]", Outcome.FAIL, label=hostile)

@@ -70,6 +70,24 @@ def test_latency_per_access_is_the_value_of_a_chase(facts: DeviceFacts, make_row
     assert fields(line)[1] == "268.3 ns/access"
 
 
+def test_the_noise_of_a_chase_is_that_of_its_latency_per_access(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = make_row(accesses_per_launch=1000, traffic=None)
+    lines = draw([row], facts)
+    # 268.3 us +- 0.2683 us for a thousand accesses.
+    assert fields(lines[2])[1:3] == ["268.3 ns/access", "0.100 %"]
+    assert lines[3] == "  268.0 ns to 268.6 ns/access"
+    assert "ns to" not in table([row], facts, width=100, colour=False, notes=False)
+
+
+@pytest.mark.parametrize(("sectors", "shown"), [(8.0, "8 sectors a request"), (18.25, "18.2 sectors a request"), (4.0, None), (None, None)])
+def test_sectors_of_a_request_are_shown_where_it_is_not_coalesced(
+    sectors: float | None, shown: str | None, facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    row = make_row(sectors_per_request=sectors)
+    assert [line.strip() for line in draw([row], facts) if "sectors" in line] == ([shown] if shown else [])
+    assert "sectors" not in table([row], facts, width=100, colour=False, notes=False)
+
+
 def test_a_small_change_has_no_negative_zero(facts: DeviceFacts, make_row: MakeRow) -> None:
     tiny = replace(COMPARISON, delta=-0.00001, low=-0.001, high=0.001)
     assert "+0.00 [-0.10, +0.10] %" in draw([make_row(comparison=tiny)], facts)[2]

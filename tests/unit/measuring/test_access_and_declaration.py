@@ -1,0 +1,102 @@
+"""What is known of a launch before it runs: the sectors of its requests, and declarations that contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from bench import Bench
+
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.units import MiB
+
+
+def test_accesses_of_a_call_that_is_not_made(bench: Bench) -> None:
+    c, a = bench.buffers(2)
+    touched = {access.argument: (access.direction, access.footprint) for access in bench.kernels.copy.accesses(c, a=a)}
+    assert touched == {"c": ("write", c.nbytes), "a": ("read", a.nbytes)}
+    with pytest.raises(BadCall, match="needs 'a'"):
+        bench.kernels.copy.accesses(c)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "scalars", "sectors"),
+    [("offset_copy", (0,), 4), ("offset_copy", (1,), 5), ("stride_copy", (2,), 8), ("stride_copy", (16,), 32), ("memcpy", (), None)],
+)
+def test_a_measurement_knows_the_sectors_of_its_requests(
+    bench: Bench, kernel: str, scalars: tuple[int, ...], sectors: float | None
+) -> None:
+    assert bench.measure(kernel, *bench.buffers(2), *scalars).sectors_per_request == sectors
+
+
+def test_reads_and_writes_count_alike(bench: Bench) -> None:
+    # Coalesced reads, and writes of a word to each sector: (4 + 32) / 2.
+    assert bench.measure("transpose", *bench.buffers(2), 512, 512).sectors_per_request == 18
+
+
+def test_one_thread_makes_no_requests_of_32_words(bench: Bench) -> None:
+    nodes, out = bench.memory.device(1 * MiB, "i4"), bench.memory.device((1,), "i4")
+    assert bench.measure("chase", nodes, out, 100).sectors_per_request is None
+
+
+def test_the_pattern_of_foreign_work_is_unknown(bench: Bench) -> None:
+    assert bench.case(lambda memory: Case(lambda: None, reference=lambda: None)).sectors_per_request is None
+    assert bench.target(lambda: None).sectors_per_request is None
+
+
+# Declarations
+
+
+def declared(notes: tuple[str, ...]) -> list[str]:
+    return [note for note in notes if note.startswith("moved=")]
+
+
+@pytest.mark.parametrize(
+    ("moved", "said"),
+    [
+        (None, []),
+        (2 * MiB, []),
+        (1 * MiB, ["moved= says 1.049 MB, less than the 2.097 MB of reads= and writes= (1.049 MB + 1.049 MB); moved= counts"]),
+        (3 * MiB, ["moved= says 3.146 MB, more than the 2.097 MB of reads= and writes= (1.049 MB + 1.049 MB); moved= counts"]),
+    ],
+)
+def test_a_case_that_declares_twice_says_so_once(bench: Bench, moved: int | None, said: list[str]) -> None:
+    def build(memory: Memory) -> Case:
+        x, y = memory.device(1 * MiB), memory.device(1 * MiB)
+        return Case(lambda: None, reference=lambda: None, reads=[x], writes=[y], moved=moved)
+
+    assert declared(bench.case(build, placements=3).notes) == said
+
+
+def test_a_case_keeps_its_other_notes(bench: Bench) -> None:
+    def build(memory: Memory) -> Case:
+        own = np.zeros(64, "f4")
+        return Case(lambda: None, reference=lambda: None, check=lambda: True, reads=[own], writes=[own], moved=4096)
+
+    notes = bench.conductor.case(build, arena=bench.arena).notes
+    assert len(notes) == 2
+    assert notes[0] == "outputs that are no arrays of the function's `memory` are not poisoned before a check"
+    assert len(declared(notes)) == 1
+
+
+def beyond(bench: Bench, moved: int, *arguments: Any) -> list[str]:
+    return declared(bench.target(lambda *given: None, *arguments, moved=moved).notes)
+
+
+def test_a_callable_that_declares_more_than_its_arguments_hold_says_so(bench: Bench) -> None:
+    x, y = bench.buffers(2, 1 * MiB)
+    assert beyond(bench, 4 * MiB, x, y) == []
+    (note,) = beyond(bench, 4 * MiB + 1, x, y)
+    assert note.startswith("moved= says 4.194 MB, but the buffers among the arguments hold 2.097 MB and allow 4.194 MB")
+    assert len(beyond(bench, 3 * MiB, x, x)) == 1  # one buffer, however often it is given
+    assert beyond(bench, 4 * MiB, x, [(y,)]) == []
+    assert len(beyond(bench, 4 * MiB + 1, [x, (y,)])) == 1
+    assert beyond(bench, 4 * MiB, np.zeros(MiB // 4, "f4"), y) == []  # arrays of other libraries hold bytes too
+
+
+def test_without_buffers_among_the_arguments_nothing_is_known(bench: Bench) -> None:
+    assert beyond(bench, 1 << 40) == []
+    assert beyond(bench, 1 << 40, 3, "x", None) == []
