@@ -462,7 +462,8 @@ class _Run:
             if steady(samples):
                 break
             if spent > limit:
-                if len(samples) >= WINDOW:
+                # Too few samples to see a drift through their noise are no drift.
+                if len(samples) >= WINDOW and not steady(samples, most=WINDOW):
                     self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
                 break
             step = WINDOW // 2

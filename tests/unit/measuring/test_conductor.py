@@ -15,7 +15,7 @@ from counted_device import CountedDevice, failing
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
-from pytest_gpumem.measuring.benchmark import PROFILED_SAMPLES, STREAMS, _Run
+from pytest_gpumem.measuring.benchmark import FLOOR_SAMPLES, PROFILED_SAMPLES, STREAMS, _Run
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
 from pytest_gpumem.measuring.samplers.graph import GraphSampler
@@ -60,6 +60,8 @@ def test_modes_are_ordered() -> None:
 @pytest.mark.parametrize(("mode", "flush", "per_sample"), [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)])
 def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
     bench = Bench(profiled=True)
+    bench.conductor.flush(mode)  # which launches it once, so that it is loaded
+    bench.device.launched.clear()
     triad(bench, nbytes=2 * MiB, mode=mode)
     # The launch overhead is measured on the smallest write there is.
     flushes = [f for f in bench.device.launched if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES]
@@ -396,6 +398,7 @@ def test_phases_have_their_ranges_in_order(bench: Bench) -> None:
 def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(profiled=True)
     bench.conductor.floors()
+    bench.conductor.flush("clean-cold")
     launch = bench.device.launch
     monkeypatch.setattr(bench.device, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
     monkeypatch.setattr(bench.device, "capture", failing())  # no graph
@@ -435,7 +438,9 @@ def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench:
     assert one.overhead is not None
     assert one.overhead == two.overhead
     assert one.floor < one.overhead < min(one.samples)
-    assert len([w for w in bench.device.launched if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES]) <= 100
+    smallest = [w for w in bench.device.launched if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES]
+    assert len(smallest) == 1 + STREAMS * FLOOR_SAMPLES
+    assert smallest[0].shape.blocks > bench.device.facts.sm_count  # a full grid, like what is measured
     others = [triad(bench, nbytes=2 * MiB, sampler=s) for s in ("graph", "host")] + [triad(bench, nbytes=2 * MiB, mode="hot")]
     assert [m.overhead for m in others] == [None, None, None]
 

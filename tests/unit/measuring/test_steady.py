@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
+from recorded_series import recorded
 
-from pytest_gpumem.measuring.steady import WINDOW, steady, trend_significance
+from pytest_gpumem.measuring.steady import MOST_WINDOW, WINDOW, steady, trend_significance
+
+TICK = 32e-9
 
 
 def noisy(level: float, sigma: float, count: int, seed: int) -> list[float]:
     return list(level * np.exp(np.random.default_rng(seed).normal(0, sigma, count)))
+
+
+def first_steady(series: list[float], step: int = WINDOW // 2) -> int:
+    """Samples after which a warm-up that takes `step` samples at a time ends."""
+    count = 2
+    while not steady(series[:count]):
+        count += step
+        assert count <= len(series), "never steady"
+    return count
 
 
 def test_too_few_samples_are_never_steady() -> None:
@@ -17,13 +31,32 @@ def test_too_few_samples_are_never_steady() -> None:
 
 
 def test_constant_samples_are_steady() -> None:
-    assert steady([1e-5] * WINDOW)
+    assert steady([1e-5] * WINDOW) is True
 
 
-@pytest.mark.parametrize("sigma", [0.0005, 0.003, 0.02])
+@pytest.mark.parametrize("sigma", [0.0005, 0.003, 0.02, 0.1])
 def test_noise_without_trend_is_nearly_always_steady(sigma: float) -> None:
-    verdicts = [steady(noisy(30e-6, sigma, WINDOW, seed)) for seed in range(200)]
+    verdicts = [steady(noisy(30e-6, sigma, MOST_WINDOW, seed)) for seed in range(200)]
     assert sum(verdicts) >= 180
+
+
+def test_quiet_samples_need_few_and_noisy_ones_many() -> None:
+    taken = [np.median([first_steady(noisy(30e-6, sigma, 150, seed)) for seed in range(50)]) for sigma in (0.001, 0.01, 0.03)]
+    assert taken[0] <= taken[1] <= WINDOW + 2
+    assert 60 < taken[2] <= MOST_WINDOW + 10
+
+
+def test_a_drift_that_few_noisy_samples_hide_is_seen() -> None:
+    """5 % over a hundred samples that vary by 3 %, as on an H200: the first twelve show nothing."""
+    drifting = [[v * (1 + 0.05 * max(0.0, 1 - i / 100)) for i, v in enumerate(noisy(5e-6, 0.03, 400, seed))] for seed in range(60)]
+    assert np.median([first_steady(series) for series in drifting]) > 60
+    assert sum(steady(series[:14], most=WINDOW) for series in drifting) > 50
+
+
+def test_a_caller_may_limit_what_is_looked_at() -> None:
+    series = noisy(30e-6, 0.03, WINDOW, seed=2)
+    assert not steady(series)
+    assert steady(series, most=WINDOW)
 
 
 def test_a_falling_series_is_not_steady() -> None:
@@ -31,21 +64,45 @@ def test_a_falling_series_is_not_steady() -> None:
     assert not steady(warming)
 
 
-def test_only_the_last_window_counts() -> None:
-    assert steady([1.0, 0.5, 0.2] + [1e-5] * WINDOW)
+def test_only_the_last_samples_count() -> None:
+    assert steady([1.0, 0.5, 0.2] + [1e-5] * MOST_WINDOW)
+    assert steady(noisy(60e-6, 0.001, 40, 1) + noisy(30e-6, 0.001, 2 * WINDOW, 2))
 
 
-def test_a_step_inside_the_window_is_not_steady() -> None:
-    assert not steady([40e-6 - 1e-8 * i for i in range(WINDOW // 2)] + [30e-6 - 1e-8 * i for i in range(WINDOW // 2)])
+@pytest.mark.parametrize("since", range(2, WINDOW // 2 + 1))
+def test_a_step_is_not_steady_before_half_of_the_window_lies_behind_it(since: int) -> None:
+    """Clocks that rise at once. One sample may be an outlier, and seven of twelve on the new level are the level."""
+    for level in (30e-6, 39e-6, 41e-6):
+        assert not any(steady(noisy(40e-6, 0.001, 30, seed=s) + noisy(level, 0.001, since, seed=s + 100)) for s in range(50))
+
+
+def test_after_a_step_the_window_fills_anew() -> None:
+    assert steady(noisy(40e-6, 0.001, 30, seed=1) + noisy(30e-6, 0.001, 2 * WINDOW, seed=2))
 
 
 def test_a_trend_below_the_drift_share_does_not_keep_the_warm_up_going() -> None:
     assert steady([30e-6 * (1 + 1e-5 * i) for i in range(WINDOW)])
 
 
-def test_a_quantised_clock_is_steady() -> None:
-    ticks = np.random.default_rng(3).integers(100, 102, WINDOW) * 32e-9
-    assert steady(list(ticks), drift=0.02)
+def test_two_levels_that_alternate_are_steady() -> None:
+    """Such as two positions of a flush: no trend, however long one looks."""
+    random = np.random.default_rng(5)
+    assert steady([30e-6 if flip else 31e-6 for flip in random.random(MOST_WINDOW) < 0.5])
+    assert steady([30e-6 if i % 2 else 31e-6 for i in range(MOST_WINDOW)])
+
+
+def test_outliers_do_not_keep_the_warm_up_going() -> None:
+    series = noisy(30e-6, 0.002, 3 * WINDOW, seed=4)
+    series[-5] *= 20
+    series[-9] *= 3
+    assert steady(series)
+
+
+@pytest.mark.parametrize("ticks", [1, 2, 40, 160])
+def test_a_quantised_clock_is_steady(ticks: int) -> None:
+    series = ticks + np.random.default_rng(3).integers(0, 2, MOST_WINDOW)
+    assert steady(list(series * TICK))
+    assert steady([ticks * TICK] * WINDOW)
 
 
 def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
@@ -56,3 +113,12 @@ def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
         theirs = stats.kendalltau(range(WINDOW), series, method="asymptotic").pvalue
         # Ours corrects for continuity, which is the cautious side.
         assert theirs - 1e-9 <= trend_significance(series) <= theirs + 0.12
+
+
+@pytest.mark.parametrize(("mebibytes", "least", "most", "drift"), [(2, 60, 200, 0.01), (32, 14, 40, 0.01), (256, 14, 20, 0.002)])
+def test_a_recorded_warm_up_ends_soon_and_not_too_soon(mebibytes: int, least: int, most: int, drift: float) -> None:
+    """An H200 that wakes up: short launches take a hundred samples to settle, long ones are steady at once."""
+    series = recorded(mebibytes).warm_up
+    count = first_steady(series)
+    assert least <= count <= most
+    assert statistics.fmean(series[count : count + 50]) == pytest.approx(statistics.fmean(series[200:]), rel=drift)
