@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -47,12 +48,12 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
     deviation sees the nearer one only.) A clock that ticks more coarsely than the samples vary hides their noise: 0 then, and the
     ticks are not noise that samples would reduce.
     """
-    variances = []
-    for samples in placements:
-        reach = 0.5 / math.sqrt(len(samples))
-        below, above = np.quantile(samples, [0.5 - reach, 0.5 + reach])
-        variances.append(((above - below) / 2) ** 2)
-    return math.sqrt(sum(variances)) / len(placements)
+    variance = 0.0
+    for count, alike in groupby(sorted(placements, key=len), key=len):  # nearly always all of them: one call is much faster
+        reach = 0.5 / math.sqrt(count)
+        below, above = np.quantile(np.array(list(alike)), [0.5 - reach, 0.5 + reach], axis=1)
+        variance += float((((above - below) / 2) ** 2).sum())
+    return math.sqrt(variance) / len(placements)
 
 
 def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float) -> bool:

@@ -77,6 +77,13 @@ def test_two_levels_show_in_the_sampling_error(upper: float) -> None:
     assert 0.75 < estimated / actual < 1.4
 
 
+def test_placements_may_have_different_numbers_of_samples() -> None:
+    random = np.random.default_rng(9)
+    long, short = random.normal(1.0, 0.01, (2, 24)).tolist(), random.normal(1.0, 0.05, (2, 6)).tolist()
+    alone = 2 * sampling_error(long), 2 * sampling_error(short)
+    assert sampling_error([long[0], short[0], long[1], short[1]]) == pytest.approx(np.hypot(*alone) / 4)
+
+
 def test_outliers_do_not_raise_the_sampling_error() -> None:
     random = np.random.default_rng(4)
     quiet = random.normal(1.0, 0.01, (8, 25))
