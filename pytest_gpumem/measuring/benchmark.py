@@ -164,6 +164,8 @@ class Conductor:
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
+        if target.window is None and self._device.facts.persisting_l2_max_bytes:
+            self._device.reset_persisting()  # a read flush does not evict lines that somebody left persisting
         self._wake()
         floors = self.floors()
         before = self._device.conditions()
