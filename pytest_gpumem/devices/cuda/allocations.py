@@ -73,7 +73,7 @@ class Allocations:
         if nbytes <= 0:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
-        if nbytes > free and not kind.on_host:
+        if not kind.on_host and nbytes > free - self._kept(kind):
             # References are computed with CuPy, whose pool keeps what they no longer need.
             cupy.get_default_memory_pool().free_all_blocks()
             self._drop_spare()
@@ -203,8 +203,11 @@ class Allocations:
             return int(host.available_bytes() * host.PINNED_SHARE)
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
-        kept = self._spare.nbytes if self._spare is not None and kind is MemoryKind.DEVICE else 0
-        return max(0, int(free) - RESERVE) + kept
+        return max(0, int(free) - RESERVE) + self._kept(kind)
+
+    def _kept(self, kind: MemoryKind) -> int:
+        """Bytes of what counts as free that the spare region holds until they are needed."""
+        return self._spare.nbytes if self._spare is not None and kind is MemoryKind.DEVICE else 0
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array: CuPy over memory that the device sees, else NumPy."""

@@ -305,6 +305,31 @@ def test_compile_refuses_other_types(bench: Workbench) -> None:
         bench.device.compile(bench.bind(scan(), dtype="u1", x=x))
 
 
+def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
+    def places(seed: int) -> list[int]:
+        return [a.address for a in Workbench().device.scatter([MIB, 3 * MIB, 2 * MIB, 5 * MIB], seed)]
+
+    device = Workbench().device
+    before = device.free_bytes(MemoryKind.DEVICE)
+    made = device.scatter([MIB, 3 * MIB, 2 * MIB], seed=1)
+    assert [a.nbytes for a in made] == [MIB, 3 * MIB, 2 * MIB]
+    blocks = sorted((a.address, a.nbytes) for a in made)
+    assert all(first + size <= second for (first, size), (second, _) in pairwise(blocks))
+    for allocation in made:
+        device.free(allocation)  # each by itself
+    assert device.free_bytes(MemoryKind.DEVICE) == before
+    assert places(1) == places(1)
+    assert len({tuple(places(seed)) for seed in range(20)}) > 5
+
+
+def test_scattering_more_than_there_is_allocates_nothing() -> None:
+    device = Workbench().device
+    before = device.free_bytes(MemoryKind.DEVICE)
+    with pytest.raises(OutOfMemory, match="GiB are free on the simulated device"):
+        device.scatter([before // 2, before // 2 + MIB], seed=1)
+    assert device.free_bytes(MemoryKind.DEVICE) == before
+
+
 def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
     x = bench.memory(512 * MIB)
     narrow, wide = (bench.cold(bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))

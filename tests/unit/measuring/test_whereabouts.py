@@ -1,0 +1,225 @@
+"""Where a callable works: its own stream, a default one, several, none; and what the conductor makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from bench import Bench
+from counted_device import CountedDevice
+
+from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, find
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.units import GiB, MiB
+
+LEGACY, THREAD = "the legacy default stream", "this thread's default stream"
+
+
+class ManyStreams(CountedDevice):
+    """A device with default streams, and foreign functions that run as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.legacy, self.thread, self.private = self.stream(), self.stream(), self.stream()
+        self.current: Stream = self.private
+
+    def default_streams(self) -> tuple[Stream, ...]:
+        return (self.legacy, self.thread)
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        self.current = stream
+        foreign.function()
+
+
+class Scene:
+    """A callable on a device: what it launches, and where."""
+
+    def __init__(self) -> None:
+        self.device = ManyStreams()
+        self.bench = Bench(self.device)
+        self.work = self.launch_of(32 * MiB)
+        self.own = self.device.stream()
+        self.floor = self.bench.conductor.floors().empty
+        self.bench.conductor._wake()
+        self.prepared: list[Stream] = []
+
+    def launch_of(self, nbytes: int) -> Launch:
+        buffers, values = self.bench.kernels.copy.arguments(tuple(self.bench.buffers(2, nbytes)), {})
+        return self.bench.kernels.copy.launch(buffers, values)
+
+    def on(self, *streams: Stream | None, work: Launch | None = None) -> Callable[[Stream], None]:
+        """A callable that launches on these streams; None stands for the current one."""
+
+        def launch(current: Stream) -> None:
+            for stream in streams:
+                self.device.launch(work or self.work, stream or current)
+
+        return launch
+
+    def find(self, launch: Callable[[Stream], object]) -> tuple[Stream, str | None]:
+        return find(self.device, self.prepared.append, launch, self.own, self.floor)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# Asking the device
+
+
+def test_what_follows_the_current_stream_is_found_on_its_own(scene: Scene) -> None:
+    assert scene.find(scene.on(None)) == (scene.own, None)
+    assert set(map(id, scene.prepared)) == {id(scene.own)}
+
+
+def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
+    log = list[str]()
+
+    def launch(current: Stream) -> None:
+        log.append("launch")
+        scene.device.launch(scene.work, current)
+
+    find(scene.device, lambda stream: log.append("prepare"), launch, scene.own, scene.floor)
+    launches = [i for i, what in enumerate(log) if what == "launch"]
+    assert len(launches) >= 5
+    assert all(log[i - 1] == "prepare" for i in launches)
+
+
+def test_what_ignores_the_current_stream_is_found_on_a_default_one(scene: Scene) -> None:
+    assert scene.find(scene.on(scene.device.legacy)) == (scene.device.legacy, LEGACY)
+    assert scene.find(scene.on(scene.device.thread)) == (scene.device.thread, THREAD)
+
+
+def test_the_default_streams_wait_for_each_other_and_count_as_the_legacy_one(scene: Scene) -> None:
+    assert scene.find(scene.on(scene.device.legacy, scene.device.thread)) == (scene.device.legacy, LEGACY)
+
+
+def test_work_on_the_current_and_the_default_stream_meets_on_the_default_one(scene: Scene) -> None:
+    assert scene.find(scene.on(None, scene.device.legacy)) == (scene.device.legacy, LEGACY)
+
+
+def test_work_that_stays_on_several_streams_is_elsewhere(scene: Scene) -> None:
+    with pytest.raises(Elsewhere, match="its work is spread over several streams"):
+        scene.find(scene.on(scene.own, scene.device.legacy))
+    with pytest.raises(Elsewhere, match="its work is spread over several streams"):
+        scene.find(scene.on(None, scene.device.thread))
+
+
+def test_work_on_a_private_stream_or_none_at_all_is_elsewhere(scene: Scene) -> None:
+    for launch in (scene.on(scene.device.private), scene.on()):
+        with pytest.raises(Elsewhere, match="no work was seen on the timed stream or on a default one"):
+            scene.find(launch)
+
+
+def test_work_that_waits_for_the_device_lets_the_hold_expire(scene: Scene) -> None:
+    def waits(current: Stream) -> None:
+        scene.device.launch(scene.work, current)
+        scene.device.synchronize(current)
+
+    with pytest.raises(HoldExpired):
+        scene.find(waits)
+    scene.device.synchronize()  # and nothing is held any more
+
+
+def test_work_that_goes_on_beside_the_timed_stream_is_elsewhere(scene: Scene) -> None:
+    short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
+
+    def both(current: Stream) -> None:
+        scene.device.launch(short, current)
+        scene.device.launch(long, scene.device.private)
+
+    with pytest.raises(Elsewhere, match="some of its work goes on beside the timed stream"):
+        scene.find(both)
+
+
+def test_work_beside_that_ends_sooner_stays_unseen(scene: Scene) -> None:
+    short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
+
+    def both(current: Stream) -> None:
+        scene.device.launch(short, scene.device.private)
+        scene.device.launch(long, current)
+
+    assert scene.find(both) == (scene.own, None)
+
+
+def test_long_work_is_found_without_waiting_for_other_streams(scene: Scene) -> None:
+    long = scene.launch_of(8 * GiB)
+    for streams, found in (((None,) * 6, scene.own), ((scene.device.legacy,) * 6, scene.device.legacy)):
+        begun = scene.device.now()
+        assert scene.find(scene.on(*streams, work=long))[0] is found
+        assert scene.device.now() - begun > LONG
+
+
+def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene.device, "default_streams", tuple)
+    assert scene.find(scene.on(None)) == (scene.own, None)
+    with pytest.raises(Elsewhere, match="no work was seen"):
+        scene.find(scene.on(scene.device.legacy))
+
+
+# Through the conductor
+
+
+def take(scene: Scene, launch: Callable[[Stream], None], stream: Any = None, **plan: Any) -> Any:
+    target = scene.bench.target(lambda: launch(scene.device.current), stream=stream)
+    return scene.bench.take(target, **plan)
+
+
+def test_a_callable_is_timed_where_it_launches(scene: Scene) -> None:
+    own, legacy = take(scene, scene.on(None)), take(scene, scene.on(scene.device.legacy))
+    assert own.sampler == legacy.sampler == "blocked"
+    assert "timed on the legacy default stream, where it launches" in legacy.notes
+    assert not [note for note in own.notes if note.startswith("timed on")]
+    assert legacy.latency == pytest.approx(own.latency, rel=0.01)
+    assert own.latency > 5 * own.floor
+
+
+def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> None:
+    taken = scene.bench.case(lambda memory: Case(lambda: scene.on(scene.device.thread)(scene.device.current)), placements=3)
+    assert "timed on this thread's default stream, where it launches" in taken.notes
+    assert len(taken.placements) >= 3
+    assert min(taken.samples) > 5 * taken.floor
+
+
+def test_what_no_stream_shows_is_timed_by_the_hosts_clock(scene: Scene) -> None:
+    taken = take(scene, scene.on(scene.device.private))
+    assert taken.sampler == "host"
+    assert taken.sampler_reason == ("no work was seen on the timed stream or on a default one: wall-clock time, launch latency included")
+    assert taken.latency > take(scene, scene.on(None)).latency
+
+
+def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
+    def waits(current: Stream) -> None:
+        scene.device.launch(scene.work, current)
+        scene.device.synchronize(current)
+
+    taken = take(scene, waits)
+    assert taken.sampler == "host"
+    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
+
+
+@pytest.mark.parametrize("sampler", ["blocked", "graph"])
+def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Scene, sampler: str) -> None:
+    with pytest.raises(BadCall, match=f'sampler "{sampler}" was asked for, but no work was seen on the timed stream'):
+        take(scene, scene.on(scene.device.private), sampler=sampler)
+
+
+def test_the_hosts_clock_needs_no_stream(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene.device, "default_streams", lambda: pytest.fail("asked"))
+    assert take(scene, scene.on(scene.device.private), sampler="host").sampler == "host"
+
+
+def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
+    (table,) = scene.bench.buffers(1)
+    with (
+        persisting(scene.device, table) as stream,
+        pytest.raises(BadCall, match="does not launch on the persisting stream, so its window does not cover what"),
+    ):
+        take(scene, scene.on(scene.device.legacy), stream=stream)
+    with persisting(scene.device, table) as stream:
+        assert take(scene, scene.on(None), stream=stream).sampler == "blocked"
