@@ -37,9 +37,9 @@ def tile_bytes(kernel: str) -> int:
 def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     """Threads of a block, and vectors of each array that a thread handles at once, for a kernel that reads `sources` arrays and writes one.
 
-    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight: more of them lose (on an H200 one vector
-    copies at 4217 GB/s, two at 4125, four at 4060). Two sources gain by large blocks where they fill an SM without a rest; one that
-    only writes needs no loads in flight, and stores two vectors (ci/records/nvidia-h200/launch_shapes.json).
+    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight. Two sources take large blocks where they fill
+    an SM without a rest; one that only writes needs no loads in flight, and stores two vectors. All shapes that were tried, and what
+    this choice loses against the best of them, are in ci/records/nvidia-h200/launch_shapes.json.
     """
     if sources == 0:
         return 512, 2
