@@ -110,6 +110,12 @@ def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> No
         ),
         ({"conditions": (Conditions(throttle_reasons=("hw_slowdown",)), Conditions())}, "throttled before the samples (hw_slowdown)"),
         ({"conditions": (Conditions(other_processes=2), Conditions())}, "2 processes of others on the device"),
+        ({"during": Conditions(other_processes=1)}, "1 process of others on the device"),
+        (
+            {"discarded": 8, "during": Conditions(throttle_reasons=("sw_power_cap",))},
+            "8 samples were taken under throttling (sw_power_cap), 8 are left",
+        ),
+        ({"discarded": 99}, "99 samples were taken under throttling, 8 are left"),
         ({"floor": 268e-6}, "as if nothing was launched"),
     ],
 )
@@ -119,6 +125,13 @@ def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts, chang
     assert verdict.outcome is Outcome.UNRELIABLE
     assert why in verdict.reason
     assert verdict.reason.endswith("no limit was judged")
+
+
+def test_a_few_discarded_samples_forbid_nothing(bench: Any, h100: DeviceFacts) -> None:
+    """What was taken under throttling is not in the latency: the rest can be judged."""
+    throttled = Conditions(throttle_reasons=("sw_power_cap",))
+    taken = bench.measurement(268e-6, discarded=7, during=throttled)
+    assert judge(taken, held(max_latency="300 us"), h100, [], strict=False).outcome is Outcome.PASS
 
 
 def test_hardly_more_than_the_floor_is_nothing_launched(bench: Any, h100: DeviceFacts) -> None:

@@ -13,7 +13,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge
-from pytest_gpumem.verdicts.spread import Variance, between_placements, between_processes
+from pytest_gpumem.verdicts.spread import Variance, between_placements, between_processes, level
 
 ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
 
@@ -224,3 +224,65 @@ def test_fewer_bytes_cannot_hide_a_slow_down(bench: Any, h100: DeviceFacts) -> N
     assert "its traffic from" in verdict.reason
     slower = replace(fewer, placements=tuple(tuple(2 * s for s in p) for p in fewer.placements))
     assert judge(slower, ONE_PERCENT, h100, [past], strict=False).outcome is Outcome.FAIL
+
+
+# Launch overhead: the process's own, not the kernel's
+
+
+def blocked(bench: Any, latency: float, overhead: float | None, *, spread: float = 0.0003) -> Measurement:
+    measurement: Measurement = bench.measurement(latency, spread=spread, sampler="blocked", overhead=overhead)
+    return measurement
+
+
+def test_levelled_latencies_have_the_mean_overhead(bench: Any) -> None:
+    measurements = [blocked(bench, 30.0e-6, 2.0e-6), blocked(bench, 30.2e-6, 2.2e-6), blocked(bench, 30.6e-6, 2.4e-6)]
+    assert level(measurements) == pytest.approx([30.2e-6, 30.2e-6, 30.4e-6])
+
+
+def test_an_unknown_overhead_leaves_all_as_they_are(bench: Any) -> None:
+    measurements = [blocked(bench, 30.0e-6, 2.0e-6), blocked(bench, 30.2e-6, None), blocked(bench, 30.6e-6, 2.4e-6)]
+    assert level(measurements) == [m.latency for m in measurements]
+
+
+def test_a_correction_that_is_no_small_one_is_not_made(bench: Any) -> None:
+    measurements = [blocked(bench, 4.0e-6, 9.0e-6), blocked(bench, 4.0e-6, 2.0e-6)]
+    assert level(measurements) == [m.latency for m in measurements]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_slower_launch_of_the_process_is_no_slow_down(bench: Any, endless: DeviceFacts, processes: int) -> None:
+    """2 us of 100 us: without the overhead a clear change, with it none."""
+    history = [blocked(bench, 100e-6, 2.0e-6) for _ in range(processes)]
+    same = judge(blocked(bench, 102e-6, 4.0e-6), ONE_PERCENT, endless, history, strict=False)
+    assert same.comparison is not None
+    assert abs(same.comparison.delta) < 1e-9
+    assert same.outcome not in (Outcome.FAIL, Outcome.SUSPECT)
+    unknown = [replace(m, overhead=None) for m in history]
+    moved = judge(blocked(bench, 102e-6, 4.0e-6), ONE_PERCENT, endless, unknown, strict=False)
+    assert moved.comparison is not None
+    assert moved.comparison.delta == pytest.approx(0.02)
+    assert moved.outcome in (Outcome.FAIL, Outcome.SUSPECT)
+
+
+@pytest.mark.parametrize("overhead", [1.5e-6, 2.0e-6, 4.0e-6])
+def test_a_slower_kernel_is_one_whatever_its_launch_costs(bench: Any, h100: DeviceFacts, overhead: float) -> None:
+    history = [blocked(bench, 268e-6, 2.0e-6) for _ in range(4)]
+    slower = blocked(bench, 268e-6 * 1.05 + overhead - 2.0e-6, overhead)
+    verdict = judge(slower, ONE_PERCENT, h100, history, strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.comparison is not None
+    assert verdict.comparison.delta == pytest.approx(0.05, abs=0.001)
+
+
+def test_processes_that_differ_by_their_launches_alone_do_not_widen_the_interval(bench: Any) -> None:
+    """As on an H200: what a launch costs varies from process to process more than what the kernel takes."""
+    overheads = [1.6e-6, 2.0e-6, 2.4e-6, 1.8e-6, 2.2e-6]
+    known = [blocked(bench, 28e-6 + overhead, overhead) for overhead in overheads]
+    assert between_processes(known).value < 0.5 * between_processes([replace(m, overhead=None) for m in known]).value
+
+
+def test_limits_judge_what_was_read(bench: Any, endless: DeviceFacts) -> None:
+    """An absolute limit is one on the reading; only comparisons take launch overhead out."""
+    limit = Limits(max_latency="101 us", origin={"max_latency": "marker"})
+    history = [blocked(bench, 100e-6, 2.0e-6)]
+    assert judge(blocked(bench, 102e-6, 4.0e-6), limit, endless, history, strict=False).outcome in (Outcome.FAIL, Outcome.SUSPECT)
