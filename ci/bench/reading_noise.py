@@ -40,6 +40,7 @@ from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
+from pytest_gpumem.measuring.benchmark import BLOCKS_PER_SM
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
@@ -57,12 +58,12 @@ REPLAYS = 13
 """Of each graph; the first is left out."""
 TOGETHER = 8
 """Samples behind one hold."""
-GRID_PER_SM = 2
-"""Blocks an SM of the larger of the two grids."""
 UNRELATED_MIB = 512
 """Most MiB of an unrelated allocation, which every other process makes first."""
 KINDS = ("nothing", "16 bytes", "16 bytes, full grid")
 STATES = ("hot", "cold")
+SUBTRACTED = "16 bytes, full grid, hot"
+"""What a measurement gives as its `overhead`, and a comparison takes out."""
 CONFIDENCE = 0.95
 AHEAD = 3
 WORKER_SECONDS = 120.0
@@ -87,7 +88,7 @@ class Noise:
         self._samples = HeldSamples(device, TOGETHER)
         kernels = Kernels(device)
         smallest = (self._arena.buffer(VECTOR_BYTES, "f4"), 1.0)
-        grid = kernels.write.with_grid(GRID_PER_SM * device.facts.sm_count)
+        grid = kernels.write.with_grid(BLOCKS_PER_SM * device.facts.sm_count)
         self._overheads: dict[str, Work | None] = {
             "nothing": None,
             "16 bytes": self._launching(_launch(kernels.write, *smallest)),
@@ -360,7 +361,7 @@ def table(record: dict[str, Any]) -> str:
         f"{'':<28}{'mean':>9}{'processes':>11}{'streams':>9}{'placements':>12}",
     ]
     for one in overheads(record):
-        said.append(f"{one['kind']:<28}{_ns(one['mean']):>9}{_ns(one['processes']):>11}{_ns(one['streams']):>9}")
+        said.append(f"{_marked(one['kind']):<28}{_ns(one['mean']):>9}{_ns(one['processes']):>11}{_ns(one['streams']):>9}")
     for one in triads(record):
         figures = f"{_ns(one['mean']):>9}{_ns(one['processes']):>11}{_ns(one['streams']):>9}{_ns(one['placements']):>12}"
         said.append(f"{'triad, ' + str(one['mib']) + ' MiB':<28}{figures}")
@@ -374,7 +375,8 @@ def table(record: dict[str, Any]) -> str:
         ]
         for by in one["corrected"]:
             correlated = "-" if by["correlation"] is None else f"{by['correlation']:.2f} ({by['low']:.2f} to {by['high']:.2f})"
-            said.append(f"  {by['kind']:<28}{correlated:<24}{_ns(by['left']):>8}")
+            said.append(f"  {_marked(by['kind']):<28}{correlated:<24}{_ns(by['left']):>8}")
+    said += ["", "* what comparisons take out"]
     said += ["", f"{'':<10}{'correlation of two graphs':>27}{'of halves alone':>18}{'sd, ns':>16}{'graph - alone, ns':>20}"]
     said.append(f"{'':<10}{'by placement':>14}{'by position':>13}{'by placement':>18}{'graph':>9}{'alone':>7}")
     for one in graphs(record):
@@ -389,6 +391,10 @@ def table(record: dict[str, Any]) -> str:
         positions = " ".join(f"{_ns(x, sign=True):>6}" for x in one["positions"])
         said.append(f"{str(one['mib']) + ' MiB':<14}{positions}; {_ns(one['above'], sign=True)} from the second on")
     return "\n".join(said)
+
+
+def _marked(kind: str) -> str:
+    return f"{kind} *" if kind == SUBTRACTED else kind
 
 
 def _ns(seconds: float, *, sign: bool = False) -> str:

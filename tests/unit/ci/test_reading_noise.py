@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import reading_noise
 
-from pytest_gpumem.devices.opening import choose
+from pytest_gpumem.devices.opening import Chosen, choose
+from pytest_gpumem.measuring.benchmark import Conductor
+from pytest_gpumem.ranges import Ranges
 
 NS = 1e-9
 STREAMS, PLACES = reading_noise.STREAMS, 32
@@ -125,9 +127,30 @@ def test_failed_workers_are_left_out_and_too_few_are_said() -> None:
     assert "3 processes answered: at least 4 are needed" in reading_noise.table(few)
 
 
+def test_the_launch_on_a_full_grid_is_the_one_that_a_measurement_takes_its_overhead_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = choose("sim").open()
+    seen: list[tuple[Any, ...]] = []
+    launch = device.launch
+
+    def watched(one: Any, stream: Any) -> None:
+        seen.append((one.kernel.name, one.shape, one.call.arrays))
+        launch(one, stream)
+
+    monkeypatch.setattr(device, "launch", watched)
+    conductor = Conductor(device, Ranges(), profiled=False)
+    conductor.floors()
+    conductor.close()
+    timed = seen[-1]
+    seen.clear()
+    job = {"process": 2, "device": "sim", "mib": [1], "placements": 8, "rounds": 1}
+    reading_noise.answer(Chosen(device.facts, lambda: device), job)
+    assert timed in seen
+
+
 def test_the_table_gives_nanoseconds() -> None:
     text = reading_noise.table(record())
     assert "+0   +600" in text
+    assert text.count("16 bytes, full grid, hot *") == 2
     assert "triad, 2 MiB" in text
     assert text.startswith("NVIDIA H200, driver 580, 2026-11-21")
 
