@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
+DEFAULT_BUDGET = 1.0
+"""Seconds for each measurement, where nobody says otherwise."""
 LIMITS = ("min_bandwidth", "max_latency", "max_regression")
 COMMAND_VARIABLES = ("GPUMEM_NCU",)
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
@@ -188,7 +190,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "budget",
         units.parse_budget,
-        units.Budget(each=1.0),
+        units.Budget(each=DEFAULT_BUDGET),
         'Time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total". Default: 1 s.',
         "TIME",
         on_marker=True,
@@ -256,7 +258,7 @@ class Settings(NamedTuple):
     """Buffer placements to average over."""
     precision: float = 0.001
     """Half-width of the 95 % interval, as a share of the latency, at which measuring stops."""
-    budget: float | None = 1.0
+    budget: float | None = DEFAULT_BUDGET
     """Seconds for each measurement; None where the budget is for the whole run."""
     total_budget: float | None = None
     """Seconds for all measurements of the run together; None where the budget is for each."""

@@ -117,7 +117,7 @@ class GpuBenchmark:
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
-        with labelled_range, test.spending() as plan:
+        with labelled_range, test.spending(label) as plan:
             measurement = test.conductor.measure(
                 target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name
             )

@@ -94,18 +94,17 @@ class GpuTest:
                 raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")
 
     @contextmanager
-    def spending(self) -> Iterator[Plan]:
-        """The plan of the next measurement; books the time that it takes."""
-        begun = self.device.now()
+    def spending(self, label: str) -> Iterator[Plan]:
+        """The plan of the measurement that is about to begin; books the time that it takes on a total budget."""
+        begun, nodeid = self.device.now(), self.item.nodeid
         try:
-            yield self.session.plan(self.overrides)
+            yield self.session.plan(self.overrides, nodeid, label)
         finally:
-            self.session.spent += self.device.now() - begun
+            if self.session.ledger is not None:
+                self.session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def close(self) -> None:
-        """Free everything; the next test gets its share of what is left of a total budget."""
-        if uses(self.item, BENCHMARK_FIXTURE):
-            self.session.to_measure -= 1
+        """Free everything."""
         with self.exit:
             self.arena.close()
 
@@ -119,7 +118,12 @@ class RunningHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         with self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid):
-            return (yield)
+            try:
+                return (yield)
+            finally:
+                # Also of a test that was skipped, whose fixtures were never set up.
+                if self._session.ledger is not None:
+                    self._session.ledger.ended(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:

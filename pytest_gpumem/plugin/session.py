@@ -17,18 +17,19 @@ from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.exclusive import exclusive
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
-from pytest_gpumem.plugin.hooks import SESSION
+from pytest_gpumem.plugin.hooks import MARKER, SESSION
 from pytest_gpumem.plugin.judging import TEST
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.measurement import Counted, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
-from pytest_gpumem.settings import Overrides, Settings, override
+from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
@@ -164,10 +165,8 @@ class GpuSession:
         self.ranges = Ranges()
         self.names = Names()
         self.rows = Rows()
-        self.to_measure = 0
-        """Tests that measure and have not begun, for sharing out a total budget."""
-        self.spent = 0.0
-        """Seconds used for measuring so far."""
+        self.ledger: Ledger | None = None
+        """The total budget, once the tests are collected; None where each measurement has its own."""
         self._device: Device | None = None
 
     @property
@@ -198,22 +197,39 @@ class GpuSession:
         item.stash[TEST] = test
         return test
 
-    def plan(self, overrides: Overrides) -> Plan:
-        """How to take the next measurement of a test."""
-        settings = override(self.settings, overrides)
-        budget = settings.budget
-        if budget is None:
-            budget = self.share()
-        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, budget)
+    def plan(self, overrides: Overrides, nodeid: str, label: str) -> Plan:
+        """How to take the measurement of a test that is about to begin.
 
-    def share(self) -> float:
-        """Seconds for the next measurement out of a total budget: what is left, over the tests that are left.
-
-        A test that measures several times uses its share for the first and shrinks what is left; the total is never exceeded by plan.
+        A marker's budget for each measurement lies within the total: the smaller of the two holds.
         """
-        assert self.settings.total_budget is not None
-        left = max(self.settings.total_budget - self.spent, 0.0)
-        return max(left / max(self.to_measure, 1), 1e-3)
+        settings = override(self.settings, overrides)
+        budgets = [settings.budget] if settings.budget is not None else []
+        if self.ledger is not None:
+            budgets.append(self.ledger.share(nodeid, label))
+        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
+
+    def open_ledger(self, items: Iterable[pytest.Item]) -> None:
+        """Share a total budget out over the tests that measure, by what they cost in the baseline."""
+        total = self.settings.total_budget
+        if total is None:
+            return
+        known: dict[str, dict[str, Measurement]] = {}
+        for rows in self.baseline.rows.values():
+            row = rows[-1]
+            if row.measurement is not None:
+                known.setdefault(row.nodeid, {})[row.label] = row.measurement
+        expected = {}
+        for item in items:
+            if not uses(item, BENCHMARK_FIXTURE):
+                continue
+            try:
+                own = marker_overrides(marker_keywords(item.iter_markers(MARKER))).budget
+            except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
+                continue
+            measured = known.get(item.nodeid, {})
+            most = DEFAULT_BUDGET if own is None else own
+            expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
+        self.ledger = Ledger(total, expected)
 
     def close(self) -> None:
         """Give the device back; a second call does nothing."""
@@ -236,7 +252,7 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to announce
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session.names = Names(item.nodeid for item in session.items)
-        self._session.to_measure = sum(uses(item, BENCHMARK_FIXTURE) for item in session.items)
+        self._session.open_ledger(session.items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, ROWS_ATTRIBUTE, None)

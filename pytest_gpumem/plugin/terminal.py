@@ -51,12 +51,25 @@ class TerminalHooks:
         return baseline_line(baseline.processes, resolvable(baseline), str(self._session.store.folder))
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        session = self._session
-        total = session.settings.total_budget
-        if total is None or not session.to_measure:
+        ledger = self._session.ledger
+        if ledger is None or not ledger.tests:
             return []
-        tests = f"{session.to_measure} tests that measure"
-        return [f"gpumem: budget of {format_time(total)} shared out over {tests}, {format_time(session.share())} each to begin with"]
+        tests = f"{ledger.tests} test{'s' * (ledger.tests > 1)}"
+        how = f"by cost in the baseline ({ledger.known} of them known)" if ledger.known else "equally, the baseline knows no cost"
+        return [
+            f"gpumem: budget of {format_time(ledger.total)} shared out over {tests} {how}, "
+            f"at most {format_time(ledger.most())} a measurement to begin with; what one leaves goes to the others"
+        ]
+
+    def _budget(self) -> str | None:
+        """What became of a total budget; the workers of xdist keep their own accounts."""
+        ledger = self._session.ledger
+        if ledger is None or not ledger.spent:
+            return None
+        spent = f"budget: {format_time(ledger.spent)} of {format_time(ledger.total)} spent on measuring"
+        if ledger.spent <= ledger.total:
+            return spent
+        return f"{spent}: a measurement ends the samples it has begun, and takes its least ones and its checks however short its share"
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
@@ -121,5 +134,7 @@ class TerminalHooks:
             counts = Counter(row.verdict.outcome.value for row in rows)
             simulated = " (simulated)" if session.facts.simulated else ""
             writer.write_line(f"{len(rows)} measured{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+        if (spent := self._budget()) is not None:
+            writer.write_line(spent)
         for note in self._notes:
             writer.write_line(note)
