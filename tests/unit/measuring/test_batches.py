@@ -1,0 +1,51 @@
+"""How many launches make a batch."""
+
+from __future__ import annotations
+
+import pytest
+from bench import Bench
+
+from pytest_gpumem.measuring.samplers.batched import BATCH_SECONDS, FOREIGN_BATCH, LEAST_BATCH, MOST_BATCH, UNTIMED, batch_of
+from pytest_gpumem.units import MiB
+
+
+@pytest.mark.parametrize(
+    ("latency", "launches"),
+    [
+        (None, LEAST_BATCH),
+        (0.0, LEAST_BATCH),
+        (1e-9, MOST_BATCH),
+        (BATCH_SECONDS / 100, 100),
+        (BATCH_SECONDS / 100.5, 100),
+        (1e-3, LEAST_BATCH),
+    ],
+)
+def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(latency: float | None, launches: int) -> None:
+    assert batch_of(latency, foreign=False) == launches
+
+
+def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
+    assert [batch_of(latency, foreign=True) for latency in (None, 1e-9, BATCH_SECONDS / 30, 1.0)] == [
+        FOREIGN_BATCH[0],
+        FOREIGN_BATCH[1],
+        30,
+        FOREIGN_BATCH[0],
+    ]
+
+
+def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, capture = list[int](), bench.device.capture
+
+    def counted(stream: object, body: object) -> object:
+        before = len(bench.device.launched)
+        graph = capture(stream, body)  # type: ignore[arg-type]
+        captured.append(len(bench.device.launched) - before)
+        return graph
+
+    monkeypatch.setattr(bench.device, "capture", counted)
+    taken = bench.measure("copy", *bench.buffers(2, 2 * MiB), mode="hot", placements=4)
+    assert taken.sampler == "batched"
+    assert len(taken.placements) == 4  # side by side, though more would be small enough: each takes a capture
+    batch = captured[-1] - UNTIMED
+    assert captured[-4:] == [captured[-1]] * 4
+    assert batch * taken.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
