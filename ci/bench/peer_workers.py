@@ -54,16 +54,17 @@ class NvbenchSkipped(RuntimeError):
     """nvbench skipped a state, or gave no value for it: what it said."""
 
 
-def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
-    """This project, as a test measures: the default plan in each mode."""
+def gpumem(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[float, list[Case]]:
+    """This project, as a test measures: the default plan in each mode, or in the first alone."""
+    modes = MODES[:1] if brief else MODES
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
-        for mode in MODES:
+        for mode in modes:
             bench.measure(arrays, Plan(mode=mode, budget=TINY_PLAN_SECONDS))
     first_use = time.perf_counter() - begun
     cases = []
     for size in mib:
-        for mode in MODES:
+        for mode in modes:
             with bench.arrays(size * MiB) as arrays:
                 case = _case(bench, f"gpumem {mode}", size, arrays)
                 measurement, wall = bench.measure(arrays, Plan(mode=mode))
@@ -81,8 +82,8 @@ def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     return first_use, cases
 
 
-def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
-    """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass.
+def nvbench(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[float, list[Case]]:
+    """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass unless `brief`.
 
     It runs all benchmarks of a process in one call, so each state times its own `exec`. The batched pass cannot be had alone: it is taken
     in a second benchmark whose cold pass stops after 100 samples.
@@ -121,10 +122,11 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     warm_up.set_stopping_criterion("sample-count")
     warm_up.add_int64_axis("KiB", [TINY // KiB])
     nv.register(body("cold", False)).add_int64_axis("KiB", kib)
-    batch = nv.register(body("batch", True))
-    batch.set_stopping_criterion("sample-count")
-    batch.set_batch_target_time(NVBENCH_BATCH_SECONDS)
-    batch.add_int64_axis("KiB", kib)
+    if not brief:
+        batch = nv.register(body("batch", True))
+        batch.set_stopping_criterion("sample-count")
+        batch.set_batch_target_time(NVBENCH_BATCH_SECONDS)
+        batch.add_int64_axis("KiB", kib)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nvbench.json"
         nv.run_all_benchmarks(["-q", "--devices", str(index), "--json", str(file)])
@@ -137,7 +139,7 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
         for name, mean, count in (
             ("cold", "nv/cold/time/gpu/mean", "nv/cold/sample_size"),
             ("batch", "nv/batch/time/gpu/mean", "nv/batch/sample_size"),
-        ):
+        )[: 1 if brief else 2]:
             summaries = nvbench_summaries(results, name, size * 1024)
             value, samples = summaries.get(mean), summaries.get(count)
             if value is None or not samples:
@@ -287,7 +289,8 @@ def main() -> None:
         bench = TriadBench(chosen, job["unrelated"], index=cuda_index(device))
         opened = time.perf_counter() - begun
         try:
-            first_use, cases = PEERS[peer](bench, job["mib"])
+            options = {"brief": True} if job.get("brief") and peer in ("gpumem", "nvbench") else {}
+            first_use, cases = PEERS[peer](bench, job["mib"], **options)
         finally:
             bench.close()
         return {"context_before_go": context, "opening": opened, "first_use": first_use, "cases": cases}

@@ -63,9 +63,9 @@ def unrelated(seed: int, round_number: int) -> list[int]:
 
 
 def jobs_of_round(
-    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str
+    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str, brief: bool = False
 ) -> list[Job]:
-    """Every peer in every condition, in an order of this round's own."""
+    """Every peer in every condition, in an order of this round's own; with `brief`, only what spreads and wall times need."""
     pairs = [(peer, condition) for condition in conditions for peer in peers]
     order = np.random.default_rng([seed, round_number]).permutation(len(pairs))
     return [
@@ -76,6 +76,7 @@ def jobs_of_round(
             "condition": pairs[i][1],
             "device": device,
             "mib": list(mib),
+            "brief": brief,
             "unrelated": unrelated(seed, round_number) if pairs[i][1] == "random" else [],
         }
         for place, i in enumerate(order)
@@ -215,6 +216,7 @@ def main() -> int:
     parser.add_argument("--condition", choices=(*CONDITIONS, "both"), default="both")
     parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
     parser.add_argument("--peers", type=_several("peers", PEERS), default=list(PEERS), help=f"(default {','.join(PEERS)})")
+    parser.add_argument("--brief", action="store_true", help="gpumem in clean-cold mode alone, nvbench without its batched pass")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or sim for gpumem alone (default cuda)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
@@ -242,7 +244,15 @@ def main() -> int:
     first = 1 + max((run["round"] for run in record["runs"] if run["condition"] in conditions), default=0)
 
     def jobs(number: int) -> list[Job]:
-        return jobs_of_round(number, seed=chosen.seed, peers=chosen.peers, conditions=conditions, mib=chosen.sizes, device=chosen.device)
+        return jobs_of_round(
+            number,
+            seed=chosen.seed,
+            peers=chosen.peers,
+            conditions=conditions,
+            mib=chosen.sizes,
+            device=chosen.device,
+            brief=chosen.brief,
+        )
 
     measure(
         record,

@@ -28,6 +28,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.benchmark import Conductor
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
+from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, GiB
@@ -63,14 +64,21 @@ def by_host(device: Device, stream: Stream, works: dict[str, Work], times: int) 
 
 
 def by_events(device: Device, stream: Stream, works: dict[str, Work], times: int) -> dict[str, list[float]]:
-    """Seconds between two events around each launch, all works in turn, `times` times; the first time is left out."""
+    """Seconds between two events around each launch, all works in turn, `times` times; the first time is left out.
+
+    The stream is held while they are queued: no launch gap lies between them. The works ran before.
+    """
     start, end = device.event(), device.event()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(times):
         for name, work in works.items():
-            device.record(start, stream)
-            work()
-            device.record(end, stream)
+            hold = device.hold(stream, HOLD_TIMEOUT)
+            try:
+                device.record(start, stream)
+                work()
+                device.record(end, stream)
+            finally:
+                hold.release()
             device.synchronize(stream)
             seconds[name].append(device.elapsed(start, end))
     return {name: taken[1:] for name, taken in seconds.items()}
@@ -129,6 +137,7 @@ def measured(device: Device, elements: int, times: int) -> dict[str, Any]:
     finally:
         arena.close()
 
+    device.settle()
     arena = Arena(device, seed=0)
     try:
         a = arena.buffer(min(GiB, elements * 8), "f4")
