@@ -67,6 +67,8 @@ class Work:
     """Where its memory lies."""
     footprint: float
     """Distinct bytes touched in device memory."""
+    written: float
+    """Of them, written."""
     on_chip: float = 0.0
     """Seconds for which L1 and shared memory are busy with its requests."""
 
@@ -133,6 +135,7 @@ def work_of(
         dependent_steps=float(dependent_steps) if dependent_steps is not None else steps / threads,
         addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
         footprint=sum(u.footprint for u in local),
+        written=sum(u.writes for u in local),
         on_chip=on_chip_cycles / (sheet.sm_count * sheet.sm_clock),
     )
 
@@ -168,15 +171,15 @@ class Timing:
         faults, managed = self._migrate(work)
         local = work.local
         link = self._link_time(work)
-        total = sum(u.footprint for u in local)
+        total = work.footprint
         # How busy writes keep the memory decides how much of the cache waits to be written back.
-        written = sum(u.writes for u in local)
-        write_time = written / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
-        saturating = written > l2.capacity
+        write_time = work.written / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
+        saturating = work.written > l2.capacity
         pressure = sheet.fit.write_pressure * self._write_share(work, local, write_time) if saturating else 0.0
         capacity = max(1.0, l2.capacity * (1.0 - pressure))
 
-        hits = [self._hits(u, total, capacity, local, window) for u in local]
+        whole = miss_ratio(total / capacity, sheet.fit.knee, sheet.fit.sharpness)
+        hits = [self._hits(u, total, whole, capacity, local, window) for u in local]
         read = write = incoming = random = hit = 0.0
         for u, h in zip(local, hits, strict=True):
             again = max(0.0, u.read_requests * u.inflation - u.reads)
@@ -254,10 +257,9 @@ class Timing:
     def _hit_time(self, work: Work) -> float:
         return self._sheet.fit.l2_hit_time if work.loops else self._sheet.l2_latency
 
-    def _hits(self, u: Use, total: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
+    def _hits(self, u: Use, total: float, whole: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
         lines = l2.lines(u.allocation)
-        whole = miss_ratio(total / capacity, fit.knee, fit.sharpness)
         if u.footprint <= 0.0:
             return _Hits(1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
         resident = min(1.0, lines.normal / u.footprint) * (1.0 - whole)
