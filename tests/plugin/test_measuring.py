@@ -37,6 +37,49 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
     result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS, simulated", "1 measured (simulated): 1 PASS"])
 
 
+def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import Case
+
+        def test_how(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            cold = gpu_benchmark(gpu_kernels.copy, a, b, label="cold")
+            assert (cold.sampler, cold.checked) == ("blocked", True)
+            assert cold.sampler_reason == "one launch at a time behind a held stream reads the steadiest"
+            assert len(cold.placements) >= 8
+            assert 0 < cold.noise < 0.05
+            assert cold.measurement.overhead > cold.measurement.floor
+            assert cold.measurement.during is not None
+            hot = gpu_benchmark(gpu_kernels.copy, a, b, mode="hot", label="hot")
+            assert (hot.sampler, hot.measurement.overhead) == ("batched", None)
+
+        def test_streams(gpu_benchmark, device_buffer):
+            assert gpu_benchmark.stream is gpu_benchmark.stream
+            handles = [gpu_benchmark.stream.handle]
+
+            def build(memory):
+                handles.append(memory.stream.handle)
+                return Case(lambda: None, reference=lambda: None, reads=[memory.device(1 << 20)])
+
+            result = gpu_benchmark.case(build)
+            assert len(set(handles)) == 1 and len(handles) > 8
+            assert len(result.placements) == len(handles) - 1
+        """
+    )
+    gpumem().assert_outcomes(passed=2)
+
+
+def test_a_row_keeps_overhead_and_the_conditions_between_the_samples(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD)
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    (row,) = json_of(pytester)["gpumem"]["rows"]
+    taken = row["measurement"]
+    assert taken["sampler"] == "blocked"
+    assert taken["overhead"] > taken["floor"] > 0
+    assert taken["during"]["sm_clock_hz"] > 0
+
+
 def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     result = gpumem("-q", "--benchmark-quiet")
