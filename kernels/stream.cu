@@ -40,35 +40,6 @@ __device__ Vector<T> by_element(Operation operation, Vectors const&... vectors)
     return result;
 }
 
-// The same without asking the caches to keep what is read or written once (evict first): a quarter of a per cent of a triad's time.
-__device__ inline Vector<float> streamed(Vector<float> const* at)
-{
-    float4 const v = __ldcs(reinterpret_cast<float4 const*>(at));
-    return {v.x, v.y, v.z, v.w};
-}
-__device__ inline Vector<double> streamed(Vector<double> const* at)
-{
-    double2 const v = __ldcs(reinterpret_cast<double2 const*>(at));
-    return {v.x, v.y};
-}
-__device__ inline Vector<int> streamed(Vector<int> const* at)
-{
-    int4 const v = __ldcs(reinterpret_cast<int4 const*>(at));
-    return {v.x, v.y, v.z, v.w};
-}
-__device__ inline void stream(Vector<float>* at, Vector<float> v)
-{
-    __stcs(reinterpret_cast<float4*>(at), make_float4(v.element[0], v.element[1], v.element[2], v.element[3]));
-}
-__device__ inline void stream(Vector<double>* at, Vector<double> v)
-{
-    __stcs(reinterpret_cast<double2*>(at), make_double2(v.element[0], v.element[1]));
-}
-__device__ inline void stream(Vector<int>* at, Vector<int> v)
-{
-    __stcs(reinterpret_cast<int4*>(at), make_int4(v.element[0], v.element[1], v.element[2], v.element[3]));
-}
-
 // The sum over a warp, in every lane.
 template <class T>
 __device__ T over_warp(T total)
@@ -95,17 +66,11 @@ __device__ void map(T* destination, size n, Operation operation, Sources const*.
             Vector<T> result[VECTORS];
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
-                size const at = mine + v * blockDim.x;
-                result[v] = by_element<T>(operation, streamed(reinterpret_cast<Vector<T> const*>(sources) + at)...);
+                result[v] = by_element<T>(operation, vector(sources, mine + v * blockDim.x)...);
             }
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
-                if constexpr (sizeof...(Sources) > 0) {
-                    stream(out + mine + v * blockDim.x, result[v]);
-                } else {
-                    // A kernel that only writes also fills L2 with dirty lines on purpose: these are to stay.
-                    out[mine + v * blockDim.x] = result[v];
-                }
+                out[mine + v * blockDim.x] = result[v];
             }
         } else {
             for (size v = mine; v < vectors; v += blockDim.x) {

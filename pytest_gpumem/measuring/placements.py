@@ -12,7 +12,7 @@ MOST_PADDING = 64
 """Steps of padding at most, 128 MiB."""
 MOST_PLACEMENTS_FACTOR = 4
 """Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
-SMALL_BYTES = 11 * GiB
+SMALL_BYTES = 16 * GiB
 """Memory up to which placements beyond the wanted number are made at once: what copying their content takes stays at milliseconds."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that placements side by side may take."""

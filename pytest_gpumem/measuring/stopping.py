@@ -11,7 +11,7 @@ import numpy as np
 
 LEAST_SAMPLES = 3
 """Samples of one placement for a launch so slow that the budget holds no more: the least that has a median."""
-FEW_SAMPLES = 480
+FEW_SAMPLES = 512
 """Samples of a measurement before its own noise estimate is believed, as long as they cost next to nothing."""
 NOTHING = 0.12
 """Share of the budget that counts as next to nothing."""
@@ -62,7 +62,7 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
     Each has at least three samples (unless the budget is spent twice over), and
 
     - the budget is spent, or there are 1000 samples; or
-    - there are 480 samples, or they took 12 % of the budget, and the interval over placements is within the share `wanted` of the
+    - there are 512 samples, or they took 12 % of the budget, and the interval over placements is within the share `wanted` of the
       latency, or is that wide because of the placements, which more samples of them do not change.
 
     Args:

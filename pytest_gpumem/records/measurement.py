@@ -125,9 +125,9 @@ class Measurement:
     accesses_per_launch: int | None = None
     """Dependent accesses of one launch, for a latency per access (pointer chase)."""
     overhead: float | None = None
-    """Seconds that the smallest launch reads between two events in this process: part of `latency`, and no property of what was measured.
-    It differs between processes by some 60 ns (H200), which a comparison of two processes takes out. None where the sampler's readings
-    contain it in another way."""
+    """Seconds that a launch which does nothing reads between two events in this process: part of `latency`, and no property of what was
+    measured. It differs between processes by some 60 ns (H200), which a comparison of two processes takes out. None where the sampler's
+    readings contain it in another way."""
     during: Conditions | None = None
     """The least favourable conditions seen between the first and the last sample."""
     counted: Counted | None = None

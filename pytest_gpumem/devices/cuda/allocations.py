@@ -34,12 +34,12 @@ _LEAST_ROOM = 64 * 2**20
 
 
 SCRUB_RATE = 250e9
-"""Bytes a second at which the driver is taken to scrub freed device memory. On an H200 it does so in the background at some 350 GB/s, and
-a triad takes 10 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
+"""Bytes a second at which the driver is taken to scrub freed device memory. On an H200 it does so in the background at 425 GB/s, and a
+triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
 
-_SPARE_SHARE = 8
+_SPARE_SHARE = 6
 """A region is kept for the next scatter if it takes no more than this part of the device's memory."""
-_LEAST_REGION = 14 * 2**30
+_LEAST_REGION = 20 * 2**30
 """Bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it."""
 
 

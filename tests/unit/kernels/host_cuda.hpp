@@ -13,16 +13,6 @@
 struct int4 {
     int x, y, z, w;
 };
-struct float4 {
-    float x, y, z, w;
-};
-struct double2 {
-    double x, y;
-};
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline double2 make_double2(double x, double y) { return {x, y}; }
-
 struct Index {
     unsigned x;
 };
@@ -31,16 +21,6 @@ inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 inline float __fmul_rn(float x, float y) { return x * y; }  // compiled with -ffp-contract=off
 inline double __dmul_rn(double x, double y) { return x * y; }
 
-template <class T>
-T __ldcs(T const* address)
-{
-    return *address;
-}
-template <class T>
-void __stcs(T* address, T value)
-{
-    *address = value;
-}
 template <class T>
 T __ldcg(T const* address)
 {
