@@ -22,6 +22,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -40,9 +41,9 @@ from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
-from pytest_gpumem.measuring.benchmark import BLOCKS_PER_SM
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.idle import idle_launch
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.units import MiB
 
@@ -60,9 +61,12 @@ TOGETHER = 8
 """Samples behind one hold."""
 UNRELATED_MIB = 512
 """Most MiB of an unrelated allocation, which every other process makes first."""
-KINDS = ("nothing", "16 bytes", "16 bytes, full grid")
+KINDS = ("nothing", "16 bytes", "idle grid")
+"""Between the events: no launch; one that writes 16 bytes; one of a full grid that does nothing."""
+WRITTEN_PLACES = 16
+"""Places of the 16 bytes, each with readings of its own."""
 STATES = ("hot", "cold")
-SUBTRACTED = "16 bytes, full grid, hot"
+SUBTRACTED = "idle grid, hot"
 """What a measurement gives as its `overhead`, and a comparison takes out."""
 CONFIDENCE = 0.95
 AHEAD = 3
@@ -87,13 +91,15 @@ class Noise:
         self._streams = [device.stream() for _ in range(STREAMS)]
         self._samples = HeldSamples(device, TOGETHER)
         kernels = Kernels(device)
-        smallest = (self._arena.buffer(VECTOR_BYTES, "f4"), 1.0)
-        grid = kernels.write.with_grid(BLOCKS_PER_SM * device.facts.sm_count)
+        written = self._arena.buffer(VECTOR_BYTES, "f4")
+        smallest = _launch(kernels.write, written, 1.0)
         self._overheads: dict[str, Work | None] = {
             "nothing": None,
-            "16 bytes": self._launching(_launch(kernels.write, *smallest)),
-            "16 bytes, full grid": self._launching(_launch(grid, *smallest)),
+            "16 bytes": self._launching(smallest),
+            "idle grid": self._launching(idle_launch(device.facts, written.allocation)),
         }
+        places = self._arena.scatter([VECTOR_BYTES] * WRITTEN_PLACES, device.entropy(job["process"]))
+        self._written = [self._launching(replace(smallest, arrays={"a": place})) for place in places]
         self._triads = self._placed(kernels.triad)
 
     def _launching(self, launch: Launch) -> Work:
@@ -119,7 +125,7 @@ class Noise:
     def answer(self) -> dict[str, Any]:
         """All readings of this process, in seconds."""
         device, stream = self._device, self._streams[0]
-        everything = [work for work in self._overheads.values() if work is not None]
+        everything = [work for work in self._overheads.values() if work is not None] + self._written
         everything += [work for works in self._triads.values() for work in works]
         for work in (self._flush, *everything):  # the first launch of a kernel loads it: nothing may be held then
             work(stream)
@@ -129,7 +135,16 @@ class Noise:
             for _ in range(3):
                 self._samples.take(one, self._flush, everything[:1])
         readings = self._blocked()
-        return readings | {"graphs": self._by_mib(self._graphs), "together": self._by_mib(self._together)}
+        written = {"written": self._by_place()}
+        return readings | written | {"graphs": self._by_mib(self._graphs), "together": self._by_mib(self._together)}
+
+    def _by_place(self) -> list[float]:
+        """Readings of the 16 bytes written at each place, hot, on one stream; the places take turns."""
+        readings: list[list[float]] = [[] for _ in self._written]
+        for _ in range(self._job["rounds"] * OVERHEAD_SAMPLES):
+            for place in self._random.permutation(len(self._written)):
+                readings[place] += self._samples.take(self._streams[0], None, [self._written[place]])
+        return [middle_mean(taken) for taken in readings]
 
     def _by_mib(self, what: Callable[[list[Work]], Any]) -> dict[str, Any]:
         return {str(mib): what(works) for mib, works in self._triads.items()}
@@ -229,11 +244,21 @@ def _answered(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [run for run in record["runs"] if run["error"] is None]
 
 
+def _kinds(record: dict[str, Any]) -> list[str]:
+    return list(_answered(record)[0]["overhead"])
+
+
+def written(record: dict[str, Any]) -> float | None:
+    """Standard deviation in seconds, within a process, of readings of 16 bytes written at different places; None if none were taken."""
+    readings = [run["written"] for run in _answered(record) if "written" in run]
+    return _within(np.array(readings)) if readings else None
+
+
 def overheads(record: dict[str, Any]) -> list[dict[str, Any]]:
     """For each kind of launch overhead: mean in seconds, standard deviation between processes' means over all streams, and between the
     streams of a process (the root of the mean variance)."""
     found = []
-    for kind in (f"{kind}, {state}" for kind in KINDS for state in STATES):
+    for kind in _kinds(record):
         readings = np.array([run["overhead"][kind] for run in _answered(record)])
         found.append(
             {"kind": kind, "mean": float(readings.mean()), "processes": _deviation(readings.mean(1)), "streams": _within(readings)}
@@ -259,7 +284,7 @@ def triads(record: dict[str, Any]) -> list[dict[str, Any]]:
             for p in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
         )
         corrected = []
-        for kind in (f"{kind}, {state}" for kind in KINDS for state in STATES):
+        for kind in _kinds(record):
             own = np.array([run["overhead"][kind] for run in _answered(record)]).mean(1)
             corrected.append({"kind": kind, **correlation(means, own), "left": _deviation(means - own)})
         found.append(
@@ -362,6 +387,8 @@ def table(record: dict[str, Any]) -> str:
     ]
     for one in overheads(record):
         said.append(f"{_marked(one['kind']):<28}{_ns(one['mean']):>9}{_ns(one['processes']):>11}{_ns(one['streams']):>9}")
+    if (by_place := written(record)) is not None:
+        said.append(f"{'16 bytes, by where they lie':<57}{_ns(by_place):>12}")
     for one in triads(record):
         figures = f"{_ns(one['mean']):>9}{_ns(one['processes']):>11}{_ns(one['streams']):>9}{_ns(one['placements']):>12}"
         said.append(f"{'triad, ' + str(one['mib']) + ' MiB':<28}{figures}")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
-from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.idle import idle_launch
 from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
 from pytest_gpumem.measuring.samplers.batched import BatchedSampler, batch_of
 from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT, BlockedSampler
@@ -45,8 +44,6 @@ STREAMS = 4
 deviations on an H200); more than four streams average no better."""
 FLOOR_SAMPLES = 40
 """Readings of an empty interval, and of a launch that does next to nothing, on each stream."""
-BLOCKS_PER_SM = 2
-"""Grid of that launch."""
 CHUNK_SECONDS = 0.025
 """Seconds of samples between two looks at clocks and throttle reasons."""
 WAKE_BATCH = 100
@@ -276,22 +273,12 @@ class Conductor:
         if self._floors is None:
             arena = Arena(self._device, seed=0)
             try:
+                memory = arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
                 empty = self._readings(None)
-                self._floors = Floors(float(np.median(empty)), _middle_mean(self._readings(self._nothing(arena))))
+                self._floors = Floors(float(np.median(empty)), _middle_mean(self._readings(idle_launch(self._device.facts, memory))))
             finally:
                 arena.close()
         return self._floors
-
-    def _nothing(self, arena: Arena) -> Launch:
-        """A launch of a full grid that finds no elements to write.
-
-        Not of one element: where a written line lies changes the reading by as much as processes differ, which is what is asked for
-        (80 ns on an H200, ci/records/nvidia-h200/unrelated_allocation.json).
-        """
-        kernel, facts = CATALOGUE["write"], self._device.facts
-        call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
-        memory = arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
-        return Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
 
     def _readings(self, launch: Launch | None) -> list[float]:
         """Seconds between two events with one launch, or nothing, between them; on all streams."""

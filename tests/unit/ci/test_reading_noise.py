@@ -33,7 +33,7 @@ def run(random: np.random.Generator, overhead: float, *, follows: str = "positio
     kinds = [f"{kind}, {state}" for kind in reading_noise.KINDS for state in reading_noise.STATES]
     return {
         "error": None,
-        "overhead": {kind: (1e-6 + (overhead if "16" in kind else 0) + streams).tolist() for kind in kinds},
+        "overhead": {kind: (1e-6 + (overhead if "nothing" not in kind else 0) + streams).tolist() for kind in kinds},
         "triad": {"2": triad.tolist()},
         "graphs": {"2": both},
         "together": {"2": {"positions": [5.0e-6] + [5.6e-6] * 7, "alone": 5.0e-6}},
@@ -147,10 +147,20 @@ def test_the_launch_on_a_full_grid_is_the_one_that_a_measurement_takes_its_overh
     assert timed in seen
 
 
+def test_where_the_bytes_lie_shows_within_a_process() -> None:
+    held = record()
+    assert reading_noise.written(held) is None
+    random = np.random.default_rng(4)
+    for one in held["runs"]:
+        one["written"] = random.normal(3e-6, 40 * NS, 500).tolist()
+    assert reading_noise.written(held) == pytest.approx(40 * NS, rel=0.1)
+    assert "16 bytes, by where they lie" in reading_noise.table(held)
+
+
 def test_the_table_gives_nanoseconds() -> None:
     text = reading_noise.table(record())
     assert "+0   +600" in text
-    assert text.count("16 bytes, full grid, hot *") == 2
+    assert text.count("idle grid, hot *") == 2
     assert "triad, 2 MiB" in text
     assert text.startswith("NVIDIA H200, driver 580, 2026-11-21")
 
@@ -178,7 +188,8 @@ def test_hot_readings_have_no_flush_before_them_and_cold_ones_have(monkeypatch: 
     reading_noise.answer(choose("sim"), {"process": 2, "device": "sim", "mib": [1], "placements": 8, "rounds": 1})
     each = STREAMS * reading_noise.OVERHEAD_SAMPLES
     assert (taken.count((True, 1, True)), taken.count((False, 1, True))) == (each, each)  # nothing between the events
-    assert taken.count((False, 1, False)) == 2 * each  # 16 bytes on both grids
+    by_place = reading_noise.WRITTEN_PLACES * reading_noise.OVERHEAD_SAMPLES
+    assert taken.count((False, 1, False)) == 2 * each + by_place  # 16 bytes and the idle grid; 16 bytes at each place
     assert taken.count((True, 8, False)) == 1
     assert not any(not flushed and count > 1 for flushed, count, _ in taken)
 
