@@ -11,8 +11,8 @@ HOLD_TIMEOUT = 0.5
 class BlockedSampler:
     """The stream is held while flush, event, launch and event are queued, then released: no launch gap lies inside the interval.
 
-    One sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns, because the time
-    that a launch needs before the kernel starts differs between them.
+    One sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns, because
+    the time that a launch needs before the kernel starts differs between them.
 
     Raises `HoldExpired` from `samples` if the launch itself waits for the device.
     """
