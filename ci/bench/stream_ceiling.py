@@ -68,7 +68,7 @@ def by_host(device: Device, stream: Stream, works: dict[str, Work], times: int) 
 
 
 def _bare(device: Device, stream: Stream, work: Work) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What launches a work, and what waits for it, with as little Python around the driver's calls as can be: the host's clock counts it."""
+    """What launches a work, and what waits for it, with as little Python around the driver's calls as can be: the clock counts it."""
     if device.facts.simulated or not isinstance(work, _Kernel):
         return work, partial(device.synchronize, stream)
     from cupy.cuda import runtime
