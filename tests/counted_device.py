@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, Stream
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
@@ -41,9 +41,9 @@ class CountedDevice(SimulatedDevice):
         super().free(allocation)
         self.live = [a for a in self.live if a is not allocation]
 
-    def launch(self, launch: Launch, stream: Stream) -> None:
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         self.launched.append(launch)
-        super().launch(launch, stream)
+        super().launch(launch, stream, window=window)
 
     def content(self, allocation: Allocation) -> bytes:
         """The bytes that are backed."""

@@ -64,13 +64,30 @@ class Allocation:
     freed: bool = False
 
 
+class AccessProperty(str, Enum):
+    """What an access asks of L2 (`cudaAccessProperty`; CUDA C++ Programming Guide, L2 Access Properties)."""
+
+    NORMAL = "normal"
+    """Neither; it also turns a line that persists back to normal."""
+    STREAMING = "streaming"
+    """First to be evicted."""
+    PERSISTING = "persisting"
+    """Kept in the set-aside."""
+
+
 @dataclass(frozen=True)
 class WindowSpec:
-    """An access-policy window to be set on a stream; the miss property is streaming."""
+    """An access-policy window, to be set on a stream, on the kernels of a graph or on one launch."""
 
     address: int
+    """Where it begins, as the device sees it."""
     nbytes: int
+    """How long it is, at most `accessPolicyMaxWindowSize`."""
     hit_ratio: float
+    """Share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property."""
+    hit: AccessProperty = AccessProperty.PERSISTING
+    miss: AccessProperty = AccessProperty.STREAMING
+    """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +167,20 @@ class Device(Protocol):
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for a stream, or for the whole device. Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel."""
 
-    def capture(self, stream: Stream, body: Callable[[], None]) -> Graph:
-        """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable."""
+    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
+        """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable.
+
+        Args:
+            stream: where `body` queues its work.
+            body: what is captured; nothing of it runs now.
+            window: access-policy window of every kernel in the graph, whatever window the stream or the launch had.
+        """
+
+    def graph_windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        """The access-policy window of each kernel in a graph, as the driver holds it."""
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Queue a captured graph."""
+        """Queue a captured graph. Raises `CannotCapture` during a capture."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         """Make `stream` wait until released or until `timeout` seconds have passed on the device's own timer."""
@@ -167,8 +193,17 @@ class Device(Protocol):
     def compile(self, launch: Launch) -> None:
         """Make a launch ready ahead of its first time. Raises `DeviceError` with the compiler's message."""
 
-    def launch(self, launch: Launch, stream: Stream) -> None:
-        """Queue a kernel, or a copy where the kernel has no source."""
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
+        """Queue a kernel, or a copy where the kernel has no source.
+
+        Args:
+            launch: the kernel with its arguments.
+            stream: where it is queued.
+            window: access-policy window of this launch alone (`cuLaunchKernelEx`); it goes before the stream's. A copy takes none.
+
+        Raises:
+            DeviceError: the launch was refused, or the window cannot be.
+        """
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         """Run a foreign function with `stream` as the current stream of every library that is already imported.
@@ -248,13 +283,22 @@ class Device(Protocol):
         """Set it and give back what the driver granted. Raises `Unsupported` with the reason where it cannot work."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        """Set the stream's access-policy window, or turn it off."""
+        """Set the stream's access-policy window, or turn it off.
+
+        Turning it off leaves the lines that persist where they are. A window with the hit property normal turns those under it back to
+        normal, as work on the stream touches them.
+        """
 
     def window(self, stream: Stream) -> WindowSpec | None:
         """The stream's window as the driver holds it."""
 
     def reset_persisting(self) -> None:
-        """`cudaCtxResetPersistingL2Cache`: turn all persisting lines to normal."""
+        """`cudaCtxResetPersistingL2Cache`: turn all persisting lines to normal, those of other windows too.
+
+        This and a window with the hit property normal are the two ways to rely on. The third, to wait until lines that nobody touches
+        turn normal by themselves, "is strongly discouraged because of the undetermined length of time required for automatic reset to
+        occur" (CUDA C++ Programming Guide, Reset L2 Access to Normal).
+        """
 
     # Managed memory
 

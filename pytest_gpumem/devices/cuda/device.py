@@ -21,6 +21,7 @@ from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, trans
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
 from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, default_streams, elapsed
+from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import (
     Allocation,
     DeviceError,
@@ -93,12 +94,17 @@ class CudaDevice:
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
 
-    def capture(self, stream: Stream, body: Callable[[], None]) -> Graph:
-        return self._capturing.capture(cast(CudaStream, stream), body)
+    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
+        if window is not None:
+            check_window(window, self._facts)
+        return self._capturing.capture(cast(CudaStream, stream), body, window)
+
+    def graph_windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        return graphs.windows(cast(CudaGraph, graph))
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         with translated("replaying a graph"):
-            graphs.replay(cast(CudaGraph, graph), cast(CudaStream, stream))
+            self._capturing.replay(cast(CudaGraph, graph), cast(CudaStream, stream))
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         with translated("holding a stream"):
@@ -115,14 +121,16 @@ class CudaDevice:
         if launch.kernel.source is not None:
             self._launches.prepared(launch)
 
-    def launch(self, launch: Launch, stream: Stream) -> None:
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         queue = cast(CudaStream, stream)
+        if window is not None:
+            check_window(window, self._facts)
         if launch.kernel.source is None:
             contents.copy(*copied(launch), queue)
             return
         prepared = self._launches.prepared(launch)
         try:  # not `translated`: this is what samples repeat
-            prepared.queue(queue)
+            prepared.queue(queue, window)
         except CUPY_ERRORS as error:
             raise DeviceError(message(error.status, str(error), f"launching kernel {launch.kernel.name!r}")) from error
 

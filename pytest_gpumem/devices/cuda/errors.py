@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import driver as cupy_driver
 from cupy.cuda import runtime as cupy_runtime
@@ -59,6 +60,18 @@ def check(result: Any, doing: str) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def check_driver(result: Any, doing: str) -> None:
+    """The same for a call of the driver API that gives no value.
+
+    Raises:
+        DeviceError: the call failed.
+    """
+    error = result[0]
+    if int(error) != 0:
+        name, text = D.cuGetErrorName(error)[1].decode(), D.cuGetErrorString(error)[1].decode()
+        raise DeviceError(message(int(error), f"{name}: {text}", doing))
 
 
 @contextmanager

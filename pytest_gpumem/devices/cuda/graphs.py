@@ -11,19 +11,26 @@ import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda import guests
+from pytest_gpumem.devices.cuda import guests, l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check
 from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, WindowSpec
+
+_WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+_SETTING = "setting the access-policy window of a graph's kernel"
 
 
 class CudaGraph:
-    """An executable graph. The pools that its work allocated from live as long as it does."""
+    """An executable graph, and the graph that it was made from, which alone can be asked for its nodes' attributes.
 
-    def __init__(self, executable: int, pools: tuple[Any, ...]) -> None:
+    The pools that its work allocated from live as long as it does.
+    """
+
+    def __init__(self, executable: int, template: int, pools: tuple[Any, ...]) -> None:
         self.executable = executable
+        self.template = template
         # Called with the pools as arguments, so that they are let go after the graph; not at exit, when the driver may be gone.
-        weakref.finalize(self, _destroy, executable, pools).atexit = False
+        weakref.finalize(self, _destroy, executable, template, pools).atexit = False
 
 
 class Capturing:
@@ -39,8 +46,14 @@ class Capturing:
         else:
             runtime.eventRecord(event.handle, stream.handle)
 
-    def capture(self, stream: CudaStream, body: Callable[[], None]) -> CudaGraph:
-        """Run `body` and keep what it queued on `stream`.
+    def replay(self, graph: CudaGraph, stream: CudaStream) -> None:
+        """Queue a graph. Raises `CannotCapture` during a capture: a graph within a graph would have to be made a node."""
+        if self._stream is not None:
+            raise CannotCapture("it replays a graph")
+        runtime.graphLaunch(graph.executable, stream.handle)
+
+    def capture(self, stream: CudaStream, body: Callable[[], None], window: WindowSpec | None = None) -> CudaGraph:
+        """Run `body` and keep what it queued on `stream`, with `window` on every kernel of it.
 
         Raises:
             CannotCapture: with the reason; the stream can be used as before.
@@ -60,7 +73,12 @@ class Capturing:
                 graph = self._end(stream)
             if _is_empty(graph):
                 raise CannotCapture("it queued nothing on the stream that is captured")
+            if window is not None:
+                for node in _kernels(graph):
+                    # Before the graph is made executable: that one keeps what its nodes have now.
+                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, l2.packed(window, R.cudaKernelNodeAttrValue)), _SETTING)
             executable = int(runtime.graphInstantiate(graph))
+            template, graph = graph, 0
         except CannotCapture:
             raise
         except Exception as error:
@@ -70,7 +88,7 @@ class Capturing:
                 self._abort(stream)
             if graph:
                 runtime.graphDestroy(graph)
-        return CudaGraph(executable, (pool, torch_pool))
+        return CudaGraph(executable, template, (pool, torch_pool))
 
     def _end(self, stream: CudaStream) -> int:
         self._stream = None
@@ -87,9 +105,10 @@ class Capturing:
             runtime.graphDestroy(unfinished)
 
 
-def replay(graph: CudaGraph, stream: CudaStream) -> None:
-    """Queue a graph."""
-    runtime.graphLaunch(graph.executable, stream.handle)
+def windows(graph: CudaGraph) -> tuple[WindowSpec | None, ...]:
+    """The access-policy window of each kernel node, read back from the driver."""
+    reading = "reading the access-policy window of a graph's kernel"
+    return tuple(l2.unpacked(check(R.cudaGraphKernelNodeGetAttribute(node, _WINDOW), reading)) for node in _kernels(graph.template))
 
 
 def _malloc_while_capturing(nbytes: int) -> Any:
@@ -102,12 +121,21 @@ def _malloc_while_capturing(nbytes: int) -> Any:
         check(R.cudaThreadExchangeStreamCaptureMode(before), "restoring the capture mode")
 
 
-def _is_empty(graph: int) -> bool:
-    """Whether a graph holds events at most: the work went to another stream."""
+def _nodes(graph: int) -> list[tuple[Any, Any]]:
+    """The nodes of a graph, each with its type."""
     _, count = check(R.cudaGraphGetNodes(graph, 0), "reading a graph")
     nodes, _ = check(R.cudaGraphGetNodes(graph, count), "reading a graph")
+    return [(node, check(R.cudaGraphNodeGetType(node), "reading a graph")) for node in nodes]
+
+
+def _kernels(graph: int) -> list[Any]:
+    return [node for node, kind in _nodes(graph) if kind == R.cudaGraphNodeType.cudaGraphNodeTypeKernel]
+
+
+def _is_empty(graph: int) -> bool:
+    """Whether a graph holds events at most: the work went to another stream."""
     idle = (R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord, R.cudaGraphNodeType.cudaGraphNodeTypeEmpty)
-    return all(check(R.cudaGraphNodeGetType(node), "reading a graph") in idle for node in nodes)
+    return all(kind in idle for _, kind in _nodes(graph))
 
 
 def _reason(error: Exception) -> str:
@@ -115,6 +143,7 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, (DeviceError, *CUPY_ERRORS)) else f"{type(error).__name__}: {text}"
 
 
-def _destroy(executable: int, pools: tuple[Any, ...]) -> None:
-    with suppress(*CUPY_ERRORS):  # only a lost context refuses, and took the graph with it
+def _destroy(executable: int, template: int, pools: tuple[Any, ...]) -> None:
+    with suppress(*CUPY_ERRORS):  # only a lost context refuses, and took the graphs with it
         runtime.graphExecDestroy(executable)
+        runtime.graphDestroy(template)

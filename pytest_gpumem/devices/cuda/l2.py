@@ -1,16 +1,28 @@
-"""Persisting L2: the set-aside and a stream's access-policy window (CUDA Best Practices Guide, 9.2.2)."""
+"""Persisting L2: the set-aside and access-policy windows (CUDA Best Practices Guide, 9.2.2)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.persistence import check_window, unsupported
+from pytest_gpumem.devices.protocol import AccessProperty, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
+
+_NUMBERS = {
+    AccessProperty.NORMAL: int(R.cudaAccessProperty.cudaAccessPropertyNormal),
+    AccessProperty.STREAMING: int(R.cudaAccessProperty.cudaAccessPropertyStreaming),
+    AccessProperty.PERSISTING: int(R.cudaAccessProperty.cudaAccessPropertyPersisting),
+}
+"""The driver and the runtime number the properties alike."""
+_PROPERTIES = {number: which for which, number in _NUMBERS.items()}
+_OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
 
 
 def set_aside() -> int:
@@ -24,7 +36,7 @@ def request_set_aside(nbytes: int, facts: DeviceFacts) -> int:
     Raises:
         Unsupported: no persisting L2, a MIG instance, or MPS, whose server alone can set it (CUDA Programming Guide, L2 set-aside).
     """
-    reason = unsupported(facts)
+    reason = unsupported(facts, set_aside)
     if reason is not None:
         raise Unsupported(reason)
     wanted = min(nbytes, facts.persisting_l2_max_bytes)
@@ -32,32 +44,18 @@ def request_set_aside(nbytes: int, facts: DeviceFacts) -> int:
     return set_aside()
 
 
-def unsupported(facts: DeviceFacts) -> str | None:
-    """Why the set-aside cannot be changed here, or None."""
-    if not facts.persisting_l2_max_bytes:
-        return f"{facts.name} ({facts.arch}) has no persisting L2: compute capability 8.0 or newer is needed"
-    if facts.mig_profile is not None:
-        return "the L2 set-aside is disabled in MIG mode"
-    if facts.mps:
-        return (
-            "under MPS the L2 set-aside can be set only when the server starts (CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT)"
-        )
-    return None
-
-
 def set_window(stream: CudaStream, window: WindowSpec | None, facts: DeviceFacts) -> None:
     """Set the window, or turn it off.
 
     Raises:
-        DeviceError: the window is larger than the device takes, or the hit ratio is not in [0, 1].
+        DeviceError: as `check_window` says, or the driver refuses.
     """
     if window is not None:
-        if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
-            raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible")
-        if not 0.0 <= window.hit_ratio <= 1.0:
-            raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
+        check_window(window, facts)
     check(
-        R.cudaStreamSetAttribute(stream.handle, R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow, packed(window)),
+        R.cudaStreamSetAttribute(
+            stream.handle, R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow, packed(window, R.cudaStreamAttrValue)
+        ),
         "setting the access-policy window",
     )
 
@@ -76,22 +74,35 @@ def reset_persisting() -> None:
     check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
 
 
-def packed(window: WindowSpec | None) -> Any:
-    """The stream attribute of a window. Hits persist, misses stream; a window of no bytes is off."""
-    value = R.cudaStreamAttrValue()
-    policy = value.accessPolicyWindow  # writes through to `value`
-    policy.base_ptr = 0 if window is None else window.address
-    policy.num_bytes = 0 if window is None else window.nbytes
-    policy.hitRatio = 0.0 if window is None else window.hit_ratio
-    policy.hitProp = R.cudaAccessProperty.cudaAccessPropertyNormal if window is None else R.cudaAccessProperty.cudaAccessPropertyPersisting
-    policy.missProp = R.cudaAccessProperty.cudaAccessPropertyNormal if window is None else R.cudaAccessProperty.cudaAccessPropertyStreaming
+def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
+    """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of no bytes is off."""
+    value = kind()
+    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)  # writes through to `value`
     return value
 
 
+def launch_attribute(window: WindowSpec) -> Any:
+    """The window as the attribute of one launch, in the driver's types, which `cuLaunchKernelEx` takes."""
+    attribute = D.CUlaunchAttribute()
+    attribute.id = D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    _fill(attribute.value.accessPolicyWindow, window, D.CUaccessProperty)
+    return attribute
+
+
+def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> None:
+    policy.base_ptr = window.address
+    policy.num_bytes = window.nbytes
+    policy.hitRatio = window.hit_ratio
+    policy.hitProp = properties(_NUMBERS[window.hit])
+    policy.missProp = properties(_NUMBERS[window.miss])
+
+
 def unpacked(value: Any) -> WindowSpec | None:
-    """The window in a stream attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back."""
+    """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back."""
     policy = value.accessPolicyWindow
     if not int(policy.num_bytes):
         return None
     ratio = float(policy.hitRatio)
-    return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), round(ratio, 7) if math.isfinite(ratio) else ratio)
+    ratio = round(ratio, 7) if math.isfinite(ratio) else ratio
+    hit, miss = _PROPERTIES[int(policy.hitProp)], _PROPERTIES[int(policy.missProp)]
+    return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)

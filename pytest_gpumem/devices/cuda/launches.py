@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.compiler import Compiler
+from pytest_gpumem.devices.cuda.errors import check_driver
+from pytest_gpumem.devices.cuda.l2 import launch_attribute
 from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, WindowSpec
 from pytest_gpumem.kernels.kernel import Kernel, Role
 
 
@@ -26,12 +29,31 @@ class Prepared:
     shared_bytes: int
     memory: tuple[Allocation, ...]
 
-    def queue(self, stream: CudaStream) -> None:
+    def queue(self, stream: CudaStream, window: WindowSpec | None = None) -> None:
         """Queue it. Raises `DeviceError` if its memory was freed since, or if the driver refuses."""
         for allocation in self.memory:
             if allocation.freed:
                 raise DeviceError(f"a launch needs {allocation.kind.value} memory that is freed")
-        self.function(self.grid, self.block, self.arguments, shared_mem=self.shared_bytes, stream=stream.cupy)
+        if window is None:
+            self.function(self.grid, self.block, self.arguments, shared_mem=self.shared_bytes, stream=stream.cupy)
+        else:
+            self._queue_with(stream, window)
+
+    def _queue_with(self, stream: CudaStream, window: WindowSpec) -> None:
+        """A launch with an attribute, which CuPy's launch does not take."""
+        config = D.CUlaunchConfig()
+        (config.gridDimX,), (config.blockDimX,) = self.grid, self.block
+        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.sharedMemBytes = self.shared_bytes
+        config.hStream = D.CUstream(stream.handle)
+        config.attrs = [launch_attribute(window)]
+        config.numAttrs = 1
+        # The driver reads each argument through a pointer, and is done with both before the call returns.
+        values = [np.array([argument]) for argument in self.arguments]
+        pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
+        check_driver(
+            D.cuLaunchKernelEx(config, D.CUfunction(self.function.ptr), pointers.ctypes.data, 0), "launching a kernel with a window"
+        )
 
 
 class Launches:

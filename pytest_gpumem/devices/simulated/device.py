@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pytest_gpumem.devices.persistence import check_window, unsupported
 from pytest_gpumem.devices.protocol import (
     Allocation,
     CannotCapture,
@@ -88,6 +89,19 @@ class SimulatedGraph:
     """Captured steps; each replay does all of them again."""
 
     steps: list[_Step]
+    windows: tuple[WindowSpec | None, ...]
+    """The window of each of its kernels."""
+
+
+@dataclass(eq=False)
+class _Capture:
+    """A capture that is under way."""
+
+    stream: SimulatedStream
+    window: WindowSpec | None
+    """Of every kernel, where one is given."""
+    steps: list[_Step] = field(default_factory=list)
+    windows: list[WindowSpec | None] = field(default_factory=list)
 
 
 class SimulatedHold:
@@ -138,7 +152,7 @@ class SimulatedDevice:
         self._device_addresses = AddressSpace(0x7F00_0000_0000)
         self._host_addresses = AddressSpace(0x5500_0000_0000)
         self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
-        self._capturing: tuple[SimulatedStream, list[_Step]] | None = None
+        self._capturing: _Capture | None = None
         self._cannot: CannotCapture | None = None
 
     @property
@@ -183,11 +197,13 @@ class SimulatedDevice:
                 s.expired = False
             raise HoldExpired("a held stream ran into its time-out: the work between waited for the device")
 
-    def capture(self, stream: Stream, body: Callable[[], None]) -> Graph:
+    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         if self._capturing is not None:
             raise CannotCapture("another capture is under way")
-        steps: list[_Step] = []
-        self._capturing, self._cannot = (_own_stream(stream), steps), None
+        if window is not None:
+            check_window(window, self._facts)
+        capture = _Capture(_own_stream(stream), window)
+        self._capturing, self._cannot = capture, None
         try:
             body()
         except Exception as error:
@@ -199,9 +215,24 @@ class SimulatedDevice:
             self._capturing = None
         if self._cannot is not None:
             raise self._cannot
-        if not steps:
+        if not capture.steps:
             raise CannotCapture("it queued nothing on the stream that is captured")
-        return SimulatedGraph(steps)
+        return SimulatedGraph(capture.steps, tuple(capture.windows))
+
+    def graph_windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        if not isinstance(graph, SimulatedGraph):
+            raise DeviceError("the graph belongs to another device")
+        return graph.windows
+
+    def _window_of_kernel(self, stream: SimulatedStream, own: WindowSpec | None = None) -> WindowSpec | None:
+        """The window of a kernel that is queued now: its graph's, else its launch's own, else its stream's."""
+        if own is None:
+            own = self._windows.get(stream)
+        if self._capturing is not None:
+            if self._capturing.window is not None:
+                own = self._capturing.window
+            self._capturing.windows.append(own)
+        return own
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         if not isinstance(graph, SimulatedGraph):
@@ -247,10 +278,9 @@ class SimulatedDevice:
     def _queue(self, stream: SimulatedStream, step: _Step, cost: float) -> None:
         """Do a step in stream order: now, or at every replay of the graph that is being captured."""
         if self._capturing is not None:
-            captured, steps = self._capturing
-            if stream is not captured:
+            if stream is not self._capturing.stream:
                 self._refuse("it uses another stream")
-            steps.append(step)
+            self._capturing.steps.append(step)
             return
         self._host += cost
         if step.effect is not None:
@@ -273,8 +303,10 @@ class SimulatedDevice:
         if dtype not in kernel.dtypes and kernel.source is not None:
             raise DeviceError(f"{kernel.name} is not made for {dtype}; accepted: {', '.join(kernel.dtypes)}")
 
-    def launch(self, launch: Launch, stream: Stream) -> None:
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         own = _own_stream(stream)
+        if window is not None:
+            check_window(window, self._facts)
         for name, allocation in launch.arrays.items():
             if allocation.freed:
                 raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
@@ -286,7 +318,7 @@ class SimulatedDevice:
                 self._prepared.popitem(last=False)
         if prepared.waits:
             self._forbid_capture("a copy with pageable memory makes the host wait")
-        duration = prepared.duration(self._windows.get(own))
+        duration = prepared.duration(None if launch.kernel.source is None else self._window_of_kernel(own, window))
         self._queue(own, _Step(Work(prepared.engine, duration), prepared.computation.run), _LAUNCH)
         if prepared.waits:
             self._wait([own])
@@ -335,7 +367,7 @@ class SimulatedDevice:
             accesses.append((access, memory, 4, self._pages.get(id(memory))))
         full = LaunchShape(self._facts.sm_count * (self._facts.max_threads_per_sm // 256), 256)
         work = work_of(self._sheet, accesses, full, 4, None)
-        duration = partial(self._run_kernel, work, self._windows.get(own))
+        duration = partial(self._run_kernel, work, self._window_of_kernel(own))
         self._queue(own, _Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference)), 2 * _LAUNCH)
 
     def _run_kernel(self, work: LaunchWork, window: WindowSpec | None, start: float) -> float:
@@ -571,8 +603,9 @@ class SimulatedDevice:
         return self._l2.set_aside
 
     def request_set_aside(self, nbytes: int) -> int:
-        if not self._facts.persisting_l2_max_bytes:
-            raise Unsupported(f"{self._facts.name} has no persisting L2")
+        reason = unsupported(self._facts, self.set_aside)
+        if reason is not None:
+            raise Unsupported(reason)
         if nbytes < 0:
             raise DeviceError(f"a set-aside of {nbytes} bytes: at least 0 is needed")
         self._forbid_capture("it changes the set-aside")
@@ -586,11 +619,7 @@ class SimulatedDevice:
         if window is None:
             self._windows.pop(own, None)
             return
-        limit = self._facts.access_policy_max_window_bytes
-        if not 0 < window.nbytes <= limit:
-            raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {limit} are possible")
-        if not 0.0 <= window.hit_ratio <= 1.0:
-            raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
+        check_window(window, self._facts)
         self._windows[own] = window
 
     def window(self, stream: Stream) -> WindowSpec | None:

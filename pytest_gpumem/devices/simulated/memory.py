@@ -77,6 +77,14 @@ class L2:
             line.persisting = 0.0
         self._shrink()
 
+    def release(self, allocation: Allocation, nbytes: float) -> None:
+        """Bytes of an allocation that persist become normal ones."""
+        line = self.lines(allocation)
+        released = min(nbytes, line.persisting)
+        line.persisting -= released
+        line.normal += released
+        self._shrink()
+
     def write_back(self, incoming: float) -> float:
         """Bytes written back because `incoming` bytes of new lines replace old ones, dirty lines in proportion."""
         dirty = self.dirty

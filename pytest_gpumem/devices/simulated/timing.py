@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.devices.protocol import Allocation, MemoryKind, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.memory import L2, Pages, miss_ratio
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
@@ -156,6 +156,8 @@ class _Hits:
     """Bytes left in the set-aside."""
     penalty: float
     """Factor on misses."""
+    released: float = 0.0
+    """Bytes that persisted and are normal lines from now on."""
 
 
 class Timing:
@@ -198,6 +200,8 @@ class Timing:
             cached = min(u.writes, sheet.dirty_share * sheet.l2_bytes)
             before = l2.lines(u.allocation).dirty
             write += l2.touch(u.allocation, normal=h.normal, persisting=h.persisting, dirty=cached)
+            if h.released:
+                l2.release(u.allocation, h.released)
             left += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
         # What stays dirty in L2 is billed to whoever evicts it.
         write = max(0.0, write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
@@ -282,7 +286,11 @@ class Timing:
         if window is None or covered <= 0.0 or l2.set_aside == 0:
             again = miss * (1.0 - held)
             return _Hits(first, again, again, left, lines.persisting, 1.0)
-        ratio = window.hit_ratio * covered
+        if window.hit is AccessProperty.NORMAL:
+            again = miss * (1.0 - held)
+            return _Hits(first, again, again, left, lines.persisting, 1.0, released=window.hit_ratio * covered * lines.persisting)
+        # Streaming and normal misses are one here, because on an H100 they took the same time.
+        ratio = window.hit_ratio * covered if window.hit is AccessProperty.PERSISTING else 0.0
         persisting = ratio * u.footprint
         lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness)
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.

@@ -16,7 +16,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import graphs
 from pytest_gpumem.devices.cuda.graphs import Capturing
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError
+from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, WindowSpec
 
 OK = R.cudaError_t.cudaSuccess
 INVALIDATED = int(R.cudaError_t.cudaErrorStreamCaptureInvalidated)
@@ -56,6 +56,20 @@ class FakeBindings:
         self.nodes: list[Any] = [Kind.cudaGraphNodeTypeEventRecord, Kind.cudaGraphNodeTypeKernel]
         self.external: list[tuple[Any, ...]] = []
         self.cleared = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.cudaKernelNodeAttrValue = R.cudaKernelNodeAttrValue
+        self.attribute: Any = R.cudaKernelNodeAttrValue()
+
+    def cudaGraphKernelNodeSetAttribute(self, node: Any, attribute: Any, value: Any) -> Any:  # noqa: N802
+        self.calls.append(("set", node))
+        assert node == Kind.cudaGraphNodeTypeKernel
+        assert attribute == R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+        self.attribute = value
+        return (OK,)
+
+    def cudaGraphKernelNodeGetAttribute(self, node: Any, attribute: Any) -> Any:  # noqa: N802
+        assert attribute == R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+        return OK, self.attribute
 
     def cudaGraphGetNodes(self, graph: int, count: int) -> Any:  # noqa: N802
         return OK, self.nodes[:count], len(self.nodes)
@@ -92,18 +106,48 @@ EVENT: Any = SimpleNamespace(handle=6)
 
 
 def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    graph = Capturing().capture(STREAM, lambda: None)
-    graphs.replay(graph, STREAM)
+    capturing = Capturing()
+    graph = capturing.capture(STREAM, lambda: None)
+    capturing.replay(graph, STREAM)
     assert runtime.calls == [
         ("streamBeginCapture", 5, 1),
         ("streamEndCapture", 5),
         ("graphInstantiate", 77),
-        ("graphDestroy", 77),
         ("graphLaunch", 99, 5),
     ]
     del graph
     gc.collect()
-    assert runtime.calls[-1] == ("graphExecDestroy", 99)
+    assert runtime.calls[-2:] == [("graphExecDestroy", 99), ("graphDestroy", 77)]
+
+
+def test_a_window_is_put_on_every_kernel_before_the_graph_is_made_executable(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    window = WindowSpec(0x7F0000000000, 8 << 20, 0.75, miss=AccessProperty.NORMAL)
+    bindings.nodes = [Kind.cudaGraphNodeTypeKernel, Kind.cudaGraphNodeTypeMemset, Kind.cudaGraphNodeTypeKernel]
+    bindings.calls = runtime.calls
+    graph = Capturing().capture(STREAM, lambda: None, window)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "set", "set", "graphInstantiate"]
+    assert graphs.windows(graph) == (window, window)
+
+
+def test_windows_of_kernels_without_one(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    graph = Capturing().capture(STREAM, lambda: None)
+    assert graphs.windows(graph) == (None,)
+
+
+def test_a_refused_window_destroys_the_graph(runtime: FakeRuntime, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch) -> None:
+    invalid = (R.cudaError_t.cudaErrorInvalidValue,)
+    monkeypatch.setattr(bindings, "cudaGraphKernelNodeSetAttribute", lambda *_: invalid)
+    with pytest.raises(CannotCapture, match="setting the access-policy window of a graph's kernel"):
+        Capturing().capture(STREAM, lambda: None, WindowSpec(4096, 4096, 1.0))
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
+
+
+def test_a_replay_inside_a_capture_is_refused(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+    capturing = Capturing()
+    graph = capturing.capture(STREAM, lambda: None)
+    with pytest.raises(CannotCapture, match="replays a graph"):
+        capturing.capture(STREAM, lambda: capturing.replay(graph, STREAM))
+    assert "graphLaunch" not in runtime.names
 
 
 def test_events_are_external_only_on_the_captured_stream(runtime: FakeRuntime, bindings: FakeBindings) -> None:

@@ -10,15 +10,16 @@ import pytest
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
+from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import l2
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 
 def test_a_window_is_packed_whole() -> None:
-    policy = l2.packed(WindowSpec(0x7F0000000000, 24 << 20, 0.75)).accessPolicyWindow
+    policy = l2.packed(WindowSpec(0x7F0000000000, 24 << 20, 0.75), R.cudaStreamAttrValue).accessPolicyWindow
     assert (int(policy.base_ptr), int(policy.num_bytes), float(policy.hitRatio)) == (0x7F0000000000, 24 << 20, 0.75)
     assert policy.hitProp == R.cudaAccessProperty.cudaAccessPropertyPersisting
     assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
@@ -27,13 +28,28 @@ def test_a_window_is_packed_whole() -> None:
 @pytest.mark.parametrize("ratio", [1.0, 0.6, 0.0, 31.25 / 40])
 def test_a_window_comes_back_as_it_went(ratio: float) -> None:
     window = WindowSpec(0x7F0000000000, 8 << 20, ratio)
-    assert l2.unpacked(l2.packed(window)) == window
+    assert l2.unpacked(l2.packed(window, R.cudaKernelNodeAttrValue)) == window
+
+
+@pytest.mark.parametrize("hit", AccessProperty)
+@pytest.mark.parametrize("miss", [AccessProperty.STREAMING, AccessProperty.NORMAL])
+def test_properties_come_back_as_they_went(hit: AccessProperty, miss: AccessProperty) -> None:
+    window = WindowSpec(0x7F0000000000, 8 << 20, 0.5, hit, miss)
+    assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window
+    # The driver's structure has the runtime's layout.
+    assert l2.unpacked(l2.launch_attribute(window).value) == window
+
+
+def test_a_launch_attribute_says_what_it_is() -> None:
+    attribute = l2.launch_attribute(WindowSpec(0x7F0000000000, 8 << 20, 0.5))
+    assert attribute.id == D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    assert attribute.value.accessPolicyWindow.hitProp == D.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
 
 
 def test_off_is_a_window_of_no_bytes() -> None:
-    policy = l2.packed(None).accessPolicyWindow
+    policy = l2.packed(None, R.cudaStreamAttrValue).accessPolicyWindow
     assert (int(policy.num_bytes), policy.hitProp) == (0, R.cudaAccessProperty.cudaAccessPropertyNormal)
-    assert l2.unpacked(l2.packed(None)) is None
+    assert l2.unpacked(l2.packed(None, R.cudaStreamAttrValue)) is None
 
 
 @pytest.mark.parametrize(
@@ -44,7 +60,10 @@ def test_off_is_a_window_of_no_bytes() -> None:
         ({"mps": True}, "MPS"),
     ],
 )
-def test_where_persistence_cannot_work_the_reason_is_given(h100: DeviceFacts, change: dict[str, Any], reason: str) -> None:
+def test_where_persistence_cannot_work_the_reason_is_given(
+    h100: DeviceFacts, change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (R.cudaError_t.cudaSuccess, 3 << 20))
     with pytest.raises(Unsupported, match=reason):
         l2.request_set_aside(1 << 20, replace(h100, **change))
 
@@ -58,7 +77,15 @@ def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch
     assert requested == [h100.persisting_l2_max_bytes]
 
 
-@pytest.mark.parametrize("window", [WindowSpec(4096, (128 << 20) + 1, 1.0), WindowSpec(4096, 0, 1.0), WindowSpec(4096, 4096, 1.5)])
+@pytest.mark.parametrize(
+    "window",
+    [
+        WindowSpec(4096, (128 << 20) + 1, 1.0),
+        WindowSpec(4096, 0, 1.0),
+        WindowSpec(4096, 4096, 1.5),
+        WindowSpec(4096, 4096, 1.0, miss=AccessProperty.PERSISTING),
+    ],
+)
 def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts, window: WindowSpec) -> None:
     with pytest.raises(DeviceError, match="possible"):
         l2.set_window(None, window, h100)  # type: ignore[arg-type]

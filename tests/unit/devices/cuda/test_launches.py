@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.driver")
+
+from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
+from pytest_gpumem.devices.cuda.l2 import unpacked
 from pytest_gpumem.devices.cuda.launches import Launches, copied, packed_arguments
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, WindowSpec
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
 SIZE = 3 << 30  # above 2^31: a size must travel as 64 bits
@@ -90,6 +96,39 @@ class FakeCompiler:
 
 class FakeStream:
     cupy = None
+    handle = 0x55
+
+
+def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, seen = WindowSpec(0x7F12_3456_7800, 1 << 20, 0.5), list[Any]()
+
+    def launched(config: Any, function: Any, parameters: int, extra: int) -> Any:
+        shape = (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ)
+        pointers = np.frombuffer(ctypes.string_at(parameters, 4 * 8), np.uint64)
+        contents = [ctypes.string_at(int(pointer), size) for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)]
+        (attribute,) = config.attrs
+        seen.append(
+            (shape, config.sharedMemBytes, int(config.hStream), int(function), config.numAttrs, unpacked(attribute.value), contents)
+        )
+        return (D.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
+    compiler = FakeCompiler()
+    monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
+    Launches(compiler).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
+    arguments = [np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5)]
+    assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, [a.tobytes() for a in arguments])]
+
+
+def test_a_launch_with_a_window_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
+    monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
+    compiler = FakeCompiler()
+    monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
+    prepared = Launches(compiler).prepared(launch(kernel()))  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="launching a kernel with a window: CUDA_ERROR_INVALID_VALUE: invalid argument"):
+        prepared.queue(FakeStream(), WindowSpec(4096, 4096, 1.0))  # type: ignore[arg-type]
 
 
 def test_a_launch_is_prepared_once_and_forgotten_with_it() -> None:

@@ -1,0 +1,50 @@
+"""Where persisting L2 cannot work, and which windows cannot be: pure functions of a device's facts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
+from pytest_gpumem.records.device import DeviceFacts
+
+MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
+"""Environment variable by which an MPS server fixes the set-aside when it starts (CUDA C++ Programming Guide, L2 set-aside)."""
+
+
+def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
+    """Why the set-aside cannot be changed on a device, or None.
+
+    Args:
+        facts: the device.
+        set_aside: reads the bytes that are set aside now; called under MPS only.
+    """
+    if facts.mig_profile is not None:
+        return f"{facts.name} (MIG profile {facts.mig_profile}) has no persisting L2: the set-aside is disabled in MIG mode"
+    if facts.compute_capability < (8, 0):
+        major, minor = facts.compute_capability
+        return f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with compute capability 8.0"
+    if not facts.persisting_l2_max_bytes:
+        return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
+    if facts.mps:
+        value = os.environ.get(MPS_LIMIT)
+        here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
+        return (
+            f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: "
+            f"{set_aside()} bytes are set aside now ({here} in this process)"
+        )
+    return None
+
+
+def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
+    """Refuse a window that cannot be, before the driver is asked.
+
+    Raises:
+        DeviceError: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.
+    """
+    if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
+        raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible")
+    if not 0.0 <= window.hit_ratio <= 1.0:
+        raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
+    if window.miss is AccessProperty.PERSISTING:
+        raise DeviceError('a miss property of "persisting": "streaming" and "normal" are possible')
