@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,15 +17,16 @@ from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.idle import idle_launch
 from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
-from pytest_gpumem.measuring.samplers.batched import BatchedSampler, batch_of
-from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT, BlockedSampler
+from pytest_gpumem.measuring.samplers.batched import UNTIMED, BatchedSampler, batch_of
+from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
 from pytest_gpumem.measuring.samplers.choose import Choice, choose
 from pytest_gpumem.measuring.samplers.graph import GraphSampler
+from pytest_gpumem.measuring.samplers.held import held
 from pytest_gpumem.measuring.samplers.host import HostSampler
 from pytest_gpumem.measuring.samplers.plain import PlainSampler
 from pytest_gpumem.measuring.samplers.shot import Sampler, Shot
 from pytest_gpumem.measuring.steady import WINDOW, steady
-from pytest_gpumem.measuring.stopping import enough, go_on, half_width, precise, samples_per_placement
+from pytest_gpumem.measuring.stopping import affordable, enough, go_on, half_width, precise, samples_per_placement
 from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target, compulsory
 from pytest_gpumem.measuring.whereabouts import Elsewhere, find
 from pytest_gpumem.memory.buffers import Arena
@@ -241,6 +243,8 @@ class Conductor:
             ranges=self._ranges,
             name=name,
             random=random,
+            # Launches of one placement follow each other by themselves; those of several evict each other's data.
+            untimed=UNTIMED if mode == "hot" and places > 1 else 0,
         )
 
     def range(self, name: str, what: str) -> Any:
@@ -289,13 +293,11 @@ class Conductor:
             self._device.synchronize()
         for _ in range(FLOOR_SAMPLES):
             for stream in self.streams():
-                hold = self._device.hold(stream, HOLD_TIMEOUT) if hold_works else None
-                self._device.record(start, stream)
-                if launch is not None:
-                    self._device.launch(launch, stream)
-                self._device.record(end, stream)
-                if hold is not None:
-                    hold.release()
+                with held(self._device, stream) if hold_works else nullcontext():
+                    self._device.record(start, stream)
+                    if launch is not None:
+                        self._device.launch(launch, stream)
+                    self._device.record(end, stream)
                 try:
                     self._device.synchronize(stream)
                 except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
@@ -375,7 +377,7 @@ class _Run:
             while True:
                 begun_already = bool(self.placements or self._throttled)
                 # What moves one placement at a time starts where it is.
-                if wanted > 1 and (self._target.any_stream or begun_already) and not self._move(wanted) and begun_already:
+                if wanted > 1 and (self._target.any_stream or begun_already) and not self._move(wanted, cost, budget) and begun_already:
                     break
                 self._fill(wanted, cost, begun, budget)
                 spent = self._device.now() - begun
@@ -517,17 +519,21 @@ class _Run:
         self._kept, self._lost = [[] for _ in range(self._live)], [[] for _ in range(self._live)]
         self.discarded = 0
 
-    def _move(self, wanted: int) -> bool:
+    def _move(self, wanted: int, cost: float, budget: float) -> bool:
         """Fresh addresses for the next placements; says so where they are not to be had."""
         # A batch is captured for each placement, which takes longer than a cold sample.
         most = wanted if self.choice.sampler == "batched" else MOST_PLACEMENTS_FACTOR * wanted
+        # Those side by side are sampled in rounds, and a round of slow launches is not cut short by the budget.
+        limit = affordable(cost, budget)
         try:
-            self._live = self._target.spread(wanted, most, self._random)
+            self._live = self._target.spread(min(wanted, limit), min(most, limit), self._random)
             self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
             self._device.settle()
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
             self._live = 1
+            # Some of the buffers may have moved before memory ran out: a graph would launch on what they left.
+            self.sampler = self._make()
             return False
         self.sampler = self._make()
         self._take(1 if self._live > 1 else 2)  # page tables and instruction caches of the new addresses

@@ -85,6 +85,16 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
     return precise(medians, wanted) or noise <= NEGLIGIBLE * statistics.stdev(medians) / math.sqrt(len(medians))
 
 
+def affordable(cost: float, budget: float) -> int:
+    """Most placements side by side, at least two: each is sampled once to warm up, and then takes the least samples.
+
+    Args:
+        cost: seconds that one sample takes.
+        budget: seconds for all of them.
+    """
+    return max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES))) if cost > 0 else MOST_SAMPLES
+
+
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """Samples that each placement gets, where placements follow each other.
 

@@ -637,9 +637,12 @@ class CaseTarget:
         for buffer in built.writes:
             if buffer not in built.reads:
                 self._device.poison(buffer.allocation, self.stream)
+        # The poison is on our stream; what restores, launches and checks need be on none of ours, and no stream of ours waits for another.
+        self._device.synchronize()
         self.prepare(self.stream)
+        self._device.synchronize()
         self.launch(0, self.stream)
-        self._device.synchronize(self.stream)
+        self._device.synchronize()
         with _speaking(self.name):
             verdict = built.case.check()
             # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT
+from pytest_gpumem.measuring.samplers.held import held
 
 NOTHING = 1.5
 """Times the empty interval up to which nothing can have run in it: an empty kernel takes more than twice as long."""
@@ -114,16 +114,13 @@ class _Look:
         start, end = device.event(), device.event()
         self._prepare(current)
         device.synchronize()
-        hold = device.hold(watched, HOLD_TIMEOUT)
-        try:
+        with held(device, watched):
             device.record(start, watched)
             self._launch(current)
             device.record(end, watched)
             over = device.now() + (2 * whole if whole <= LONG else 0.0)
             while device.now() < over:
                 pass
-        finally:
-            hold.release()
         device.synchronize()
         return device.elapsed(start, end)
 

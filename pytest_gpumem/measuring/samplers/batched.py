@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pytest_gpumem.devices.protocol import CannotCapture, Graph
-from pytest_gpumem.measuring.samplers.blocked import HOLD_TIMEOUT
+from pytest_gpumem.measuring.samplers.held import held
 from pytest_gpumem.measuring.samplers.shot import Shot
 
 LEAST_BATCH = 20
@@ -61,11 +61,8 @@ class BatchedSampler:
                 device.replay(self._graphs[place], shot.stream)
             else:
                 device.synchronize(shot.stream)
-                hold = device.hold(shot.stream, HOLD_TIMEOUT)
-                try:
+                with held(device, shot.stream):
                     self._body(place)
-                finally:
-                    hold.release()
             device.synchronize(shot.stream)
             taken.append((place, device.elapsed(self._start, self._end) / self._batch))
         return taken

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_gpumem.measuring.samplers.held import held
 from pytest_gpumem.measuring.samplers.shot import Shot
-
-HOLD_TIMEOUT = 0.5
-"""Seconds after which the holding kernel gives up: work that waits for the device would otherwise never return."""
 
 
 class BlockedSampler:
@@ -31,16 +29,14 @@ class BlockedSampler:
         shot, device = self._shot, self._shot.device
         stream = shot.streams[self._taken % len(shot.streams)]
         self._taken += 1
-        # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve.
+        # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve. The
+        # whole device, because a restore need not follow the current stream any more than a launch does.
         shot.restore(stream)
-        device.synchronize(stream)
-        hold = device.hold(stream, HOLD_TIMEOUT)
-        try:
-            shot.flush(stream)
+        device.synchronize()
+        with held(device, stream):
+            shot.state(place, stream)
             device.record(self._start, stream)
             shot.launch(place, stream)
             device.record(self._end, stream)
-        finally:
-            hold.release()
         device.synchronize(stream)
         return device.elapsed(self._start, self._end)

@@ -29,7 +29,7 @@ class GraphSampler:
     def _body(self) -> None:
         shot = self._shot
         for place, (start, end) in zip(self._order, self._pairs, strict=True):
-            shot.before(shot.stream)
+            shot.before(place, shot.stream)
             shot.device.record(start, shot.stream)
             shot.launch(place, shot.stream)
             shot.device.record(end, shot.stream)

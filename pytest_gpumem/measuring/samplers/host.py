@@ -16,7 +16,7 @@ class HostSampler:
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
-            shot.before(shot.stream)
+            shot.before(place, shot.stream)
             device.synchronize()
             start = device.now()
             shot.launch(place, shot.stream)

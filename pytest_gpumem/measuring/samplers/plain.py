@@ -25,7 +25,7 @@ class PlainSampler:
         shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
             with shot.ranges.range(phase(shot.name, "flush")):
-                shot.before(shot.stream)
+                shot.before(place, shot.stream)
             with shot.ranges.range(phase(shot.name, "measure")), shot.ranges.range(phase(shot.name, "launch")):
                 device.record(self._start, shot.stream)
                 shot.launch(place, shot.stream)

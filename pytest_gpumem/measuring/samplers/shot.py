@@ -34,16 +34,24 @@ class Shot:
     """Name of the test's NVTX range."""
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     """Order of the placements within a round."""
+    untimed: int = 0
+    """Launches before the interval, on the placement that is timed: what makes it hot where other placements were launched meanwhile."""
 
     @property
     def stream(self) -> Stream:
         """The first stream, for samplers that use one."""
         return self.streams[0]
 
-    def before(self, stream: Stream) -> None:
+    def before(self, place: int, stream: Stream) -> None:
         """Queue everything that comes before the timed interval."""
         self.restore(stream)
+        self.state(place, stream)
+
+    def state(self, place: int, stream: Stream) -> None:
+        """Queue what brings L2 into the mode's state."""
         self.flush(stream)
+        for _ in range(self.untimed):
+            self.launch(place, stream)
 
     def restore(self, stream: Stream) -> None:
         """Queue what puts data and pages back. Pages come last: putting data back touches them."""
