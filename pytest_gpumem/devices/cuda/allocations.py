@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +75,7 @@ class Allocations:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
         if not kind.on_host and nbytes > free - self._kept(kind):
-            # References are computed with CuPy, whose pool keeps what they no longer need.
-            cupy.get_default_memory_pool().free_all_blocks()
+            self._empty_pools()
             self._drop_spare()
             free = self.free_bytes(kind)
         if nbytes > free:
@@ -127,6 +127,20 @@ class Allocations:
         whole = self.allocate(size, MemoryKind.DEVICE, mapped=True, write_combined=False)
         return _Region(whole.address, size, 0)
 
+    def _empty_pools(self) -> None:
+        """Have the libraries give back what their pools keep and nobody uses.
+
+        CuPy's keeps what references no longer need. CuPy's and PyTorch's keep it for the stream that it was used on, and each test has a
+        stream of its own, so that no later test would use it.
+        """
+        before, _total = runtime.memGetInfo()
+        cupy.get_default_memory_pool().free_all_blocks()
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        after, _total = runtime.memGetInfo()
+        self._to_scrub(max(0, int(after) - int(before)))
+
     def _drop_spare(self) -> None:
         if self._spare is not None:
             spare, self._spare = self._spare, None
@@ -134,6 +148,9 @@ class Allocations:
 
     def _give_back(self, address: int, nbytes: int) -> None:
         runtime.free(address)
+        self._to_scrub(nbytes)
+
+    def _to_scrub(self, nbytes: int) -> None:
         self._scrubbed = max(self._scrubbed, time.monotonic()) + nbytes / SCRUB_RATE
 
     def settle(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,23 @@ def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: Allocat
     memory.allocate(GiB, MemoryKind.DEVICE, mapped=True, write_combined=False)
     assert kept in driver.held
     assert len(driver.held) == 2
+
+
+def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: Allocations, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pool keeps memory for the stream that it was used on, and the stream of a test that has ended is nobody's."""
+    slept = list[float]()
+    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
+    cached = driver.malloc(60 * GiB)
+    torch: Any = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, empty_cache=lambda: driver.free(cached))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(OutOfMemory):
+        memory.allocate(10 * GiB, MemoryKind.DEVICE, mapped=True, write_combined=False)
+    torch.cuda.is_initialized = lambda: True
+    memory.allocate(10 * GiB, MemoryKind.DEVICE, mapped=True, write_combined=False)
+    assert cached not in driver.held
+    memory.settle()
+    assert slept == [pytest.approx(60 * GiB / allocations.SCRUB_RATE)]
 
 
 def test_a_large_region_is_given_back_at_once(memory: Allocations, driver: Driver) -> None:
