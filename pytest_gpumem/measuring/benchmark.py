@@ -243,6 +243,7 @@ class Conductor:
             ranges=self._ranges,
             name=name,
             random=random,
+            restores=target.restores or bool(homes),
             # Launches of one placement follow each other by themselves; those of several evict each other's data.
             untimed=UNTIMED if mode == "hot" and places > 1 else 0,
         )

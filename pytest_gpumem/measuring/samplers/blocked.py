@@ -31,8 +31,9 @@ class BlockedSampler:
         self._taken += 1
         # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve. The
         # whole device, because a restore need not follow the current stream any more than a launch does.
-        shot.restore(stream)
-        device.synchronize()
+        if shot.restores:
+            shot.restore(stream)
+            device.synchronize()
         with held(device, stream):
             shot.state(place, stream)
             device.record(self._start, stream)

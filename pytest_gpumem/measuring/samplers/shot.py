@@ -34,6 +34,8 @@ class Shot:
     """Name of the test's NVTX range."""
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     """Order of the placements within a round."""
+    restores: bool = True
+    """Whether `prepare` or `homes` does anything."""
     untimed: int = 0
     """Launches before the interval, on the placement that is timed: what makes it hot where other placements were launched meanwhile."""
 
