@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, Graph, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access, Call, Role
 from pytest_gpumem.kernels.sectors import sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.l2 import PersistingStream, persisting
+from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.traffic import beyond_arguments, two_declarations
@@ -157,6 +158,21 @@ def _refuse_window(name: str, window: PersistingStream | None) -> None:
         raise BadCall(f"{name} does not launch on the persisting stream, so its window does not cover what {name} does")
 
 
+def _window_notes(device: Device, window: PersistingStream | None) -> tuple[str, ...]:
+    """What a reader must know of the window, or of a set-aside without one."""
+    if window is not None:
+        return window.notes
+    idle = idle_set_aside(device)
+    return () if idle is None else (idle,)
+
+
+def _captured(device: Device, window: PersistingStream, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
+    """A graph of each body, the window on its kernels. Raises `CannotCapture`, which says why."""
+    graphs = [device.capture(window.stream, body, window=window.spec) for body in bodies]
+    window.read_back(device.graph_windows(graphs[0]))
+    return graphs
+
+
 class KernelTarget:
     """A kernel of the catalogue with buffers that can be moved."""
 
@@ -183,8 +199,12 @@ class KernelTarget:
         self._call: Call = bound.call(self._buffers, self._values)
         self._saved: dict[str, Allocation] = {}
         self.name = bound.name
-        self.notes: tuple[str, ...] = ()
         device = arena.device
+        self.notes: tuple[str, ...] = _window_notes(device, window)
+        if window is not None and window.where != "stream" and bound.kernel.source is None:
+            raise BadCall(f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window')
+        self._graphs: list[Graph] = []
+        """One for each launch, where the window is on a graph's kernels."""
         self._launches = [bound.launch(self._buffers, self._values)]
         device.compile(self._launches[0])
         bound.fill(self._buffers, stream)
@@ -192,6 +212,18 @@ class KernelTarget:
         for parameter in bound.kernel.parameters:
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
+        if window is not None and window.where == "graph":
+            # A kernel is loaded at its first launch, which waits for the device: not within a capture.
+            device.launch(self._launches[0], stream)
+            device.synchronize(stream)
+            self._bind()
+
+    def _bind(self) -> None:
+        """Launches, and their graphs, for where the buffers now are."""
+        self._launches = [self._bound.launch(self._buffers, self._values)]
+        if self._window is not None and self._window.where == "graph":
+            launch = self._arena.device.launch
+            self._graphs = _captured(self._arena.device, self._window, [partial(launch, one, self._stream) for one in self._launches])
 
     def _save(self, name: str) -> None:
         """Keep the content that an updated argument has now: every check starts from it."""
@@ -272,7 +304,7 @@ class KernelTarget:
             for buffer in self._movable:
                 buffer.move()
         finally:
-            self._launches = [self._bound.launch(self._buffers, self._values)]
+            self._bind()
         return 1
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
@@ -302,7 +334,13 @@ class KernelTarget:
         """Nothing: a kernel of the catalogue takes the same time on whatever numbers its updated arguments hold."""
 
     def launch(self, place: int, stream: Stream) -> None:
-        self._arena.device.launch(self._launches[place], stream)
+        device = self._arena.device
+        if self._graphs:
+            device.replay(self._graphs[place], stream)
+        elif self._window is not None and self._window.where == "launch":
+            device.launch(self._launches[place], stream, window=self._window.spec)
+        else:
+            device.launch(self._launches[place], stream)
 
     def check(self) -> None:
         kernel, device = self._bound.kernel, self._arena.device
@@ -387,13 +425,28 @@ class CallableTarget:
         self.window = window
         self._moved = moved
         self.name = getattr(function, "__name__", type(function).__name__)
+        if window is not None and window.where == "launch":
+            raise BadCall(
+                f'where="launch" is for kernels of gpu_kernels: {self.name} makes its launches itself; "stream" and "graph" reach them'
+            )
         buffers = [a for a in (*arguments, *keywords.values()) if isinstance(a, Buffer)]
         self._buffers = tuple(dict.fromkeys(buffers))
         self._movable = tuple(b for b in self._buffers if arena.can_move(b))
         notes = [] if self._movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
         if moved is not None and (said := beyond_arguments(moved, _nbytes((*arguments, *keywords.values())))):
             notes.append(said)
-        self.notes: tuple[str, ...] = tuple(notes)
+        self.notes: tuple[str, ...] = (*notes, *_window_notes(arena.device, window))
+        self._graph: Graph | None = None
+        if window is not None and window.where == "graph":
+            # What a library sets up at its first call cannot be captured.
+            arena.device.call(self._foreign, stream)
+            arena.device.synchronize()
+            self._capture()
+
+    def _capture(self) -> None:
+        """The graph of one call, for where its buffers now are, if the window is on a graph's kernels."""
+        if self.window is not None and self.window.where == "graph":
+            self._graph = _captured(self._arena.device, self.window, [partial(self._arena.device.call, self._foreign, self._stream)])[0]
 
     @property
     def traffic(self) -> Traffic | None:
@@ -427,15 +480,21 @@ class CallableTarget:
 
     def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
         _pad(self._arena, random)
-        for buffer in self._movable:
-            buffer.move()
+        try:
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._capture()
         return 1
 
     def prepare(self, stream: Stream) -> None:
         """Nothing: a bare callable brings no restore; a Case does."""
 
     def launch(self, place: int, stream: Stream) -> None:
-        self._arena.device.call(self._foreign, stream)
+        if self._graph is not None:
+            self._arena.device.replay(self._graph, stream)
+        else:
+            self._arena.device.call(self._foreign, stream)
 
     def check(self) -> None:
         """Nothing to compare with; a Case brings a check."""
@@ -536,7 +595,7 @@ class CaseTarget:
         self._built = self._make()
         self.name = self._built.case.name or getattr(build, "__name__", "case")
         try:
-            self._built.open_window()
+            self._open_window()
         except BaseException:
             self.close()
             raise
@@ -612,8 +671,12 @@ class CaseTarget:
             raise OutOfMemory("two placements of the case do not fit at once")
         self._built = self._make()
         old.exit.close()
-        self._built.open_window()  # the set-aside is one for the device: the old one is given back before
+        self._open_window()  # after the old one is given back: two would share the device's set-aside
         return 1
+
+    def _open_window(self) -> None:
+        self._built.open_window()
+        self.notes = (*self.notes, *_window_notes(self._device, self._built.window))
 
     def _foreign(self, function: Callable[[], object]) -> Foreign:
         case, built = self._built.case, self._built

@@ -52,6 +52,11 @@ class Buffer:
         return self._allocation.kind
 
     @property
+    def device(self) -> Device:
+        """The device that it was allocated on."""
+        return self._arena.device
+
+    @property
     def allocation(self) -> Allocation:
         """The memory now behind the handle; another one after a move."""
         return self._allocation

@@ -1,30 +1,24 @@
-"""Persisting L2: how much to set aside, and putting back what was found.
+"""Persisting L2: how much to set aside, how streams share it, and putting back what was found.
 
 Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++ Best Practices Guide, 9.2.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.devices.protocol import Device, MemoryKind, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.persistence import unsupported
+from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.l2_arguments import Asked, Where, asked
+from pytest_gpumem.memory.l2_arguments import BadWindow as BadWindow
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
-
-
-class BadWindow(ValueError):
-    """An access-policy window or a set-aside that cannot be."""
-
-
-_OPEN: WeakKeyDictionary[Device, PersistingStream] = WeakKeyDictionary()
-"""The persisting stream that is open on each device: a second one would change the set-aside under the first."""
+from pytest_gpumem.units import format_bytes
 
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
@@ -43,24 +37,42 @@ def fit_hit_ratio(set_aside: int, nbytes: int) -> float:
     return min(1.0, set_aside / nbytes)
 
 
-@dataclass
+class Thrashing(UserWarning):
+    """Windows ask for more than is set aside, so that their lines evict each other."""
+
+
+@dataclass(eq=False)
 class PersistingStream:
     """A stream whose accesses to one buffer prefer to stay in L2."""
 
     stream: Stream
     device: Device
     buffer: Buffer
-    hit_ratio: float
-    set_aside: int
-    """Bytes that the driver granted; 0 with set_aside="off"."""
+    asked: Asked
+    """The arguments that it was opened with."""
+    hit_ratio: float = 0.0
+    """Share of the window's accesses that persist. A fitted one changes when another stream opens or closes."""
+    set_aside: int = 0
+    """Bytes that the driver granted to all streams that are open on the device together; 0 with set_aside="off"."""
     closed: bool = False
     """The `with` block has ended, and the window with it."""
     used: bool = False
     """Something was measured on it, or its handle was taken."""
+    _property: AccessProperty | None = AccessProperty.PERSISTING
+    """What accesses under the window ask for; None: there is no window."""
+    _graph_window: WindowSpec | None = None
 
     @property
     def handle(self) -> int:
-        """The `cudaStream_t` as an integer."""
+        """The `cudaStream_t` as an integer.
+
+        Raises:
+            BadWindow: each launch carries the window, not the stream: what is launched by hand would have none.
+        """
+        if self.where == "launch":
+            raise BadWindow(
+                'with where="launch" the stream itself has no window: pass stream= to gpu_benchmark, with a kernel of gpu_kernels'
+            )
         self.used = True
         return self.stream.handle
 
@@ -69,34 +81,202 @@ class PersistingStream:
         return 0, self.handle
 
     @property
+    def where(self) -> Where:
+        """What carries the window."""
+        return self.asked.where
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes under the window."""
+        return self.asked.nbytes
+
+    @property
+    def demand(self) -> float:
+        """Bytes that persist if all of them are touched: hit ratio x bytes."""
+        return self.hit_ratio * self.nbytes
+
+    @property
+    def spec(self) -> WindowSpec | None:
+        """The window as it is to be now, over where the buffer is; None if there is to be none."""
+        if not self.set_aside or self.closed or self._property is None:
+            return None
+        ratio = self.hit_ratio if self._property is AccessProperty.PERSISTING else 1.0
+        return WindowSpec(self.buffer.address, self.nbytes, ratio, self._property, self.asked.miss)
+
+    @property
     def window(self) -> Window | None:
-        """The window as the driver gives it back, or None if it is off."""
-        spec = self.device.window(self.stream)
-        return None if spec is None else Window(nbytes=spec.nbytes, hit_ratio=spec.hit_ratio, set_aside=self.device.set_aside())
+        """The window that is active, or None if it is off.
+
+        On a stream, and on the kernels of a graph once one was measured, it is what the driver gives back; of a single launch it is
+        what every launch is handed, because the driver cannot be asked afterwards.
+        """
+        spec = self._graph_window if self.where == "graph" else self.spec
+        if self.where == "stream":
+            spec = self.device.window(self.stream)
+        if spec is None:
+            return None
+        return Window(
+            nbytes=spec.nbytes,
+            hit_ratio=spec.hit_ratio,
+            set_aside=self.device.set_aside(),
+            where=self.where,
+            hit=spec.hit.value,
+            miss=spec.miss.value,
+        )
+
+    @property
+    def thrashing(self) -> str | None:
+        """How the windows that are open ask for more than is set aside, in one line; None if they do not, or that is wanted."""
+        ledger = _LEDGERS.get(self.device)
+        return None if ledger is None or self.asked.allow_thrash else ledger.thrashing()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of a measurement on this stream must know."""
+        said = []
+        if self.asked.clamped_from is not None:
+            whole = format_bytes(self.asked.clamped_from)
+            said.append(f"the window covers the first {format_bytes(self.nbytes)} of {whole}: no larger one is possible")
+        if (thrashing := self.thrashing) is not None:
+            said.append(thrashing)
+        if self.set_aside and self.spec is None:
+            said.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
+        elif self.set_aside and self._property is AccessProperty.PERSISTING and self.hit_ratio == 0.0:
+            said.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
+        return tuple(said)
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
         if self.set_aside:
             self.device.reset_persisting()
-            self.device.set_window(self.stream, WindowSpec(self.buffer.address, self.buffer.nbytes, self.hit_ratio))
+            self.put()
+
+    def put(self) -> None:
+        """Give the stream its window, where it is the stream that carries it."""
+        if self.where == "stream" and self.set_aside:
+            self.device.set_window(self.stream, self.spec)
+
+    def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
+        """Take note of the windows that a graph's kernels have, as the driver holds them."""
+        self._graph_window = windows[0] if windows else None
+
+    def reset(self, how: Literal["window", "context"] = "context") -> None:
+        """Let go of what persists, until `renew`.
+
+        Args:
+            how: "context" turns the window off and all persisting lines of the device to normal at once
+                (`cudaCtxResetPersistingL2Cache`), those of other streams too, whose next accesses bring them back. "window" gives the
+                window the hit property normal, so that lines under it turn to normal as work with this window touches them; those
+                that nothing touches go on persisting.
+
+        To wait until the lines turn normal by themselves is the third way, which the CUDA C++ Programming Guide (Reset L2 Access to
+        Normal) strongly discourages: how long that takes is not determined.
+
+        Raises:
+            BadWindow: `how` is neither.
+        """
+        if how not in ("window", "context"):
+            raise BadWindow(f'reset({how!r}); accepted are "window" and "context"')
+        self._property = AccessProperty.NORMAL if how == "window" else None
+        self.put()
+        if how == "context":
+            self.device.reset_persisting()
+
+    def renew(self) -> None:
+        """Have the window persist again after a `reset`."""
+        self._property = AccessProperty.PERSISTING
+        self.put()
 
 
-def _requested(facts: DeviceFacts, nbytes: int, set_aside: Literal["fit", "max", "off"] | int | str) -> int:
-    if set_aside == "fit":
-        return fit_set_aside(facts, nbytes)
-    if set_aside == "max":
-        return facts.persisting_l2_max_bytes
-    if set_aside == "off":
-        return 0
-    try:
-        size = parse_bytes(set_aside)
-    except QuantityError:
-        raise BadWindow(f'set_aside={set_aside!r}; accepted are "fit", "max", "off" and a size such as "8 MiB"') from None
-    if size > facts.persisting_l2_max_bytes:
-        raise BadWindow(
-            f"set_aside={format_bytes(size)} is above the maximum of {facts.name}, {format_bytes(facts.persisting_l2_max_bytes)}"
-        )
-    return size
+@dataclass(eq=False)
+class _Ledger:
+    """The persisting streams that are open on one device, which has one set-aside for all of them."""
+
+    device: Device
+    found: int
+    """Bytes that were set aside before the first of them."""
+    live: list[PersistingStream] = field(default_factory=list)
+    granted: int = 0
+
+    def open(self, stream: PersistingStream) -> None:
+        """Take a stream in, and share out anew. Raises `BadWindow` where one asks for no set-aside at all beside another."""
+        for one, other in ((stream, o) for o in self.live):
+            if "off" in (one.asked.set_aside, other.asked.set_aside):
+                raise BadWindow(
+                    f"a persisting stream on {other.buffer!r} is still open, and the device has one set-aside: "
+                    'set_aside="off" cannot be beside another stream'
+                )
+        self.live.append(stream)
+        self._share()
+
+    def close(self, stream: PersistingStream) -> None:
+        """Turn a stream's window off; the others share out anew, or what was found is put back after the last."""
+        stream.closed = True
+        if stream not in self.live:
+            return
+        self.live.remove(stream)
+        try:
+            if stream.where == "stream":
+                self.device.set_window(stream.stream, None)
+            if not self.live:
+                self.device.reset_persisting()
+        finally:
+            if self.live:
+                self._share()
+            else:
+                self.device.request_set_aside(self.found)
+
+    def _share(self) -> None:
+        """Ask for what all need together, fit the ratios to what was granted, and put the windows."""
+        wanted = self._wanted()
+        self.granted = self.device.request_set_aside(wanted)
+        if wanted and not self.granted:
+            raise Unsupported(f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
+        fixed = sum(s.asked.hit_ratio * s.nbytes for s in self.live if s.asked.hit_ratio is not None)
+        fitted = sum(s.nbytes for s in self.live if s.asked.hit_ratio is None)
+        left = max(0, int(self.granted - fixed))
+        for stream in self.live:
+            stream.hit_ratio = fit_hit_ratio(left, fitted) if stream.asked.hit_ratio is None else stream.asked.hit_ratio
+            stream.set_aside = self.granted
+        if self.granted:
+            # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room.
+            self.device.reset_persisting()
+        for stream in self.live:
+            stream.put()
+
+    def _wanted(self) -> int:
+        facts, each = self.device.facts, [s.asked.set_aside for s in self.live]
+        if "max" in each:
+            return facts.persisting_l2_max_bytes
+        fitted = sum(s.nbytes for s in self.live if s.asked.set_aside == "fit")
+        sizes = sum(size for size in each if isinstance(size, int))
+        return min(sizes + (fit_set_aside(facts, fitted) if fitted else 0), facts.persisting_l2_max_bytes)
+
+    def thrashing(self) -> str | None:
+        """That the windows ask for more than is set aside, with the numbers; None if they do not."""
+        demand = sum(s.demand for s in self.live)
+        # A fitted ratio went through a division.
+        if not self.granted or demand <= self.granted * (1 + 1e-9):
+            return None
+        terms = " + ".join(f"{s.hit_ratio:.3g} x {format_bytes(s.nbytes)}" for s in self.live)
+        evict = "its lines evict each other" if len(self.live) == 1 else f"the lines of {len(self.live)} streams evict each other"
+        room = f"{format_bytes(self.granted)} of L2 are set aside"
+        return f"thrashing: hit ratio x bytes is {terms} = {format_bytes(round(demand))}, {room}: {evict}"
+
+
+_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
+"""Of each device on which a persisting stream is open."""
+
+
+def idle_set_aside(device: Device) -> str | None:
+    """That L2 is set aside for streams that are open, in one line for a measurement that has no window; None if nothing is."""
+    ledger = _LEDGERS.get(device)
+    if ledger is None or not ledger.granted:
+        return None
+    return (
+        f"{format_bytes(ledger.granted)} of L2 are set aside for a persisting stream that is open, and this measurement has no window "
+        "in them: a cost without a gain"
+    )
 
 
 @contextmanager
@@ -106,63 +286,54 @@ def persisting(
     *,
     hit_ratio: Literal["fit"] | float = "fit",
     set_aside: Literal["fit", "max", "off"] | int | str = "fit",
+    miss: Literal["streaming", "normal"] = "streaming",
+    window: Literal["error", "clamp"] = "error",
+    where: Where = "stream",
+    allow_thrash: bool = False,
 ) -> Iterator[PersistingStream]:
     """A stream whose access-policy window lies on `buffer` and follows it when it moves.
 
+    Several can be open at a time on one device. They share its set-aside: what is asked for is the sum of what each asks for, and
+    fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes.
+
     Args:
         device: the device that the buffer is on.
-        buffer: device memory, at most `accessPolicyMaxWindowSize`.
+        buffer: device memory.
         hit_ratio: share of the window's accesses that persist, in [0, 1]; "fit": as many as the set-aside holds.
-        set_aside: bytes, or "fit" (smallest step of L2/16 that holds the buffer, not above L2/2), "max", or "off" (limit 0 and no
-            window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is in the result.
+        set_aside: bytes, a share of L2 such as "25%", or "fit" (smallest step of L2/16 that holds the buffer, not above L2/2), "max",
+            or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
+            in the result.
+        miss: what the other accesses of the window ask for.
+        window: what to do with a buffer beyond `accessPolicyMaxWindowSize`: refuse it, or lay the window over its first bytes.
+        where: what carries the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
+            captured into, "launch" each launch of a kernel of the catalogue.
+        allow_thrash: hit ratios x bytes beyond the set-aside are wanted; else `PersistingStream.thrashing` says so.
 
-    On exit, also after an error, the window is turned off, persisting lines are reset and the limit that was found is restored.
+    On exit, also after an error, the window is turned off and persisting lines are reset; after the last stream of a device the limit
+    that was found is restored.
 
     Raises:
-        BadWindow: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or beyond the largest window.
-        Unsupported: the device has no persisting L2 (compute capability below 8.0, MIG).
+        BadWindow: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, or beyond the largest
+            window; set_aside="off" beside another stream; an argument that is none of the accepted words.
+        Unsupported: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
     """
-    facts = device.facts
-    if facts.persisting_l2_max_bytes == 0:
-        why = (
-            f"MIG profile {facts.mig_profile}"
-            if facts.mig_profile
-            else f"compute capability {facts.compute_capability[0]}.{facts.compute_capability[1]}"
-        )
-        raise Unsupported(f"{facts.name} ({why}) has no persisting L2: persistingL2CacheMaxSize is 0")
-    if not isinstance(buffer, Buffer) or buffer.kind is not MemoryKind.DEVICE:
-        raise BadWindow(f"a persisting window needs a buffer of device memory, not {buffer!r}")
-    if buffer.nbytes > facts.access_policy_max_window_bytes:
-        raise BadWindow(
-            f"{buffer!r} is larger than the largest window of {facts.name}, {format_bytes(facts.access_policy_max_window_bytes)}"
-        )
-    if hit_ratio != "fit" and (isinstance(hit_ratio, bool) or not isinstance(hit_ratio, Real) or not 0.0 <= hit_ratio <= 1.0):
-        raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
-    wanted = _requested(facts, buffer.nbytes, set_aside)
-
-    if (other := _OPEN.get(device)) is not None:
-        raise BadWindow(f"a persisting stream on {other.buffer!r} is still open, and the device has one set-aside, fitted to that")
-    stream = device.stream()
-    found = device.set_aside()
-    unfollow = None
+    reason = unsupported(device.facts, device.set_aside)
+    if reason is not None:
+        raise Unsupported(reason)
+    wish = asked(device, buffer, hit_ratio=hit_ratio, set_aside=set_aside, miss=miss, window=window, where=where, allow_thrash=allow_thrash)
+    ledger = _LEDGERS.get(device) or _Ledger(device, device.set_aside())
+    _LEDGERS[device] = ledger
+    stream = PersistingStream(device.stream(), device, buffer, wish)
+    unfollow: Callable[[], None] | None = None
     try:
-        granted = device.request_set_aside(wanted)
-        if wanted and not granted:
-            raise Unsupported(f"{facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
-        ratio = fit_hit_ratio(granted, buffer.nbytes) if hit_ratio == "fit" else float(hit_ratio)
-        persisting_stream = PersistingStream(stream, device, buffer, ratio, granted)
-        _OPEN[device] = persisting_stream
-        persisting_stream.apply()
-        unfollow = buffer.follow(persisting_stream.apply)
-        yield persisting_stream
+        ledger.open(stream)
+        unfollow = buffer.follow(stream.apply)
+        yield stream
     finally:
-        opened = _OPEN.pop(device, None)
-        if opened is not None:
-            opened.closed = True
         if unfollow is not None:
             unfollow()
         try:
-            device.set_window(stream, None)
-            device.reset_persisting()
+            ledger.close(stream)
         finally:
-            device.request_set_aside(found)
+            if not ledger.live:
+                _LEDGERS.pop(device, None)

@@ -14,7 +14,7 @@ from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import BadCall, Kernels, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, persisting
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
@@ -85,10 +85,14 @@ class GpuTest:
     def persisting_stream(self, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
         """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
 
+        Warns of `Thrashing` where hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
+
         Raises:
             BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence.
         """
         with persisting(self.device, buffer, **options) as stream:
+            if (said := stream.thrashing) is not None:
+                self.item.warn(Thrashing(said))
             yield stream
             if not stream.used:
                 raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")

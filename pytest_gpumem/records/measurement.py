@@ -76,7 +76,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Window:
-    """The access-policy window that was active on the stream, as the driver gave it back."""
+    """The access-policy window that was active, as the driver gave it back; of a single launch, as the driver was given it."""
 
     nbytes: int
     """Bytes under the window."""
@@ -84,6 +84,12 @@ class Window:
     """Share of the window's accesses that get the persisting property."""
     set_aside: int
     """Bytes of L2 set aside, as granted."""
+    where: str = "stream"
+    """What carried it: "stream", "graph" (its kernels) or "launch"."""
+    hit: str = "persisting"
+    """What that share of the accesses asked of L2: "persisting", "streaming" or "normal"."""
+    miss: str = "streaming"
+    """What the other accesses asked of L2: "streaming" or "normal"."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_a_fitted_hit_ratio_avoids_thrashing(gpu_benchmark, gpu_kernels, device_
     """A window beyond the set-aside evicts itself at hit ratio 1; the ratio that fits keeps a part."""
     out, table = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.8), "i4")
     kernel = gpu_kernels.reset_data.with_grid(LEAN_GRID)
-    with persisting_stream(table, set_aside="max", hit_ratio=1.0) as stream:
+    with persisting_stream(table, set_aside="max", hit_ratio=1.0, allow_thrash=True) as stream:
         thrashing = gpu_benchmark(kernel, out, table, stream=stream, label="thrashing")
     with persisting_stream(table, set_aside="max", hit_ratio="fit") as stream:
         fitted = gpu_benchmark(kernel, out, table, stream=stream, label="fitted")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.protocol import DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import BadWindow, persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -89,6 +89,7 @@ def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: Counte
         ("fit", 0, 8 * STEP, 0.0),
         ("4 MiB", "fit", 2 * STEP, 6.25 / 40),  # rounded up, and the ratio is made from what was granted
         (int(5 * STEP), 0.25, 5 * STEP, 0.25),
+        ("25%", "fit", 4 * STEP, 12.5 / 40),  # of L2
     ],
 )
 def test_what_was_granted_is_read_back(
@@ -117,19 +118,6 @@ def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Aren
         buffer.move()
         assert stream.window is None
     assert device.set_aside() == FOUND
-
-
-def test_one_inside_another_is_refused_and_leaves_the_outer_one_alone(device: CountedDevice, arena: Arena) -> None:
-    outer_buffer, inner_buffer = arena.buffer(8 * MiB), arena.buffer(16 * MiB)
-    with persisting(device, outer_buffer) as outer:
-        with pytest.raises(BadWindow, match="still open"), persisting(device, inner_buffer):
-            pytest.fail("entered")
-        assert device.set_aside() == outer.set_aside
-        assert outer.window is not None
-    assert device.set_aside() == FOUND
-    assert outer.closed
-    with persisting(device, inner_buffer):
-        assert device.set_aside() == 6 * STEP
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -185,7 +173,17 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"hit_ratio": "most"}, "hit_ratio='most'"),
         ({"hit_ratio": None}, "hit_ratio=None"),
         ({"set_aside": "64 MiB"}, "set_aside=64 MiB is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
-        ({"set_aside": "all"}, 'set_aside=\'all\'; accepted are "fit", "max", "off" and a size such as "8 MiB"'),
+        (
+            {"set_aside": "all"},
+            'set_aside=\'all\'; accepted are "fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"',
+        ),
+        ({"set_aside": "75%"}, "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
+        ({"set_aside": "a%"}, "set_aside='a%'"),
+        ({"set_aside": "-5%"}, "set_aside='-5%'"),
+        ({"miss": "persisting"}, 'miss=\'persisting\'; accepted are "streaming" and "normal"'),
+        ({"window": "cut"}, 'window=\'cut\'; accepted are "error" and "clamp"'),
+        ({"where": "kernel"}, 'where=\'kernel\'; accepted are "stream", "graph" and "launch"'),
+        ({"allow_thrash": "yes"}, "allow_thrash='yes'; accepted are True and False"),
         ({"set_aside": -1}, "set_aside=-1"),
         ({"set_aside": None}, "set_aside=None"),
         ({"set_aside": 2.5}, "set_aside=2.5"),
@@ -211,6 +209,77 @@ def test_only_device_memory_persists(device: CountedDevice, memory: Memory, watc
     assert watched.calls == []
 
 
+def test_memory_of_another_device_is_refused(device: CountedDevice, watched: Watched) -> None:
+    other = Arena(CountedDevice(), seed=1).buffer(1 * MiB)
+    with pytest.raises(BadWindow, match="is memory of another device than NVIDIA H100 80GB HBM3"), persisting(device, other):
+        raise AssertionError("the body ran")
+    assert watched.calls == []
+
+
+def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
+    with persisting(device, arena.buffer(192 * MiB), window="clamp") as stream:
+        assert device.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128)
+        assert stream.notes == ("the window covers the first 128 MiB of 192 MiB: no larger one is possible",)
+    with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
+        assert (stream.nbytes, stream.notes) == (8 * MiB, ())
+
+
+def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -> None:
+    with persisting(device, arena.buffer(8 * MiB), miss="normal") as stream:
+        spec = device.window(stream.stream)
+        assert spec is not None
+        assert spec.miss is AccessProperty.NORMAL
+        assert stream.window is not None
+        assert (stream.window.where, stream.window.hit, stream.window.miss) == ("stream", "persisting", "normal")
+
+
+@pytest.mark.parametrize("where", ["graph", "launch"])
+def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena: Arena, where: Any) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer, where=where) as stream:
+        assert device.set_aside() == 3 * STEP
+        assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        buffer.move()
+        assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        assert device.window(stream.stream) is None
+        if where == "launch":
+            with pytest.raises(BadWindow, match="the stream itself has no window"):
+                _ = stream.handle
+            assert stream.window is not None
+        else:
+            assert stream.handle
+            assert stream.window is None  # nothing was captured yet
+    assert stream.spec is None
+    assert device.set_aside() == FOUND
+
+
+def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer) as stream:
+        watched.calls.clear()
+        stream.reset()
+        assert watched.calls == [("set_window", None), ("reset_persisting", "reset")]
+        buffer.move()
+        assert device.window(stream.stream) is None
+        stream.renew()
+        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+    assert device.set_aside() == FOUND
+
+
+def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+    buffer = arena.buffer(40 * MiB)
+    with persisting(device, buffer) as stream:
+        watched.calls.clear()
+        stream.reset("window")
+        assert watched.calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, hit=AccessProperty.NORMAL))]
+        assert stream.window is not None
+        assert stream.window.hit == "normal"
+        stream.renew()
+        assert device.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625)
+        with pytest.raises(BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'):
+            stream.reset("wait")  # type: ignore[arg-type]
+
+
 def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, watched: Watched) -> None:
     with persisting(device, arena.buffer(128 * MiB)) as stream:
         assert stream.window is not None
@@ -225,7 +294,11 @@ def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, watche
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"compute_capability": (7, 5)}, "compute capability 7.5"), ({"mig_profile": "1g.10gb"}, "MIG profile 1g.10gb")],
+    [
+        ({"compute_capability": (7, 5)}, "compute capability 7.5"),
+        ({"mig_profile": "1g.10gb"}, "MIG profile 1g.10gb"),
+        ({}, "CacheMaxSize is 0"),
+    ],
 )
 def test_a_device_without_persisting_l2_skips(
     device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str

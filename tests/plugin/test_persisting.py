@@ -1,0 +1,81 @@
+"""Persisting streams in a session: warnings that name the test, skips with the exact reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+THRASHING = "*Thrashing: thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other*"
+
+TEST = """
+    import pytest
+    from pytest_gpumem import MiB
+
+    @pytest.mark.parametrize("wanted", [{wanted}])
+    def test_table(gpu_benchmark, device_buffer, persisting_stream, gpu_kernels, wanted):
+        out, table = device_buffer(64 * MiB, "i4"), device_buffer(40 * MiB, "i4")
+        with persisting_stream(table, set_aside="max", hit_ratio=1.0, allow_thrash=wanted) as stream:
+            result = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
+        assert any("thrashing" in note for note in result.notes) is not wanted
+    """
+
+
+def test_thrashing_is_a_warning_that_names_the_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TEST.format(wanted=False))
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*::test_table?False?", THRASHING])
+
+
+def test_wanted_thrashing_is_none(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TEST.format(wanted=True))
+    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1, warnings=0)
+
+
+def test_two_streams_are_open_at_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import MiB
+
+        def test_both(gpu_benchmark, gpu_device, device_buffer, persisting_stream, gpu_kernels):
+            found = gpu_device.set_aside()
+            out, one, other = (device_buffer(8 * MiB, "i4") for _ in range(3))
+            with persisting_stream(one) as first, persisting_stream(other, where="launch") as second:
+                for label, table, stream in (("one", one, first), ("other", other, second)):
+                    result = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label=label)
+                    assert result.measurement.window.set_aside == gpu_device.set_aside() == 18.75 * MiB
+            assert gpu_device.set_aside() == found
+        """
+    )
+    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1, warnings=0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ("compute_capability=(7, 5)", "compute capability 7.5) has no persisting L2: it came with compute capability 8.0"),
+        ("mig_profile='1g.10gb'", "MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode"),
+        ("mps=True", "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=30 in this process)"),
+    ],
+)
+def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch, changes: str, reason: str, strict: bool
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "30")
+    pytester.makepyfile(
+        f"""
+        from dataclasses import replace
+
+        def test_table(gpu_device, device_buffer, persisting_stream, monkeypatch):
+            monkeypatch.setattr(gpu_device, "_facts", replace(gpu_device.facts, {changes}))
+            with persisting_stream(device_buffer(1 << 20)):
+                pass
+        """
+    )
+    result = gpumem("--gpumem-device", "sim:h100", "-rs", *(["--gpumem-strict"] if strict else []))
+    result.assert_outcomes(skipped=not strict, failed=strict)
+    result.stdout.fnmatch_lines([f"*{reason.replace('[', '?')}*"])

@@ -1,0 +1,238 @@
+"""Several persisting streams share a device's set-aside."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from counted_device import CountedDevice
+
+from pytest_gpumem.devices.protocol import DeviceError, Launch, Unsupported, WindowSpec
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.stream import tile_bytes
+from pytest_gpumem.measuring.bound import BoundKernel
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, idle_set_aside, persisting
+from pytest_gpumem.units import MiB
+
+STEP = 3.125 * MiB
+FOUND = int(2 * STEP)
+
+
+@pytest.fixture
+def device() -> CountedDevice:
+    device = CountedDevice()
+    device.request_set_aside(FOUND)
+    return device
+
+
+def test_what_all_need_together_is_set_aside(device: CountedDevice, arena: Arena) -> None:
+    one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
+    with persisting(device, one) as outer:
+        assert outer.set_aside == device.set_aside() == 3 * STEP
+        with persisting(device, other) as inner:
+            assert outer.set_aside == inner.set_aside == device.set_aside() == 6 * STEP
+            assert (outer.hit_ratio, inner.hit_ratio) == (1.0, 1.0)
+            assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+            assert device.window(inner.stream) == WindowSpec(other.address, 8 * MiB, 1.0)
+            assert inner.thrashing is outer.thrashing is None
+        assert (outer.set_aside, device.set_aside()) == (3 * STEP, 3 * STEP)
+        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+        assert device.window(inner.stream) is None
+        one.move()
+        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+    assert device.set_aside() == FOUND
+
+
+def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> None:
+    one, other = arena.buffer(8 * MiB), arena.buffer(16 * MiB)
+    first, second = ExitStack(), ExitStack()
+    outer = first.enter_context(persisting(device, one))
+    inner = second.enter_context(persisting(device, other))
+    first.close()
+    assert (outer.closed, inner.closed) == (True, False)
+    assert device.set_aside() == inner.set_aside == 6 * STEP
+    other.move()
+    assert device.window(inner.stream) == WindowSpec(other.address, 16 * MiB, 1.0)
+    assert device.window(outer.stream) is None
+    second.close()
+    assert device.set_aside() == FOUND
+
+
+def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice, arena: Arena) -> None:
+    one, other = arena.buffer(20 * MiB), arena.buffer(30 * MiB)
+    with persisting(device, one) as outer:
+        assert outer.hit_ratio == 1.0
+        with persisting(device, other) as inner:
+            assert device.set_aside() == 25 * MiB
+            assert outer.hit_ratio == inner.hit_ratio == pytest.approx(0.5)
+            spec = device.window(outer.stream)
+            assert spec is not None
+            assert spec.hit_ratio == outer.hit_ratio
+            assert inner.thrashing is None
+        assert outer.hit_ratio == 1.0
+        spec = device.window(outer.stream)
+        assert spec is not None
+        assert spec.hit_ratio == 1.0
+
+
+def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevice, arena: Arena) -> None:
+    fixed, fitted = arena.buffer(20 * MiB), arena.buffer(20 * MiB)
+    with persisting(device, fixed, hit_ratio=1.0) as outer, persisting(device, fitted) as inner:
+        assert device.set_aside() == 25 * MiB
+        assert (outer.hit_ratio, inner.hit_ratio) == (1.0, pytest.approx(0.25))
+        assert inner.thrashing is None
+
+
+def test_sizes_add_up_to_the_maximum_at_most(device: CountedDevice, arena: Arena) -> None:
+    buffers = [arena.buffer(8 * MiB) for _ in range(3)]
+    with persisting(device, buffers[0], set_aside=int(2 * STEP)), persisting(device, buffers[1], set_aside=int(3 * STEP)):
+        assert device.set_aside() == 5 * STEP
+        with persisting(device, buffers[2], set_aside="max"):
+            assert device.set_aside() == 10 * STEP
+        assert device.set_aside() == 5 * STEP
+
+
+def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Arena) -> None:
+    one, other = arena.buffer(25 * MiB), arena.buffer(25 * MiB)
+    with persisting(device, one, hit_ratio=1.0, set_aside="25 MiB") as outer:
+        assert outer.thrashing is None
+        with persisting(device, other, hit_ratio=1.0, set_aside="max") as inner:
+            said = (
+                "thrashing: hit ratio x bytes is 1 x 25 MiB + 1 x 25 MiB = 50 MiB, 31.25 MiB of L2 are set aside: "
+                "the lines of 2 streams evict each other"
+            )
+            assert inner.thrashing == outer.thrashing == said
+            assert inner.notes == (said,)
+        assert outer.notes == ()
+
+
+@pytest.mark.parametrize(("set_aside", "hit_ratio", "thrashes"), [("max", 1.0, True), ("max", 0.78, False), ("max", "fit", False)])
+def test_one_stream_can_thrash_by_itself(device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, thrashes: bool) -> None:
+    with persisting(device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio) as stream:
+        assert (stream.thrashing is not None) is thrashes
+        if thrashes:
+            assert stream.thrashing == (
+                "thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other"
+            )
+
+
+def test_thrashing_can_be_wanted(device: CountedDevice, arena: Arena) -> None:
+    with persisting(device, arena.buffer(40 * MiB), hit_ratio=1.0, allow_thrash=True) as stream:
+        assert stream.thrashing is None
+        assert stream.notes == ()
+
+
+def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
+    one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
+    for outer, inner in (("off", "fit"), ("fit", "off")):
+        with persisting(device, one, set_aside=outer) as stream:  # type: ignore[arg-type]
+            before = device.set_aside()
+            with (
+                pytest.raises(BadWindow, match=r'is still open, and the device has one set-aside: set_aside="off" cannot'),
+                persisting(device, other, set_aside=inner),  # type: ignore[arg-type]
+            ):
+                pytest.fail("entered")
+            assert device.set_aside() == before == stream.set_aside
+            other.move()  # nobody follows
+        assert device.set_aside() == FOUND
+
+
+@pytest.mark.parametrize("failure", [DeviceError("made to fail"), KeyboardInterrupt()])
+def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
+    with persisting(device, one) as outer:
+        request, calls = device.request_set_aside, list[int]()
+
+        def once(nbytes: int) -> int:
+            calls.append(nbytes)
+            if len(calls) == 1:
+                raise failure
+            return request(nbytes)
+
+        monkeypatch.setattr(device, "request_set_aside", once)
+        with pytest.raises(type(failure)), persisting(device, other):
+            pytest.fail("entered")
+        assert outer.set_aside == device.set_aside() == 3 * STEP
+        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+    assert device.set_aside() == FOUND
+
+
+def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDevice, arena: Arena) -> None:
+    buffer = arena.buffer(8 * MiB)
+    assert idle_set_aside(device) is None
+    with persisting(device, buffer, set_aside="off") as stream:
+        assert (stream.notes, idle_set_aside(device)) == ((), None)
+    with persisting(device, buffer, hit_ratio=0) as stream:
+        assert stream.notes == ("9.375 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
+    with persisting(device, buffer) as stream:
+        assert stream.notes == ()
+        assert idle_set_aside(device) == (
+            "9.375 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
+            "a cost without a gain"
+        )
+        stream.reset()
+        assert stream.notes == ("9.375 MiB of L2 are set aside with no window in them: a cost without a gain",)
+    assert idle_set_aside(device) is None
+
+
+def test_a_driver_that_grants_nothing_to_the_second_restores(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    with persisting(device, arena.buffer(8 * MiB)) as outer:
+        request = device.request_set_aside
+        monkeypatch.setattr(device, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n))
+        with pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"), persisting(device, arena.buffer(8 * MiB)):
+            pytest.fail("entered")
+        assert outer.set_aside == device.set_aside() == 3 * STEP
+
+
+class Turns:
+    """Two streams that read their buffers in turn, each once, everything normal flushed between."""
+
+    def __init__(self, device: CountedDevice, arena: Arena) -> None:
+        self.device, self.arena = device, arena
+        self.flushing = self.reading(arena.buffer(100 * MiB))
+
+    def reading(self, buffer: Buffer) -> Launch:
+        sums = self.arena.buffer((buffer.nbytes // tile_bytes("read"),))
+        return BoundKernel(CATALOGUE["read"], self.device, self.arena.stream).launch({"a": buffer, "sums": sums}, {})
+
+    def seconds(self, streams: list[PersistingStream]) -> float:
+        """Median of a read, over both."""
+        device, taken = self.device, list[float]()
+        launches = [self.reading(stream.buffer) for stream in streams]
+        start, end = device.event(), device.event()
+        for _ in range(6):
+            for stream, launch in zip(streams, launches, strict=True):
+                device.launch(self.flushing, self.arena.stream)
+                device.synchronize()
+                hold = device.hold(stream.stream, 1.0)
+                device.record(start, stream.stream)
+                device.launch(launch, stream.stream)
+                device.record(end, stream.stream)
+                hold.release()
+                device.synchronize()
+                taken.append(device.elapsed(start, end))
+        return statistics.median(taken[2:])
+
+
+def test_two_streams_thrash_at_full_ratios_and_fit_at_half(device: CountedDevice, arena: Arena) -> None:
+    """The guide's example of concurrent kernels that share a set-aside, each with a window as large as that (hitRatio)."""
+    buffers, turns = [arena.buffer(25 * MiB) for _ in range(2)], Turns(device, arena)
+
+    def measured(hit_ratio: float) -> tuple[float, str | None]:
+        with (
+            persisting(device, buffers[0], hit_ratio=hit_ratio) as one,
+            persisting(device, buffers[1], hit_ratio=hit_ratio) as other,
+        ):
+            assert device.set_aside() == 25 * MiB
+            return turns.seconds([one, other]), other.thrashing
+
+    (thrashing, warned), (fitting, silent) = measured(1.0), measured(0.5)
+    assert warned is not None
+    assert "1 x 25 MiB + 1 x 25 MiB = 50 MiB, 25 MiB of L2 are set aside" in warned
+    assert silent is None
+    assert thrashing > 1.2 * fitting
