@@ -577,6 +577,24 @@ def _notes(case: Case, unpoisoned: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _address(array: Any) -> int:
+    """Where an array of any library lies; 0 where it does not say."""
+    if callable(pointer := getattr(array, "data_ptr", None)):  # PyTorch; its tensors that require a gradient have no interface
+        return int(pointer())
+    interface = getattr(array, "__cuda_array_interface__", None) or getattr(array, "__array_interface__", None) or {"data": (0,)}
+    return int(interface["data"][0])
+
+
+def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    """Say that placements are no different ones, because a library's pool gives its arrays the memory that they had before."""
+    different = len(set(addresses))
+    if different < len(addresses) and any(map(any, addresses)):
+        yield (
+            f"{different} of {len(addresses)} placements differ in where its own arrays lie, as where a library's pool gives the same memory "
+            "again: the interval knows too little; arrays of the function's `memory` move"
+        )
+
+
 class CaseTarget:
     """A `Case`, built anew for each placement."""
 
@@ -590,7 +608,8 @@ class CaseTarget:
         self._build = build
         self._parent = arena
         self._own_stream = stream
-        self._placements = 0
+        self._addresses: list[tuple[int, ...]] = []
+        """Of the arrays that are no buffers of ours, at each placement."""
         self.notes: tuple[str, ...] = ()
         self._built = self._make()
         self.name = self._built.case.name or getattr(build, "__name__", "case")
@@ -618,7 +637,8 @@ class CaseTarget:
                 raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
-            self.notes = _notes(case, len(case.writes) - len(writes))
+            self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
+            self.notes = (*_notes(case, len(case.writes) - len(writes)), *_same_memory(self._addresses))
             return _Built(case, arena, stack.pop_all(), None, reads, writes, arena.homes, persistent)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 

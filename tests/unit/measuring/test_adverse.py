@@ -158,3 +158,42 @@ def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatc
     target.check()
     target.close()
     assert " ".join(steps).startswith("poison wait restore wait launch wait check")
+
+
+class Pooled:
+    """An array of a library whose pool gives out its blocks in turn."""
+
+    nbytes = 1 * MiB
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False)}
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(2, True), (100, False)])
+def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, blocks: int, said: bool
+) -> None:
+    """A pool has the block before the last free when the next placement is built: two places in turn."""
+    monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
+    work, built = bench.kernels.copy, 0
+    buffers, values = work.arguments(tuple(bench.buffers(2)), {})
+    copy = work.launch(buffers, values)
+
+    def build(memory: Memory) -> Case:
+        nonlocal built
+        built += 1
+        return Case(lambda: bench.device.launch(copy, memory.stream), reads=[Pooled(built % blocks << 21)])
+
+    taken = bench.case(build, placements=6)
+    assert built == len(taken.placements) == 6
+    notes = [note for note in taken.notes if note.startswith("2 of 6 placements differ in where its own arrays lie")]
+    assert len(notes) == said
+    assert [note for note in taken.notes if "own arrays" in note] == notes
+
+
+def test_buffers_of_the_harness_are_no_pools(bench: Bench) -> None:
+    def build(memory: Memory) -> Case:
+        x = memory.device(1 * MiB)
+        return Case(lambda: None, reference=lambda: None, reads=[x])
+
+    assert not [note for note in bench.case(build, placements=4).notes if "own arrays" in note]
