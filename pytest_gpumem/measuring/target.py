@@ -590,8 +590,8 @@ def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
     different = len(set(addresses))
     if different < len(addresses) and any(map(any, addresses)):
         yield (
-            f"{different} of {len(addresses)} placements differ in where its own arrays lie, as where a library's pool gives the same memory "
-            "again: the interval knows too little; arrays of the function's `memory` move"
+            f"{different} of {len(addresses)} placements differ in where its own arrays lie, as where a library's pool gives the same "
+            "memory again: the interval knows too little; arrays of the function's `memory` move"
         )
 
 
