@@ -54,6 +54,7 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
     busy = [s for s in (own, *defaults) if look.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
         # Some of it follows the current stream and some does not: make the default stream the current one, so that all meet there.
+        look.first_on(defaults[0])
         busy = [s for s in (defaults[0], own) if look.busy(defaults[0], s)]
     elif defaults and defaults[0] in busy:
         busy = [defaults[0]]  # the two default streams wait for each other
@@ -83,6 +84,10 @@ class _Look:
         whole = self._whole_time(current)
         least = max(NOTHING * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
         return min(self._interval(current, watched, whole) for _ in range(LOOKS)) > least
+
+    def first_on(self, current: Stream) -> None:
+        """Launch once with nothing held: a library sets up its state for a stream, such as a workspace, at its first work there."""
+        self._idle_after(current, True)
 
     def _whole_time(self, current: Stream) -> float:
         """Seconds until the device is idle after one launch."""

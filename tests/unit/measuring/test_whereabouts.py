@@ -103,6 +103,19 @@ def test_work_on_the_current_and_the_default_stream_meets_on_the_default_one(sce
     assert scene.find(scene.on(None, scene.device.legacy)) == (scene.device.legacy, LEGACY)
 
 
+def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(scene: Scene) -> None:
+    """As cuBLAS does with its workspace."""
+    known = {id(scene.own)}
+
+    def launch(current: Stream) -> None:
+        if id(current) not in known:
+            known.add(id(current))
+            scene.device.synchronize()
+        scene.on(None, scene.device.legacy)(current)
+
+    assert scene.find(launch) == (scene.device.legacy, LEGACY)
+
+
 def test_work_that_stays_on_several_streams_is_elsewhere(scene: Scene) -> None:
     with pytest.raises(Elsewhere, match="its work is spread over several streams"):
         scene.find(scene.on(scene.own, scene.device.legacy))
