@@ -1,0 +1,225 @@
+"""Which set-aside and hit ratio suit a kernel: a search over measurements, cheaper than the full grid. Knows no device."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pytest_gpumem.measuring.stopping import half_width
+from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import LEAST_GAIN, OFF, Change, Point, Setting, Sweep, Textbook
+
+Measure = Callable[[int, float], tuple[float, "float | None"]]
+"""Measures one setting: set-aside in bytes (0: off) and hit ratio, to latency and half-width in seconds."""
+
+HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Hit ratios of the full grid."""
+GRID_SHARE = 0.25
+"""Share of the full grid's settings that a search measures at most."""
+APART = 0.1
+"""Hit ratios that are closer count as the same."""
+ALIKE = 0.005
+"""Latencies that differ by this share at most, and by no more than their noise, are the same: the smaller set-aside is the better one."""
+PARTIAL = 0.9
+"""Fitted hit ratio below which another ratio promises more than another set-aside."""
+CLOSE = 0.05
+"""What the second-best may take longer than the best, as a share, to be refined before other hit ratios are tried."""
+ROUNDS = 4
+"""Fresh measurements of each setting that is confirmed."""
+LEAST_ROUNDS = 3
+"""The same where the time is up: with two, Student's quantile makes every interval useless."""
+FIRST = 3
+"""Settings that are measured however long they take: off, fitted, maximum."""
+SEARCH_SECONDS = 4.5
+"""Seconds after which the search ends with what it has."""
+SECONDS = 8.0
+"""Seconds after which no further round begins; with the least rounds of a kernel of milliseconds, a sweep stays below 10 s."""
+
+
+def grid(facts: DeviceFacts) -> list[Setting]:
+    """The full grid: off, and every step of L2/16 up to the device's maximum at each of `HIT_RATIOS`."""
+    step = facts.l2_step_bytes
+    return [OFF, *(Setting(k * step, ratio) for k in range(1, facts.persisting_l2_max_bytes // step + 1) for ratio in HIT_RATIOS)]
+
+
+def sweep(
+    measure: Measure,
+    facts: DeviceFacts,
+    nbytes: int,
+    *,
+    target: str,
+    again: Measure | None = None,
+    spent: Callable[[], float] = lambda: 0.0,
+) -> Sweep:
+    """Search for the setting with the least latency; measure it, off, and the textbook's settings again.
+
+    The search goes along the fitted hit ratio in coarse steps of set-aside, then to the neighbours of the best two, in set-aside and in
+    hit ratio. A valley that is one step wide is found where the fitted set-aside lies, and may be missed elsewhere.
+
+    The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 where the maximum allows that (CUDA
+    C++ Programming Guide, Device Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide,
+    9.2.2.2).
+
+    Gain and losses are ratios within rounds that measure all settings, so that a drift of the device cancels; their intervals are
+    Student's over the logarithms.
+
+    Args:
+        measure: for the search.
+        facts: the device, which has persisting L2.
+        nbytes: bytes under the window.
+        target: what is launched, for the result.
+        again: for the fresh samples; default: `measure`.
+        spent: seconds since the sweep began.
+    """
+    search = _Search(measure, facts, nbytes, spent)
+    search.run()
+    best = search.best()
+    step, largest = facts.l2_step_bytes, facts.persisting_l2_max_bytes
+    three_quarters = facts.l2_bytes * 3 // 4 // step * step
+    books = {"the maximum (3/4 of L2)" if three_quarters == largest else "the maximum": _fitted(largest, nbytes)}
+    if three_quarters < largest:
+        books["3/4 of L2"] = _fitted(three_quarters, nbytes)
+    rounds = _rounds(again or measure, dict.fromkeys((OFF, best, *books.values())), spent)
+    points = {setting: Point(setting, statistics.fmean(taken), half_width(taken)) for setting, taken in rounds.items()}
+    gain = _change(rounds[OFF], rounds[best])
+    pays = gain.low > 0 and gain.share >= LEAST_GAIN
+    recommended = rounds[best if pays else OFF]
+    return Sweep(
+        target=target,
+        device=facts.name,
+        simulated=facts.simulated,
+        window_bytes=nbytes,
+        points=tuple(search.points.values()),
+        grid=len(grid(facts)),
+        off=points[OFF],
+        best=points[best],
+        gain=gain,
+        textbook=tuple(Textbook(name, points[setting], _change(rounds[setting], recommended)) for name, setting in books.items()),
+        notes=tuple(search.notes),
+    )
+
+
+def _fitted(set_aside: int, nbytes: int) -> Setting:
+    return Setting(set_aside, fit_hit_ratio(set_aside, nbytes))
+
+
+def _rounds(measure: Measure, settings: Mapping[Setting, None], spent: Callable[[], float]) -> dict[Setting, list[float]]:
+    """Seconds of each setting in every round; every second round goes backwards, so that a steady drift favours nobody."""
+    taken: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and spent() > SECONDS:
+            break
+        for setting in taken if number % 2 == 0 else reversed(taken):
+            taken[setting].append(measure(*setting)[0])
+    return taken
+
+
+def _change(one: Sequence[float], other: Sequence[float]) -> Change:
+    """How much longer the one takes than the other, from pairs of latencies."""
+    logs = [math.log(a / b) for a, b in zip(one, other, strict=True)]
+    middle, width = statistics.fmean(logs), half_width(logs) or 0.0
+    return Change(math.expm1(middle), math.expm1(middle - width), math.expm1(middle + width))
+
+
+class _Search:
+    """The settings measured so far, and where to go next."""
+
+    def __init__(self, measure: Measure, facts: DeviceFacts, nbytes: int, spent: Callable[[], float]) -> None:
+        self._measure = measure
+        self._step = facts.l2_step_bytes
+        self._steps = facts.persisting_l2_max_bytes // self._step
+        self._nbytes = nbytes
+        self._fit = fit_set_aside(facts, nbytes) // self._step
+        self._spent = spent
+        self.most = max(FIRST, int(GRID_SHARE * len(grid(facts))))
+        self.points: dict[Setting, Point] = {}
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Measure until there is nowhere better to go, or enough is spent."""
+        for setting in self._coarse():
+            if not self._take(setting):
+                return
+        while (further := next(self._next(), None)) is not None:
+            if not self._take(further):
+                return
+
+    def best(self) -> Setting:
+        """The least latency with a set-aside; among those alike, the smallest set-aside."""
+        least = self._ranked()[0]
+        tolerance = min(least.half_width or 0.0, ALIKE * least.latency)
+        alike = [p.setting for p in self._ranked() if p.latency <= least.latency + tolerance]
+        # At the same set-aside the measured order decides, which `min` keeps.
+        return min(alike, key=lambda setting: setting.set_aside)
+
+    def _take(self, setting: Setting) -> bool:
+        """Measure a setting; False where the search is over."""
+        if setting in self.points:
+            return True
+        if len(self.points) >= self.most:
+            return False
+        if len(self.points) >= FIRST and (spent := self._spent()) > SEARCH_SECONDS:
+            self.notes.append(f"the search ended after {len(self.points)} of {self.most} settings: {spent:.1f} s > {SEARCH_SECONDS} s")
+            return False
+        self.points[setting] = Point(setting, *self._measure(*setting))
+        return True
+
+    def _ranked(self) -> list[Point]:
+        return sorted((p for p in self.points.values() if p.setting.set_aside), key=lambda p: p.latency)
+
+    def _at(self, steps: int) -> Setting:
+        return _fitted(steps * self._step, self._nbytes)
+
+    def _coarse(self) -> Iterator[Setting]:
+        """Off, the fitted setting, the maximum; then evenly spaced ones, and ratio 1 at half the fitted set-aside."""
+        yield OFF
+        yield self._at(self._fit)
+        yield self._at(self._steps)
+        count = max(1, self.most // 3)
+        for i in range(count - 1, 0, -1):
+            yield self._at(max(1, round(i * self._steps / count)))
+        # The kernel may use only a part of its window: then a smaller set-aside at ratio 1 holds all of that.
+        if self._fit > 1:
+            yield Setting(self._fit // 2 * self._step, 1.0)
+
+    def _next(self) -> Iterator[Setting]:
+        """Neighbours of the best two that were not measured, in the order in which they promise most."""
+        ranked = self._ranked()
+        first = ranked[0].setting
+        # What lies beside the best belongs to its valley.
+        rival = next((p for p in ranked if abs(p.setting.set_aside - first.set_aside) > self._step), None)
+        other = [] if rival is None else [*self._beside(rival.setting)]
+        order = [*self._beside(first)]
+        if rival is not None and rival.latency <= (1 + CLOSE) * ranked[0].latency:
+            order += other
+        fitted = first == self._at(first.set_aside // self._step)
+        if fitted and first.hit_ratio < PARTIAL:
+            order += [*self._roomier(first), *self._ratios(first)]
+        elif not fitted and first.hit_ratio < 1:
+            order = [*self._ratios(first), *order]
+        order += [*other, *self._ratios(first)]
+        yield from (setting for setting in order if setting not in self.points)
+
+    def _beside(self, setting: Setting) -> Iterator[Setting]:
+        """One step of set-aside less and more; a fitted hit ratio stays fitted."""
+        steps = setting.set_aside // self._step
+        for other in (steps - 1, steps + 1):
+            if 1 <= other <= self._steps:
+                yield self._at(other) if setting == self._at(steps) else Setting(other * self._step, setting.hit_ratio)
+
+    def _roomier(self, setting: Setting) -> Iterator[Setting]:
+        """One step of set-aside more than the hit ratio fills: lines that fall into the same sets collide before it is full."""
+        if setting.set_aside < self._steps * self._step:
+            yield Setting(setting.set_aside + self._step, setting.hit_ratio)
+
+    def _ratios(self, setting: Setting) -> Iterator[Setting]:
+        """The next hit ratio above and below at the same set-aside, as far as none between was measured."""
+        known = [p.setting.hit_ratio for p in self.points.values() if p.setting.set_aside == setting.set_aside]
+        ratio = setting.hit_ratio
+        higher = [r for r in HIT_RATIOS if r - ratio >= APART]
+        lower = [r for r in HIT_RATIOS if ratio - r >= APART]
+        for other in (*higher[:1], *lower[-1:]):
+            if not any(min(ratio, other) <= r <= max(ratio, other) and r != ratio for r in known):
+                yield Setting(setting.set_aside, other)
