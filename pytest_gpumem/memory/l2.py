@@ -321,9 +321,9 @@ def persisting(
     if reason is not None:
         raise Unsupported(reason)
     wish = asked(device, buffer, hit_ratio=hit_ratio, set_aside=set_aside, miss=miss, window=window, where=where, allow_thrash=allow_thrash)
+    stream = PersistingStream(device.stream(), device, buffer, wish)
     ledger = _LEDGERS.get(device) or _Ledger(device, device.set_aside())
     _LEDGERS[device] = ledger
-    stream = PersistingStream(device.stream(), device, buffer, wish)
     unfollow: Callable[[], None] | None = None
     try:
         ledger.open(stream)
