@@ -109,6 +109,13 @@ def _path(what: str, example: str) -> Callable[[Any], str]:
     return parse
 
 
+def _image(value: Any) -> str:
+    path = _path("file", "l2.png")(value)
+    if not path.lower().endswith((".png", ".svg")):
+        raise units.QuantityError(f"{value!r} is no picture; accepted is a path that ends in .png or .svg")
+    return path
+
+
 class Option(NamedTuple):
     """One option, wherever it may be set."""
 
@@ -235,6 +242,13 @@ OPTIONS: tuple[Option, ...] = (
         "Show the traffic that `gpumem traffic --json FILE` counted beside what tests declare. Default: none.",
         "FILE",
     ),
+    Option(
+        "l2_sweep",
+        _flag,
+        False,
+        "Also search for the best set-aside and hit ratio of what is measured on a persisting_stream, and show the map.",
+    ),
+    Option("l2_sweep_map", _image, None, "Draw the maps of all sweeps of L2 persistence into a PNG or SVG. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -278,6 +292,10 @@ class Settings(NamedTuple):
     """HTML file of the results, as written."""
     counted: str | None = None
     """File of counted traffic, as written."""
+    l2_sweep: bool = False
+    """Sweep what is measured on a persisting stream."""
+    l2_sweep_map: str | None = None
+    """Picture of the sweeps, as written."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+    from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
     from pytest_gpumem.plugin.running import GpuTest
 
 NEEDS_GPUMEM = "needs --gpumem"
@@ -116,3 +117,9 @@ def registered_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 def persisting_stream(_gpumem_test: GpuTest) -> Callable[..., AbstractContextManager[PersistingStream]]:
     """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
     return _gpumem_test.persisting_stream
+
+
+@pytest.fixture
+def l2_sweep(_gpumem_test: GpuTest) -> L2Sweeps:
+    """`l2_sweep(kernel_or_callable, *args, window=buffer)`: the set-aside and hit ratio at which it is fastest, in at most some 10 s."""
+    return _gpumem_test.l2_sweeps

@@ -87,7 +87,10 @@ class GpuBenchmark:
         limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
-        return self._measure(target, label, limits, mode)
+        result = self._measure(target, label, limits, mode)
+        if test.session.settings.l2_sweep and stream is not None:
+            test.l2_sweeps.later(stream, function, args, kwargs, mode)
+        return result
 
     def case(
         self,

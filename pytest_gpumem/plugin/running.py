@@ -20,6 +20,7 @@ from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import MARKER
 from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
+from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
 from pytest_gpumem.plugin.result import NoTraffic
@@ -63,6 +64,7 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.taken: list[tuple[Measurement, Limits]] = []
         """Measurements so far, each with its limits."""
+        self.l2_sweeps = L2Sweeps(self)
         self.replay: Replay | None = None
         self.judged = False
         """The body has ended: nothing more is measured."""
@@ -90,7 +92,7 @@ class GpuTest:
         Raises:
             BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence.
         """
-        with persisting(self.device, buffer, **options) as stream:
+        with self.l2_sweeps.afterwards(), persisting(self.device, buffer, **options) as stream:
             if (said := stream.thrashing) is not None:
                 self.item.warn(Thrashing(said))
             yield stream

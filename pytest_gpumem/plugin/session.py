@@ -23,9 +23,11 @@ from pytest_gpumem.plugin.exclusive import exclusive
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.hooks import MARKER, SESSION
 from pytest_gpumem.plugin.judging import TEST
+from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Counted, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
@@ -46,6 +48,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     """
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
+    if settings.l2_sweep:
+        check_serial(config)
     chosen = _choose(settings)
     folder = _baseline_folder(config, settings)
     store = Store(folder, chosen.facts)
@@ -64,6 +68,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         from pytest_gpumem.plugin.terminal import TerminalHooks
 
         config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
+        config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
 
 
 def _choose(settings: Settings) -> Chosen:
@@ -161,6 +166,8 @@ class GpuSession:
         self.baseline_folder = baseline_folder
         self.counts: Mapping[str, Counted] = {}
         """Counted traffic by `Row.key`, from an earlier run."""
+        self.sweeps: list[tuple[str, Sweep]] = []
+        """Sweeps of persisting L2, each with its test's id."""
         self.is_worker = hasattr(config, "workerinput")
         self.ranges = Ranges()
         self.names = Names()

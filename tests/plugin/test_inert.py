@@ -68,7 +68,7 @@ def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
             raise AssertionError("set up although the test skips")
 
         @pytest.mark.parametrize("name", ["gpu_device", "gpu_kernels", "gpu_benchmark", "device_buffer", "managed_buffer",
-            "prefetched_buffer", "pinned_buffer", "registered_buffer", "persisting_stream"])
+            "prefetched_buffer", "pinned_buffer", "registered_buffer", "persisting_stream", "l2_sweep"])
         def test_dynamic(request, name):
             request.getfixturevalue(name)
             raise AssertionError("ran")
@@ -87,7 +87,7 @@ def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
         """
     )
     result = pytester.runpytest("-rs")
-    result.assert_outcomes(passed=1, skipped=11)
+    result.assert_outcomes(passed=1, skipped=12)
     result.stdout.fnmatch_lines(["SKIPPED*needs --gpumem"])
 
 

@@ -1,0 +1,205 @@
+"""Sweeps of persisting L2 in a test: the fixture `l2_sweep`, and what `--gpumem-l2-sweep` adds to measurements on persisting streams."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.l2_sweep import sweep
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.records.l2_sweep import Sweep
+from pytest_gpumem.reporting.l2_map import drawn, picture
+from pytest_gpumem.settings import MODES
+
+if TYPE_CHECKING:
+    from pytest_gpumem.memory.l2 import PersistingStream
+    from pytest_gpumem.plugin.running import GpuTest
+    from pytest_gpumem.plugin.session import GpuSession
+
+PLACEMENTS = 3
+"""Buffer placements of one setting: the rounds of the confirmation average over more."""
+PRECISION = 0.003
+"""Half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended."""
+BUDGET = 0.1
+"""Seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds."""
+NOTHING_SWEPT = 6
+"""Exit code of a session with `--gpumem-l2-sweep` in which nothing was swept: no verdict."""
+NOTHING = (
+    "--gpumem-l2-sweep: nothing was swept; swept is what gpu_benchmark measures with stream= from persisting_stream "
+    "(a Case with window= is not), and what the fixture l2_sweep is given"
+)
+
+
+class L2Sweeps:
+    """The sweeps of one test. Calling it is what the fixture `l2_sweep` does."""
+
+    def __init__(self, test: GpuTest) -> None:
+        self._test = test
+        self._due: list[Callable[[], Sweep]] = []
+        self._seen: dict[tuple[object, ...], object] = {}
+        """What was swept or waits for it, by identity; the values keep the objects, so that no identity is used again."""
+        self._open = 0
+        """Persisting streams of the test that are open."""
+
+    def __call__(
+        self, function: BoundKernel | Callable[..., object], /, *args: Any, window: Any, mode: str | None = None, **kwargs: Any
+    ) -> Sweep:
+        """Search for the set-aside and hit ratio at which `function` is fastest with `window` persisting in L2.
+
+        Args:
+            function: a kernel of `gpu_kernels`, or any callable that launches on the current stream.
+            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature does not reach
+                `function`; wrap it in a lambda.
+            window: the buffer under the access-policy window, of device memory.
+            mode: state of the cache before each sample; default: the marker's or the session's.
+
+        The limit and the persisting lines are as they were found when this returns, also after an error. The map is shown at the
+        session's end.
+
+        Raises:
+            BadCall: arguments do not fit, or a profiler is attached.
+            BadWindow: the window cannot be one, or a persisting stream is still open.
+            WrongResult: the result of one launch is not the reference's.
+            Unsupported: the device has no persisting L2; the test skips with the reason.
+        """
+        __tracebackhide__ = True
+        test = self._test
+        buffer = window if isinstance(window, Buffer) else test.arena.find(window)
+        if buffer is None:
+            raise BadCall(f"window={window!r}; it is a buffer that device_buffer made")
+        if mode is not None and mode not in MODES:
+            raise BadCall(f"mode={mode!r}; accepted are {', '.join(MODES)}")
+        if test.judged:
+            raise BadCall("this test was judged already: sweep in its body, not while fixtures are torn down")
+        return self._sweep(function, args, kwargs, buffer, mode, buffer.nbytes, {})
+
+    def _sweep(
+        self,
+        function: BoundKernel | Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        buffer: Buffer,
+        mode: str | None,
+        nbytes: int,
+        options: dict[str, Any],
+    ) -> Sweep:
+        """Args as for the fixture, but the bytes under the window, and further arguments of each persisting stream."""
+        __tracebackhide__ = True
+        test = self._test
+        device, conductor = test.device, test.conductor
+        if conductor.profiled:
+            raise BadCall("a profiler is attached: its times say nothing of a set-aside; sweep without it")
+        plan = test.session.plan(test.overrides, test.item.nodeid, "l2 sweep")
+        plan = Plan(mode or plan.mode, plan.sampler, PLACEMENTS, PRECISION, min(plan.budget, BUDGET))
+        begun = device.now()
+
+        def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
+            setting: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
+            with persisting(device, buffer, **setting, **options, allow_thrash=True) as stream:
+                target = conductor.target(function, args, kwargs, arena=test.arena, stream=stream)
+                taken = conductor.measure(target, plan, arena=test.arena, label="", name=test.range_name)
+            return taken.latency, taken.half_width
+
+        name = function.name if isinstance(function, BoundKernel) else getattr(function, "__name__", type(function).__name__)
+        try:
+            found = sweep(measure, device.facts, nbytes, target=name, spent=lambda: device.now() - begun)
+        finally:
+            if test.session.ledger is not None:
+                test.session.ledger.took(test.item.nodeid, "l2 sweep", device.now() - begun)
+        test.session.sweeps.append((test.item.nodeid, found))
+        return found
+
+    def later(
+        self,
+        stream: PersistingStream,
+        function: BoundKernel | Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mode: Any,
+    ) -> None:
+        """Sweep what was measured on a persisting stream once that is closed: a device has one set-aside."""
+        # The same launch on several streams, such as off and persisting, is one sweep.
+        name = (function.name, function.blocks) if isinstance(function, BoundKernel) else (id(function), None)
+        buffer, nbytes, asked = stream.buffer, stream.nbytes, stream.asked
+        options = {"miss": asked.miss.value, "where": asked.where, "window": "error" if asked.clamped_from is None else "clamp"}
+        identities = (*map(id, args), *((keyword, id(value)) for keyword, value in kwargs.items()), id(buffer))
+        key = (*name, *identities, mode, *options.values())
+        if key not in self._seen:
+            self._seen[key] = (function, args, kwargs, buffer)
+            self._due.append(lambda: self._sweep(function, args, kwargs, buffer, mode, nbytes, options))
+
+    @contextmanager
+    def afterwards(self) -> Iterator[None]:
+        """Take the sweeps that wait for their stream's end, also where the test fails an assertion on it: then one is wanted most."""
+        self._open += 1
+        try:
+            yield
+        except AssertionError:
+            self._open -= 1
+            self._catch_up()
+            raise
+        except BaseException:
+            self._open -= 1
+            raise
+        self._open -= 1
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        if self._open:  # a device has one set-aside, which the outer stream still holds
+            return
+        due, self._due = self._due, []
+        for take in due:
+            take()
+
+
+def check_serial(config: pytest.Config) -> None:
+    """Refuse workers of xdist under `--gpumem-l2-sweep`: maps are drawn by the process that took them."""
+    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
+        raise pytest.UsageError("gpumem: --gpumem-l2-sweep draws in the process that measures, not under xdist; leave out -n")
+
+
+class SweepHooks:
+    """Shows the maps at the session's end."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._notes: list[str] = []
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        gpu = self._session
+        if gpu.settings.l2_sweep and not gpu.sweeps and session.config.option.collectonly is False:
+            self._notes.append(NOTHING)
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = NOTHING_SWEPT
+        if gpu.settings.l2_sweep_map is not None and gpu.sweeps:
+            path = Path(gpu.config.invocation_params.dir, Path(gpu.settings.l2_sweep_map).expanduser())
+            try:
+                picture(gpu.sweeps, path)
+            except (OSError, ImportError) as error:
+                why = "matplotlib is not installed; python -m pip install matplotlib" if isinstance(error, ImportError) else error
+                self._notes.append(f"--gpumem-l2-sweep-map: cannot write {path}: {why}")
+                if session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            else:
+                self._notes.append(f"--gpumem-l2-sweep-map: wrote {path}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._lines(terminalreporter):
+            terminalreporter.write_line(line)
+
+    def _lines(self, writer: pytest.TerminalReporter) -> Iterator[str]:
+        width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
+        if self._session.sweeps or self._notes:
+            writer.section("gpumem: persisting L2")
+        for nodeid, found in self._session.sweeps:
+            yield drawn(nodeid, found, width=width, colour=colour)
+        for note in self._notes:
+            yield from textwrap.wrap(note, width, break_long_words=False, break_on_hyphens=False)

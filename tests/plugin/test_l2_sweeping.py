@@ -1,0 +1,256 @@
+"""The fixture `l2_sweep`, `--gpumem-l2-sweep`, and the command that hands on to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessions import SIMULATED
+
+Run = Callable[..., pytest.RunResult]
+
+FIXTURE = """
+import pytest
+from pytest_gpumem import MiB
+
+def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device):
+    found_limit = gpu_device.set_aside()
+    out, table = device_buffer(64 * MiB, "i4"), device_buffer(SIZE * MiB, "i4")
+    found = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
+    assert gpu_device.set_aside() == found_limit
+    assert found.simulated and found.target == "reset_data" and found.window_bytes == SIZE * MiB
+    assert 3 <= len(found.points) <= found.grid / 4
+    assert sum(not point.setting.set_aside for point in found.points) == 1
+    told = found.recommend()
+    print("told", told, found.pays)
+"""
+STREAMS = """
+from pytest_gpumem import MiB
+
+def test_table(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels):
+    out, table = device_buffer(64 * MiB, "i4"), device_buffer(8 * MiB, "i4")
+    with persisting_stream(table, set_aside="off") as stream:
+        off = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="off")
+    with persisting_stream(table) as stream:
+        on = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="on")
+    assert on.latency < off.latency
+
+def test_plain(gpu_benchmark, device_buffer, gpu_kernels):
+    a, b = (device_buffer(1 * MiB, "f4") for _ in range(2))
+    gpu_benchmark(gpu_kernels.copy, a, b)
+"""
+
+
+def said(result: pytest.RunResult) -> str:
+    """What the session printed, in one line."""
+    return " ".join(result.stdout.str().split())
+
+
+def sections(result: pytest.RunResult) -> int:
+    """Maps that the session showed."""
+    return sum(line.startswith("recommended: persisting_stream(") for line in result.stdout.lines)
+
+
+@pytest.mark.parametrize(("device", "size"), [("rtx3090", 2), ("a100", 6), ("h100", 8), ("h200", 9)])
+def test_the_fixture_finds_a_setting_that_pays(pytester: pytest.Pytester, gpumem: Run, device: str, size: int) -> None:
+    pytester.makepyfile(FIXTURE.replace("SIZE", str(size)))
+    result = gpumem("-s", "--gpumem-device", f"sim:{device}")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*told {'set_aside': *, 'hit_ratio': *} True*", "*gpumem: persisting L2*"])
+    assert f"(simulated), window {size} MiB; gain in % against off" in said(result)
+    assert sections(result) == 1
+
+
+def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_gpumem import MiB
+        from pytest_gpumem.measuring.bound import BadCall
+
+        def test_not_a_buffer(l2_sweep, gpu_kernels):
+            l2_sweep(gpu_kernels.copy, 1, 2, window=[1, 2])
+
+        def test_a_mode(l2_sweep, gpu_kernels, device_buffer):
+            a, b = (device_buffer(1 * MiB, "f4") for _ in range(2))
+            l2_sweep(gpu_kernels.copy, a, b, window=a, mode="warm")
+
+        def test_an_open_stream(l2_sweep, gpu_kernels, device_buffer, persisting_stream):
+            a, b = (device_buffer(1 * MiB, "f4") for _ in range(2))
+            with persisting_stream(a):
+                l2_sweep(gpu_kernels.copy, a, b, window=a)
+
+        def test_pinned(l2_sweep, gpu_kernels, device_buffer, pinned_buffer):
+            a, b = device_buffer(1 * MiB, "f4"), pinned_buffer(1 * MiB, "f4")
+            l2_sweep(gpu_kernels.copy, a, b, window=b)
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "*BadCall: window=?1, 2?; it is a buffer that device_buffer made",
+            "*BadCall: mode='warm'; accepted are clean-cold, dirty-cold, hot",
+            "*BadWindow: *still open*",
+            "*BadWindow: *device memory*",
+        ]
+    )
+    assert "persisting L2 ===" not in result.stdout.str()
+
+
+def test_a_wrong_result_is_not_swept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_gpumem.measuring.target import KernelTarget, WrongResult
+
+        @pytest.fixture(autouse=True)
+        def wrong(monkeypatch):
+            def check(self):
+                raise WrongResult("made to be wrong")
+            monkeypatch.setattr(KernelTarget, "check", check)
+        """
+    )
+    pytester.makepyfile(FIXTURE.replace("SIZE", "8"))
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*WrongResult: made to be wrong"])
+
+
+def test_the_option_sweeps_what_runs_on_a_persisting_stream_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(STREAMS)
+    result = gpumem("--gpumem-l2-sweep")
+    result.assert_outcomes(passed=2)
+    assert "test_table: reset_data on" in said(result)
+    result.stdout.fnmatch_lines(["hit ratio *", "persistence pays: *", "*: 3 PASS"])
+    assert sections(result) == 1
+    assert sections(gpumem()) == 0
+
+
+def test_also_of_a_test_whose_assertion_fails_on_the_stream(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(STREAMS.replace('label="on")', 'label="on")\n        assert False, "too slow"'))
+    result = gpumem("--gpumem-l2-sweep", "-k", "table")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*too slow*"])
+    assert sections(result) == 1
+
+
+def test_streams_that_are_open_together_are_swept_after_the_last(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import MiB
+
+        def test_two(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels, gpu_device, request):
+            out, one, other = (device_buffer(size * MiB, "i4") for size in (32, 4, 8))
+            from pytest_gpumem.plugin.hooks import SESSION
+            sweeps = request.config.stash[SESSION].sweeps
+            with persisting_stream(one, miss="normal") as first:
+                with persisting_stream(other, where="launch") as second:
+                    gpu_benchmark(gpu_kernels.reset_data, out, other, stream=second, label="other")
+                assert not sweeps
+                gpu_benchmark(gpu_kernels.reset_data, out, one, stream=first, label="one")
+            assert [found.window_bytes for _, found in sweeps] == [8 * MiB, 4 * MiB]
+        """
+    )
+    result = gpumem("--gpumem-l2-sweep")
+    result.assert_outcomes(passed=1)
+    assert sections(result) == 2
+
+
+def test_a_sweep_keeps_the_streams_other_arguments(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_gpumem.plugin import l2_sweeping
+
+        @pytest.fixture
+        def opened(monkeypatch):
+            opened, persisting = [], l2_sweeping.persisting
+            monkeypatch.setattr(l2_sweeping, "persisting", lambda *a, **k: opened.append(k) or persisting(*a, **k))
+            return opened
+        """
+    )
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import MiB
+
+        def test_it(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels, opened):
+            out, table = (device_buffer(size * MiB, "i4") for size in (32, 8))
+            with persisting_stream(table, miss="normal", where="launch", window="clamp") as stream:
+                gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
+            assert {(k["miss"], k["where"], k["window"]) for k in opened} == {("normal", "launch", "error")}
+        """
+    )
+    gpumem("--gpumem-l2-sweep").assert_outcomes(passed=1)
+
+
+def test_a_device_without_persisting_l2_skips(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def without(monkeypatch):
+            monkeypatch.setattr("pytest_gpumem.memory.l2.unsupported", lambda *_: "no persisting L2 here")
+        """
+    )
+    pytester.makepyfile(FIXTURE.replace("SIZE", "8"))
+    result = gpumem("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*no persisting L2 here"])
+
+
+def test_nothing_swept_is_no_success(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(STREAMS)
+    result = gpumem("--gpumem-l2-sweep", "-k", "plain")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert result.ret == 6
+    result.stdout.fnmatch_lines(["*nothing was swept*"])
+
+
+def test_not_under_xdist(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(STREAMS)
+    result = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-l2-sweep", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "leave out -n" in result.stderr.str()
+
+
+def test_a_picture_that_is_none_is_refused(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(STREAMS)
+    result = gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "map.pdf")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--gpumem-l2-sweep-map: 'map.pdf' is no picture; accepted is a path that ends in .png or .svg" in result.stderr.str()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_picture(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    if there:
+        pytest.importorskip("matplotlib")
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    pytester.makepyfile(STREAMS)
+    result = gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "map.svg", "-k", "table")
+    assert result.ret == (0 if there else 1)
+    assert Path(pytester.path, "map.svg").exists() == there
+    expected = "--gpumem-l2-sweep-map: wrote" if there else "matplotlib is not installed; python -m pip install matplotlib"
+    assert expected in said(result)
+
+
+def command(pytester: pytest.Pytester, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "l2-sweep", *arguments]
+    return subprocess.run(program, cwd=pytester.path, capture_output=True, text=True)
+
+
+def test_the_command(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_suite=STREAMS)
+    quick = ("--", *SIMULATED[1:])
+    done = command(pytester, "test_suite.py::test_table", *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "recommended: persisting_stream(" in done.stdout
+    assert command(pytester, "test_suite.py::test_plain", *quick).returncode == 6
+    refused = command(pytester, "--", "--gpumem-device", "sim")
+    assert refused.returncode == 4
+    assert "TEST is a pytest node id" in refused.stderr
