@@ -1,6 +1,7 @@
 """The command `gpumem`. Each subcommand hands on to the module that does the work.
 
-Exit codes: 0 fine, 1 regression or wrong declaration, 4 usage, 6 no verdict under strict or nothing counted; 130 after Ctrl-C.
+Exit codes: 0 fine, 1 regression or wrong declaration, 4 usage, 6 no verdict under strict, nothing counted or nothing swept; 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -120,3 +121,20 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         click.echo(f"wrote {file}")
     said = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
     return WRONG if any(one is not None and one.finding is Finding.WRONG for one in said) else 0
+
+
+@main.command("l2-sweep")
+@click.option("--map", "file", metavar="FILE", help="Draw the map into this PNG or SVG too; needs matplotlib.")
+@click.argument("test", metavar="TEST")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
+    """Find the set-aside and hit ratio that suit what TEST, a node id, measures on a persisting_stream.
+
+    Hands on to pytest with --gpumem-l2-sweep, which prints the map, and whose exit code this ends with; 6 where nothing was swept.
+    """
+    if test.startswith("-"):
+        raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")
+    drawing = [] if file is None else ["--gpumem-l2-sweep-map", file]
+    sys.stdout.flush()
+    # The process becomes pytest, so that Ctrl-C and the exit code are pytest's own.
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-l2-sweep", *drawing, *pytest_arguments, test])
