@@ -226,6 +226,9 @@ class Device(Protocol):
     def entropy(self, seed: int) -> int:
         """A seed for what is to differ from process to process, such as placements; on the simulated device `seed` itself."""
 
+    def make_room(self) -> None:
+        """Give back device memory that is only kept to be used again, before somebody else's code allocates."""
+
     def settle(self) -> None:
         """Wait until the driver is done with the memory that was freed: scrubbing it takes bandwidth from what runs meanwhile."""
 

@@ -122,12 +122,14 @@ class Conductor:
             return KernelTarget(function, arguments, keywords, arena, queue, stream)
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
+        self._device.make_room()
         return CallableTarget(function, arguments, keywords, arena, queue, stream, compulsory("moved", moved))
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
         """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or gives no `Case`."""
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
+        self._device.make_room()
         return CaseTarget(build, arena, arena.stream)
 
     # Measuring

@@ -689,7 +689,13 @@ class CaseTarget:
         old = self._built
         if self._device.free_bytes(MemoryKind.DEVICE) < (self.footprint or 0):
             raise OutOfMemory("two placements of the case do not fit at once")
-        self._built = self._make()
+        try:
+            self._built = self._make()
+        except Exception as error:
+            # CuPy's and PyTorch's own: the libraries are not imported for a look at their classes.
+            if type(error).__name__ == "OutOfMemoryError":
+                raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
+            raise
         old.exit.close()
         self._open_window()  # after the old one is given back: two would share the device's set-aside
         return 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.measuring.samplers.held import held
+from pytest_gpumem.records.measurement import NO_WORK
 
 NOTHING = 1.5
 """Times the empty interval up to which nothing can have run in it: an empty kernel takes more than twice as long."""
@@ -59,7 +60,7 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
     elif defaults and defaults[0] in busy:
         busy = [defaults[0]]  # the two default streams wait for each other
     if not busy:
-        raise Elsewhere("no work was seen on the timed stream or on a default one")
+        raise Elsewhere("its work runs on streams of its own" if look.goes_on(own) else NO_WORK)
     if len(busy) > 1:
         raise Elsewhere("its work is spread over several streams")
     found = busy[0]

@@ -92,6 +92,10 @@ class Window:
     """What the other accesses asked of L2: "streaming" or "normal"."""
 
 
+NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
+"""Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import NO_WORK, Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
 from pytest_gpumem.units import format_bytes, format_time
@@ -113,6 +113,8 @@ def _unreliable(measurement: Measurement) -> Iterator[str]:
     seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
     if others := max((c.other_processes or 0 for c in seen), default=0):
         yield f"{counted(others, 'process')} of others on the device"
+    if NO_WORK in measurement.sampler_reason:
+        yield f"{NO_WORK}: the time may be the host's alone"
     if measurement.latency <= NOTHING * measurement.floor:
         yield (
             f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "

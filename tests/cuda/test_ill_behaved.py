@@ -46,7 +46,8 @@ def test_one_that_allocates_from_the_driver(gpu_benchmark: Any, arrays: tuple[An
 
     result = gpu_benchmark(work, label="allocates")
     assert result.latency > 0.9 * well().latency
-    assert (result.sampler == "host") == ("wall-clock time" in result.sampler_reason)
+    assert result.sampler == "host"
+    assert "waited for the device" in result.sampler_reason
 
 
 def test_one_that_synchronises(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
@@ -73,7 +74,7 @@ def test_one_that_launches_on_its_own_stream(gpu_benchmark: Any, arrays: tuple[A
 
     result = gpu_benchmark(work, label="own stream")
     assert result.sampler == "host"
-    assert "no work was seen on the timed stream" in result.sampler_reason
+    assert result.sampler_reason.startswith("its work runs on streams of its own")
     expected = well().latency
     assert expected < result.latency < expected + HOST_LATENCY
 

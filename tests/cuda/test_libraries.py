@@ -14,13 +14,13 @@ NBYTES = 64 * MiB
 SIZE = NBYTES // 4
 
 
-LONGEST = 3.0
-"""Times the catalogue's kernel, which moves 16 bytes a thread at once: a kernel of one word a thread takes 1.5 to 2.5 times as long."""
+def agrees(theirs: Any, ours: Any, at_most: float) -> bool:
+    """Whether the time is a kernel's: a wrong stream reads an empty interval of a microsecond, a launch gap adds several times the work.
 
-
-def agrees(theirs: Any, ours: Any) -> bool:
-    """Whether the time is a kernel's: a wrong stream reads an empty interval of a microsecond, a launch gap adds several times the work."""
-    return 0.9 < theirs.latency / ours.latency < LONGEST
+    `at_most` is how many times the catalogue's kernel it may take, which moves 16 bytes a thread at once: one word a thread takes half as
+    long again on an H200, and CuPy's element-wise kernel two and a half times as long.
+    """
+    return bool(0.9 < theirs.latency / ours.latency < at_most)
 
 
 def test_cupy(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
@@ -32,7 +32,7 @@ def test_cupy(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
         return Case(lambda: cupy.multiply(x, np.float32(2), out=y), check=check, reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="cupy")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 3.0)
     assert result.sampler == "blocked"
     assert len(result.placements) >= 8
 
@@ -46,7 +46,7 @@ def test_torch(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
         return Case(lambda: torch.mul(x, 2, out=y), check=check, reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="torch")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 1.3)
     assert result.sampler == "blocked"
 
 
@@ -61,7 +61,7 @@ def test_triton(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
         return Case(lambda: scale[(triton.cdiv(SIZE, 1024),)](x, y, SIZE, BLOCK=1024), check=check, reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="triton")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 1.3)
     assert result.sampler == "blocked"
 
 
@@ -88,7 +88,7 @@ def test_numba_on_the_default_stream(gpu_benchmark: Any, numba_scale: Any, scale
         return Case(lambda: numba_scale[SIZE // 256, 256](x, y), check=check, reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="numba")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 1.8)
     assert (result.sampler, [n for n in result.notes if "stream" in n]) == (
         "blocked",
         ["timed on the legacy default stream, where it launches"],
@@ -104,7 +104,7 @@ def test_numba_on_our_stream(gpu_benchmark: Any, numba_scale: Any, scaled: Calla
         return Case(lambda: numba_scale[SIZE // 256, 256, stream](x, y), reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="numba")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 1.8)
     assert not [n for n in result.notes if "stream" in n]
 
 
@@ -124,5 +124,5 @@ def test_cuda_core(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
         return Case(lambda: core.launch(stream, config, kernel, x.address, y.address), check=check, reads=[x], writes=[y])
 
     result = gpu_benchmark.case(case, label="cuda.core")
-    assert agrees(result, scaled())
+    assert agrees(result, scaled(), 1.8)
     assert result.sampler == "blocked"

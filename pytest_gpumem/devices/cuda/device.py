@@ -149,6 +149,9 @@ class CudaDevice:
     def entropy(self, seed: int) -> int:
         return secrets.randbits(64)
 
+    def make_room(self) -> None:
+        self._allocations.close()
+
     def settle(self) -> None:
         self._allocations.settle()
 

@@ -446,6 +446,9 @@ class SimulatedDevice:
     def entropy(self, seed: int) -> int:
         return seed
 
+    def make_room(self) -> None:
+        """Nothing is kept here."""
+
     def settle(self) -> None:
         """Nothing: freed memory costs nothing here."""
 

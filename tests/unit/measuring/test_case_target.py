@@ -323,3 +323,21 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
         assert set(on_device) == {0, 4 * MiB}
     else:
         assert set(on_device) == {0 if touch == "host" else 4 * MiB}
+
+
+def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench) -> None:
+    """A workspace that fits once: CuPy's and PyTorch's errors have this name, and no class that is known here."""
+    OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})  # noqa: N806
+    built = []
+
+    def build(memory: Memory) -> Case:
+        built.append(memory)
+        if len(built) == 2:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+        x = memory.device(1 * MiB)
+        return Case(lambda: None, reference=lambda: None, reads=[x])
+
+    taken = bench.case(build, placements=4)
+    assert len(taken.placements) == 1
+    assert "no further placement: a second placement of the case does not fit: CUDA out of memory" in taken.notes
+    assert bench.leftovers() == 0

@@ -552,3 +552,15 @@ def test_an_error_at_any_stage_leaves_nothing(
     # Neither what the target saved nor padding is left; the test's own buffers are its arena's to free.
     assert set(map(id, bench.device.live)) == {id(x.allocation), id(y.allocation)}
     assert bench.leftovers() == 0
+
+
+def test_room_is_made_before_somebody_elses_code_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is kept for speed must not make a library run out of it."""
+    made: list[str] = []
+    monkeypatch.setattr(bench.device, "make_room", lambda: made.append("room"))
+    bench.kernel_target("triad", *bench.buffers(3)).close()
+    assert made == []
+    bench.target(lambda: None).close()
+    assert made == ["room"]
+    bench.conductor.case(lambda memory: made.append("built") or Case(lambda: None), arena=bench.arena).close()
+    assert made == ["room", "room", "built"]

@@ -14,7 +14,10 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, find
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.records.measurement import NO_WORK, Limits
+from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.verdicts.judge import judge
 
 LEGACY, THREAD = "the legacy default stream", "this thread's default stream"
 
@@ -124,8 +127,8 @@ def test_work_that_stays_on_several_streams_is_elsewhere(scene: Scene) -> None:
 
 
 def test_work_on_a_private_stream_or_none_at_all_is_elsewhere(scene: Scene) -> None:
-    for launch in (scene.on(scene.device.private), scene.on()):
-        with pytest.raises(Elsewhere, match="no work was seen on the timed stream or on a default one"):
+    for launch, told in ((scene.on(scene.device.private), "its work runs on streams of its own"), (scene.on(), NO_WORK)):
+        with pytest.raises(Elsewhere, match=told):
             scene.find(launch)
 
 
@@ -171,7 +174,7 @@ def test_long_work_is_found_without_waiting_for_other_streams(scene: Scene) -> N
 def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.device, "default_streams", tuple)
     assert scene.find(scene.on(None)) == (scene.own, None)
-    with pytest.raises(Elsewhere, match="no work was seen"):
+    with pytest.raises(Elsewhere, match=r"its work runs on streams of its own|no work was seen"):
         scene.find(scene.on(scene.device.legacy))
 
 
@@ -202,8 +205,16 @@ def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> N
 def test_what_no_stream_shows_is_timed_by_the_hosts_clock(scene: Scene) -> None:
     taken = take(scene, scene.on(scene.device.private))
     assert taken.sampler == "host"
-    assert taken.sampler_reason == ("no work was seen on the timed stream or on a default one: wall-clock time, launch latency included")
+    assert taken.sampler_reason == "its work runs on streams of its own: wall-clock time, launch latency included"
     assert taken.latency > take(scene, scene.on(None)).latency
+
+
+def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
+    taken = take(scene, scene.on())
+    assert taken.sampler == "host"
+    assert judge(taken, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.UNRELIABLE
+    working = take(scene, scene.on(scene.device.private))
+    assert judge(working, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
 
 
 def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
@@ -218,7 +229,7 @@ def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
 
 @pytest.mark.parametrize("sampler", ["blocked", "graph"])
 def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Scene, sampler: str) -> None:
-    with pytest.raises(BadCall, match=f'sampler "{sampler}" was asked for, but no work was seen on the timed stream'):
+    with pytest.raises(BadCall, match=f'sampler "{sampler}" was asked for, but its work runs on streams of its own'):
         take(scene, scene.on(scene.device.private), sampler=sampler)
 
 
