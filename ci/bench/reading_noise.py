@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from fresh_processes import one_after_another, serve
 from held_samples import HeldSamples, Work, awake
 from triad_bench import SCALAR, prepared
+from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
@@ -435,13 +436,6 @@ def jobs(asked: argparse.Namespace) -> Iterator[Job]:
         yield {"process": number, "device": asked.device, **shared}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers of MiB such as 2,32, each once")
-    return tuple(int(part) for part in parts)
-
-
 def main() -> int:
     assert __doc__ is not None
     if sys.argv[1:2] == ["worker"]:
@@ -450,7 +444,7 @@ def main() -> int:
         return 1  # it was never let go
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=PROCESSES, help=f"fresh processes, at least 4 (default {PROCESSES})")
-    parser.add_argument("--mib", type=_numbers, default=MIB, help="MiB of each array (default 2,32)")
+    parser.add_argument("--mib", type=whole_mib, default=MIB, help="MiB of each array (default 2,32)")
     parser.add_argument("--placements", type=int, default=PLACEMENTS, help=f"at least 8 (default {PLACEMENTS})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"samples on each stream and placement (default {ROUNDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import one_after_another, serve
 from triad_bench import TriadBench, cuda_index, prepared
+from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
@@ -177,13 +178,6 @@ def _plus_minus(share: float) -> str:
     return f"+-{100 * share:.3f}"
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers of MiB such as 3,37, each once")
-    return tuple(int(part) for part in parts)
-
-
 def main() -> int:
     assert __doc__ is not None
     if sys.argv[1:2] == ["worker"]:
@@ -192,8 +186,8 @@ def main() -> int:
         return 1  # it was never let go
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20, help="rounds: one base and each head (default 20)")
-    parser.add_argument("--extra", type=_numbers, default=EXTRA_MIB, help="MiB of each head's extra allocation (default 3,37,129)")
-    parser.add_argument("--sizes", type=_numbers, default=MIB, help="MiB of each array (default 2,32)")
+    parser.add_argument("--extra", type=whole_mib, default=EXTRA_MIB, help="MiB of each head's extra allocation (default 3,37,129)")
+    parser.add_argument("--sizes", type=whole_mib, default=MIB, help="MiB of each array (default 2,32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")

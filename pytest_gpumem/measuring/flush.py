@@ -9,7 +9,7 @@ from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.memory.buffers import Arena
 
 FLUSH_FACTOR = 2
-"""Times the L2 size: nothing of the sample before survives, whatever the replacement policy."""
+"""Times the L2 size: nothing of the sample before survives where the least recently used line goes first, an eighth where any line may."""
 
 
 class Flush:

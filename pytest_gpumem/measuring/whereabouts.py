@@ -15,7 +15,7 @@ from pytest_gpumem.records.measurement import NO_WORK
 NOTHING = 1.5
 """Times the empty interval up to which nothing can have run in it: an empty kernel takes more than twice as long."""
 LOOKS = 2
-"""Looks at every stream; what a stream seems to do only once was somebody else's."""
+"""Looks at every stream; what a stream seems to do only once was somebody else's. Long work is looked at once: each look runs it."""
 LONG = 0.025
 """Seconds of work from which on nobody waits for other streams to end, because delays of microseconds no longer matter."""
 LONG_SHARE = 0.1
@@ -84,7 +84,8 @@ class _Look:
         """Whether `watched` does something, in every look, with `current` as the current stream."""
         whole = self._whole_time(current)
         least = max(NOTHING * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
-        return min(self._interval(current, watched, whole) for _ in range(LOOKS)) > least
+        looks = 1 if whole > LONG else LOOKS
+        return min(self._interval(current, watched, whole) for _ in range(looks)) > least
 
     def first_on(self, current: Stream) -> None:
         """Launch once with nothing held: a library sets up its state for a stream, such as a workspace, at its first work there."""
