@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     idle = config.stash.get(IDLE, [])
-    return [f"gpumem: off, so that {', '.join(idle)} change nothing; --gpumem turns it on"] if idle else []
+    return [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"] if idle else []
 
 
 def _settings(config: pytest.Config) -> Settings:
@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.pluginmanager.register(_MarkerMistakes(mistakes))
     elif mistakes:
         nodeid, mistake = next(iter(mistakes.items()))
-        more = f" (and {len(mistakes) - 1} more tests with such a mistake)" if len(mistakes) > 1 else ""
+        more = f" (tests with such a mistake: {len(mistakes)})" if len(mistakes) > 1 else ""
         raise pytest.UsageError(f"gpumem: {nodeid}: {mistake}{more}")
 
 

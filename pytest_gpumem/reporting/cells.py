@@ -12,6 +12,9 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome
 from pytest_gpumem.units import format_rate, format_share, format_time
 
+LEAST_NOISE = 1e-5
+"""Share below which a noise is not told in figures."""
+
 HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 """What `Cells.figures` are, in their order."""
 
@@ -53,7 +56,7 @@ def cells_of(row: Row, facts: DeviceFacts, name: str) -> Cells:
         # Where each access waits for the one before, bytes per second say nothing.
         bandwidth=format_rate(measurement.bandwidth) if measurement.bandwidth and not measurement.accesses_per_launch else "",
         share=f"{share * 100:.1f} %" if share is not None else "",
-        noise=format_share(measurement.noise) if measurement.noise is not None else "",
+        noise=_noise(measurement.noise),
         change=change,
         verdict=verdict,
         outcome=row.verdict.outcome,
@@ -92,3 +95,10 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
     common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
     return [row.key.removeprefix(f"{common}/") for row in rows]
+
+
+def _noise(noise: float | None) -> str:
+    """A half-width as a share; placements whose medians fall on the same tick of the clock have next to none."""
+    if noise is None:
+        return ""
+    return format_share(noise) if noise >= LEAST_NOISE else f"< {format_share(LEAST_NOISE)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NO_WORK, Limits, Measurement
+from pytest_gpumem.records.measurement import NO_WORK, Limits, Measurement, Window
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
 from pytest_gpumem.units import format_bytes, format_time
@@ -75,12 +75,24 @@ def judge(
 
 
 def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
-    """Doubt a verdict that is not a FAIL where a launch now moves another number of bytes: fewer bytes can hide a slow-down."""
+    """Say where a launch now moves another number of bytes or has another window; doubt what is no FAIL then: fewer bytes can hide a
+    slow-down."""
+    changed = []
     then, now = (None if m.traffic is None else m.traffic.total for m in (past, measurement))
-    if then == now or found.outcome is Outcome.FAIL:
+    if then != now:
+        changed.append("its traffic from " + " to ".join("unknown" if total is None else format_bytes(total) for total in (then, now)))
+    if past.window != measurement.window:
+        changed.append("its window from " + " to ".join(_window(m.window) for m in (past, measurement)))
+    if not changed:
         return found
-    changed = " to ".join("unknown" if total is None else format_bytes(total) for total in (then, now))
-    return Finding(Outcome.SUSPECT, f"the measurement itself has changed, its traffic from {changed}: {found.sentence}")
+    said = f"the measurement itself has changed, {' and '.join(changed)}: {found.sentence}"
+    return Finding(found.outcome if found.outcome is Outcome.FAIL else Outcome.SUSPECT, said)
+
+
+def _window(window: Window | None) -> str:
+    if window is None:
+        return "none"
+    return f"{format_bytes(window.nbytes)} at hit ratio {window.hit_ratio:.3g} and a set-aside of {format_bytes(window.set_aside)}"
 
 
 def how(measurement: Measurement) -> tuple[str, str]:

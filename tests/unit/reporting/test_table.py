@@ -184,3 +184,11 @@ def test_notes_are_counted_where_they_are_not_spelled_out(facts: DeviceFacts, ma
     assert "2 notes on how it was measured; -v shows them" in short
     assert "note t.py::test_a: one" not in short
     assert "note t.py::test_a: one" in table([noted], facts, width=100, colour=False)
+
+
+def test_a_noise_of_next_to_nothing_has_no_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
+    """Placements whose medians fall on the same tick of the clock."""
+    row = make_row()
+    assert row.measurement is not None
+    quiet = replace(row, measurement=replace(row.measurement, half_width=1e-15))
+    assert "< 0.00100 %" in draw([quiet], facts)[2]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge
 from pytest_gpumem.verdicts.spread import Variance, between_placements, between_processes, level
@@ -223,7 +223,18 @@ def test_fewer_bytes_cannot_hide_a_slow_down(bench: Any, h100: DeviceFacts) -> N
     assert verdict.outcome is Outcome.SUSPECT
     assert "its traffic from" in verdict.reason
     slower = replace(fewer, placements=tuple(tuple(2 * s for s in p) for p in fewer.placements))
-    assert judge(slower, ONE_PERCENT, h100, [past], strict=False).outcome is Outcome.FAIL
+    verdict = judge(slower, ONE_PERCENT, h100, [past], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "its traffic from" in verdict.reason
+
+
+def test_another_window_is_said(bench: Any, h100: DeviceFacts) -> None:
+    past, now = (replace(bench.measurement(), window=Window(8 << 20, ratio, 10 << 20)) for ratio in (1.0, 0.7))
+    verdict = judge(now, ONE_PERCENT, h100, [past], strict=False)
+    assert verdict.outcome is Outcome.SUSPECT
+    assert "its window from 8 MiB at hit ratio 1 and a set-aside of 10 MiB to 8 MiB at hit ratio 0.7" in verdict.reason
+    gone = judge(replace(now, window=None), ONE_PERCENT, h100, [past], strict=False)
+    assert "to none" in gone.reason
 
 
 # Launch overhead: the process's own, not the kernel's
