@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -163,3 +163,15 @@ def one_after_another(
     finally:
         for worker in waiting:
             worker.close()
+
+
+def within(numbers: Iterable[int], seconds: float, what: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """The numbers of the rounds that may begin: none that would end after `seconds` if it took as long as the longest yet."""
+    begun, longest = now(), 0.0
+    for number in numbers:
+        started = now()
+        if started - begun + longest > seconds:
+            print(f"stopping before {what} {number}: {started - begun:.0f} s of {seconds:g} s are used", flush=True)
+            return
+        yield number
+        longest = max(longest, now() - started)

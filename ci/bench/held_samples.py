@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers.held import HOLD_TIMEOUT
+from pytest_gpumem.measuring.samplers.held import held
 
 Work = Callable[[Stream], None]
 """Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""
@@ -33,8 +33,7 @@ class HeldSamples:
         """
         device, pairs = self._device, self._pairs[: len(works)]
         device.synchronize(stream)
-        hold = device.hold(stream, HOLD_TIMEOUT)
-        try:
+        with held(device, stream):
             for (start, end), work in zip(pairs, works, strict=True):
                 if before is not None:
                     before(stream)
@@ -42,8 +41,6 @@ class HeldSamples:
                 if work is not None:
                     work(stream)
                 device.record(end, stream)
-        finally:
-            hold.release()
         device.synchronize(stream)
         return [device.elapsed(*pair) for pair in pairs]
 

@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -33,7 +32,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from fresh_processes import one_after_another, serve
+from fresh_processes import one_after_another, serve, within
 from held_samples import HeldSamples, Work, awake
 from triad_bench import SCALAR, prepared
 from whole_mib import whole_mib
@@ -42,9 +41,9 @@ from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
+from pytest_gpumem.measuring import idle
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.flush import Flush
-from pytest_gpumem.measuring.idle import idle_launch
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.units import MiB
 
@@ -97,7 +96,7 @@ class Noise:
         self._overheads: dict[str, Work | None] = {
             "nothing": None,
             "16 bytes": self._launching(smallest),
-            "idle grid": self._launching(idle_launch(device.facts, written.allocation)),
+            "idle grid": self._launching(idle.idle_launch(device.facts, written.allocation)),
         }
         places = self._arena.scatter([VECTOR_BYTES] * WRITTEN_PLACES, device.entropy(job["process"]))
         self._written = [self._launching(replace(smallest, arrays={"a": place})) for place in places]
@@ -222,9 +221,8 @@ def _launch(kernel: BoundKernel, *arguments: Any) -> Launch:
 
 
 def middle_mean(readings: Sequence[float]) -> float:
-    """Mean of the middle half: finer than the ticks of the clock, and untouched by outliers. In seconds, to 0.01 ns."""
-    quarter = len(readings) // 4
-    return round(float(np.mean(sorted(readings)[quarter : len(readings) - quarter])), 11)
+    """What stands for readings, in seconds, to 0.01 ns."""
+    return round(idle.middle_mean(readings), 11)
 
 
 def answer(chosen: Chosen, job: Job) -> dict[str, Any]:
@@ -466,7 +464,6 @@ def main() -> int:
         "rounds": asked.rounds,
         "runs": [],
     }
-    begun, longest = time.monotonic(), 0.0
     workers = one_after_another(
         jobs(asked),
         lambda job: [sys.executable, str(Path(__file__).resolve()), "worker", json.dumps(job)],
@@ -474,16 +471,11 @@ def main() -> int:
         timeout=WORKER_SECONDS,
     )
     try:
-        for number in range(1, asked.processes + 1):
-            started = time.monotonic()
-            if started - begun + longest > asked.seconds:
-                print(f"stopping before process {number}: {started - begun:.0f} s of {asked.seconds:g} s are used")
-                break
+        for number in within(range(1, asked.processes + 1), asked.seconds, "process"):
             outcome = next(workers)
             record["runs"].append({"process": number, "seconds": outcome.seconds, "error": outcome.error, **(outcome.answer or {})})
             if outcome.error is not None:
                 print(f"process {number}: {outcome.error}", file=sys.stderr)
-            longest = max(longest, time.monotonic() - started)
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             if asked.json:
                 write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")

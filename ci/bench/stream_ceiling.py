@@ -30,7 +30,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.benchmark import Conductor
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.samplers.held import HOLD_TIMEOUT
+from pytest_gpumem.measuring.samplers.held import held
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, GiB
@@ -88,13 +88,10 @@ def by_events(device: Device, stream: Stream, works: dict[str, Work], times: int
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(times):
         for name, work in works.items():
-            hold = device.hold(stream, HOLD_TIMEOUT)
-            try:
+            with held(device, stream):
                 device.record(start, stream)
                 work()
                 device.record(end, stream)
-            finally:
-                hold.release()
             device.synchronize(stream)
             seconds[name].append(device.elapsed(start, end))
     return {name: taken[1:] for name, taken in seconds.items()}

@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,7 +25,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from fresh_processes import one_after_another, serve
+from fresh_processes import one_after_another, serve, within
 from triad_bench import TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
@@ -204,8 +203,6 @@ def main() -> int:
         "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "uuid": facts.uuid},
         "runs": [],
     }
-    begun = time.monotonic()
-    longest = 0.0
     rounds = range(1, chosen.pairs + 1)
     workers = one_after_another(
         jobs(rounds, chosen.extra, chosen.sizes, chosen.device, chosen.seed),
@@ -214,18 +211,13 @@ def main() -> int:
         timeout=WORKER_SECONDS,
     )
     try:
-        for number in rounds:
-            started = time.monotonic()
-            if started - begun + longest > chosen.seconds:
-                print(f"stopping before round {number}: {started - begun:.0f} s of {chosen.seconds:g} s are used")
-                break
+        for number in within(rounds, chosen.seconds, "round"):
             for _ in (0, *chosen.extra):
                 outcome = next(workers)
                 run = {"round": number, "extra": outcome.job["extra"], "seconds": outcome.seconds, "error": outcome.error, "cases": []}
                 record["runs"].append(run | (outcome.answer or {}))
                 if outcome.error is not None:
                     print(f"round {number}, extra {outcome.job['extra']} MiB: {outcome.error}", file=sys.stderr)
-            longest = max(longest, time.monotonic() - started)
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             record["differences"] = differences(record)
             if chosen.json:

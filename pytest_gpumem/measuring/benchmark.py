@@ -15,7 +15,7 @@ from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
-from pytest_gpumem.measuring.idle import idle_launch
+from pytest_gpumem.measuring.idle import idle_launch, middle_mean
 from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
 from pytest_gpumem.measuring.samplers.batched import UNTIMED, BatchedSampler, batch_of
 from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
@@ -282,7 +282,7 @@ class Conductor:
             try:
                 memory = arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
                 empty = self._readings(None)
-                self._floors = Floors(float(np.median(empty)), _middle_mean(self._readings(idle_launch(self._device.facts, memory))))
+                self._floors = Floors(float(np.median(empty)), middle_mean(self._readings(idle_launch(self._device.facts, memory))))
             finally:
                 arena.close()
         return self._floors
@@ -313,12 +313,6 @@ class Conductor:
         for flush in self._flushes.values():
             flush.close()
         self._flushes.clear()
-
-
-def _middle_mean(readings: list[float]) -> float:
-    """Mean of the middle half: finer than the ticks that a median falls on, and untouched by outliers."""
-    quarter = len(readings) // 4
-    return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
 
 
 class _Run:
@@ -477,7 +471,6 @@ class _Run:
 
     def _find_stream(self) -> None:
         """Time a foreign callable where it works; by the host's clock where no stream shows it."""
-
         target = self._target
         restore = self._shot().restore
         try:
@@ -487,8 +480,8 @@ class _Run:
         except Elsewhere as reason:
             self._to_host(str(reason))
         else:
-            if found is not self._target.stream:
-                self._target.run_on(found)
+            if found is not target.stream:
+                target.run_on(found)
             if name is not None:
                 self.notes.append(f"timed on {name}, where it launches")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from pytest_gpumem.devices.protocol import Allocation, Launch
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
@@ -24,3 +28,9 @@ def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
     kernel = CATALOGUE["write"]
     call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
     return Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
+
+
+def middle_mean(readings: Sequence[float]) -> float:
+    """Mean of the middle half: finer than the ticks that a median falls on, and untouched by outliers."""
+    quarter = len(readings) // 4
+    return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))

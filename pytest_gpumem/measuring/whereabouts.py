@@ -10,10 +10,8 @@ from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.measuring.samplers.held import held
-from pytest_gpumem.records.measurement import NO_WORK
+from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN
 
-NOTHING = 1.5
-"""Times the empty interval up to which nothing can have run in it: an empty kernel takes more than twice as long."""
 LOOKS = 2
 """Looks at every stream; what a stream seems to do only once was somebody else's. Long work is looked at once: each look runs it."""
 LONG = 0.025
@@ -83,7 +81,7 @@ class _Look:
     def busy(self, current: Stream, watched: Stream) -> bool:
         """Whether `watched` does something, in every look, with `current` as the current stream."""
         whole = self._whole_time(current)
-        least = max(NOTHING * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
+        least = max(NOTHING_RAN * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
         looks = 1 if whole > LONG else LOOKS
         return min(self._interval(current, watched, whole) for _ in range(looks)) > least
 

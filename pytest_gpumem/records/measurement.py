@@ -92,6 +92,8 @@ class Window:
     """What the other accesses asked of L2: "streaming" or "normal"."""
 
 
+NOTHING_RAN = 1.5
+"""Times `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
 NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
 """Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
 

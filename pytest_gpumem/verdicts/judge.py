@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NO_WORK, Limits, Measurement, Window
+from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN, Limits, Measurement, Window
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
 from pytest_gpumem.units import format_bytes, format_time
 from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
 from pytest_gpumem.verdicts.screen import allowed, compare, judge_change, limit_name
-
-NOTHING = 1.5
-"""Times the floor up to which nothing can have run between the events: an empty kernel takes 2.6 times the floor on an H100."""
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
 
@@ -127,7 +124,7 @@ def _unreliable(measurement: Measurement) -> Iterator[str]:
         yield f"{counted(others, 'process')} of others on the device"
     if NO_WORK in measurement.sampler_reason:
         yield f"{NO_WORK}: the time may be the host's alone"
-    if measurement.latency <= NOTHING * measurement.floor:
+    if measurement.latency <= NOTHING_RAN * measurement.floor:
         yield (
             f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "
             f"({format_time(measurement.floor)}), as if nothing was launched on the timed stream"

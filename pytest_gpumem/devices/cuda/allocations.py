@@ -76,7 +76,7 @@ class Allocations:
         free = self.free_bytes(kind)
         if not kind.on_host and nbytes > free - self._kept(kind):
             self._empty_pools()
-            self._drop_spare()
+            self.drop_spare()
             free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
@@ -110,18 +110,17 @@ class Allocations:
         region = self._region(needed_bytes(sizes))
         places = scattered(sizes, region.nbytes, seed)
         region.parts = len(sizes)
-        whole = region
         return [
-            Allocation(MemoryKind.DEVICE, size, whole.address + place, 0, backing=region) for size, place in zip(sizes, places, strict=True)
+            Allocation(MemoryKind.DEVICE, size, region.address + place, 0, backing=region)
+            for size, place in zip(sizes, places, strict=True)
         ]
 
     def _region(self, nbytes: int) -> _Region:
         """A region of at least `nbytes`: the spare one where it is large enough."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.nbytes >= nbytes:
+        if self._spare is not None and self._spare.nbytes >= nbytes:
+            spare, self._spare = self._spare, None
             return spare
-        if spare is not None:
-            self._give_back(spare.address, spare.nbytes)
+        self.drop_spare()
         roomy = min(_LEAST_REGION, self._facts.memory_bytes // _SPARE_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
         whole = self.allocate(size, MemoryKind.DEVICE, mapped=True, write_combined=False)
@@ -141,7 +140,8 @@ class Allocations:
         after, _total = runtime.memGetInfo()
         self._to_scrub(max(0, int(after) - int(before)))
 
-    def _drop_spare(self) -> None:
+    def drop_spare(self) -> None:
+        """Give back the region that is kept."""
         if self._spare is not None:
             spare, self._spare = self._spare, None
             self._give_back(spare.address, spare.nbytes)
@@ -158,10 +158,6 @@ class Allocations:
         left = self._scrubbed - time.monotonic()
         if left > 0:
             time.sleep(left)
-
-    def close(self) -> None:
-        """Give back what is kept."""
-        self._drop_spare()
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
@@ -209,7 +205,7 @@ class Allocations:
         if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
             self._give_back(region.address, region.nbytes)
             return
-        self._drop_spare()
+        self.drop_spare()
         self._spare = region
 
     def free_bytes(self, kind: MemoryKind) -> int:

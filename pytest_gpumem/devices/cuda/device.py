@@ -150,7 +150,7 @@ class CudaDevice:
         return secrets.randbits(64)
 
     def make_room(self) -> None:
-        self._allocations.close()
+        self._allocations.drop_spare()
 
     def settle(self) -> None:
         self._allocations.settle()
@@ -223,7 +223,7 @@ class CudaDevice:
             if self._holds is not None:
                 self._holds.release_all()
             runtime.deviceSynchronize()
-            self._allocations.close()
+            self._allocations.drop_spare()
         except CUPY_ERRORS:
             pass  # a lost context: there is nothing left to free
         self._holds = None

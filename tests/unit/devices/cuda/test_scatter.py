@@ -113,7 +113,7 @@ def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: Allo
         memory.free(part)
         memory.free(part)  # a second time does nothing
         assert part.freed
-    memory.close()
+    memory.drop_spare()
     assert driver.held == {}
 
 
