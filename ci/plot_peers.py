@@ -29,8 +29,9 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#9
 """Okabe and Ito's, without black and yellow, which vanish on dark or light pages, and one more."""
 LEGEND = 0.6
 """Height of the legend in inches."""
-SHOWN = tuple(way for way in peers_summary.WAYS if way not in ("nvbench batch", "triton do_bench mean") and not way.endswith(LEVELLED))
-"""What a peer's users gate on; the other ways are in the table."""
+IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", peers_summary.HOT_ONCE)
+SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(LEVELLED))
+"""What a peer's users gate on; the other ways are in the table alone."""
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 
 

@@ -6,6 +6,7 @@ lay, and the conditions before and after.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -31,7 +32,14 @@ Case = dict[str, Any]
 TINY = 64 * KiB
 """Arrays of the case that is run first and not recorded: it compiles, loads and allocates what the peer needs once."""
 TINY_PLAN_SECONDS = 0.05
-MODES = ("clean-cold", "dirty-cold", "hot")
+ONE_PLACEMENT = "hot, one placement"
+"""Hot on the arrays as they were allocated: what `do_bench_cudagraph`, which knows one placement alone, is to be compared with."""
+WAYS = {
+    "clean-cold": Plan(mode="clean-cold"),
+    "dirty-cold": Plan(mode="dirty-cold"),
+    "hot": Plan(mode="hot"),
+    ONE_PLACEMENT: Plan(mode="hot", placements=1),
+}
 CUPY_REPEATS = 100
 NVBENCH_KEPT = (
     "nv/cold/time/gpu/mean",
@@ -55,19 +63,19 @@ class NvbenchSkipped(RuntimeError):
 
 
 def gpumem(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[float, list[Case]]:
-    """This project, as a test measures: the default plan in each mode, or in the first alone."""
-    modes = MODES[:1] if brief else MODES
+    """This project, as a test measures: the default plan in each mode, and hot on one placement; or the first alone."""
+    ways = dict(list(WAYS.items())[:1]) if brief else WAYS
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
-        for mode in modes:
-            bench.measure(arrays, Plan(mode=mode, budget=TINY_PLAN_SECONDS))
+        for plan in ways.values():
+            bench.measure(arrays, dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
     first_use = time.perf_counter() - begun
     cases = []
     for size in mib:
-        for mode in modes:
+        for way, plan in ways.items():
             with bench.arrays(size * MiB) as arrays:
-                case = _case(bench, f"gpumem {mode}", size, arrays)
-                measurement, wall = bench.measure(arrays, Plan(mode=mode))
+                case = _case(bench, f"gpumem {way}", size, arrays)
+                measurement, wall = bench.measure(arrays, plan)
                 case.update(
                     value=measurement.latency,
                     overhead=measurement.overhead,

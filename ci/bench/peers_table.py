@@ -11,7 +11,7 @@ CONDITIONS = {"same": "The same allocations in every process", "random": "Random
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows by condition and size, the claims, and what our spread is made of; at most 110 columns."""
+    """The rows by condition and size, the claims, and what our spread is made of; at most 115 columns."""
     device = record["device"]
     conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
     cards = len({run["card"] for run in record["runs"]})
@@ -31,7 +31,7 @@ def table(record: dict[str, Any]) -> str:
             if row.condition == condition:
                 said.append(_row(row, first=row.mib != last))
                 last = row.mib
-    said += ["", f"{'':4}  {'claim':<52}{'measured (95 % interval)':<34}limit"]
+    said += ["", f"{'':4}  {'claim':<58}{'measured (95 % interval)':<34}limit"]
     said += [_line(line) for line in peers_summary.lines(record)]
     parts = peers_summary.summary(record)["clean_cold_spread_is_made_of"]
     if parts:
@@ -73,4 +73,4 @@ def _line(line: Line) -> str:
         said = f"{_percent(line.measured)} %"
     if line.holds is not None and not line.beyond_doubt:
         said += " *"
-    return f"{mark:<4}  {claim:<52}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"
+    return f"{mark:<4}  {claim:<58}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"

@@ -118,13 +118,18 @@ def test_the_whole_script_on_the_simulated_device(
     common = ("--device", "sim", "--peers", "gpumem", "--sizes", "256", "--json", str(file), "--processes", "1")
     assert run_script(monkeypatch, *common, "--condition", "same") == 0
     held = json.loads(file.read_text())
-    assert [case["way"] for case in held["runs"][0]["cases"]] == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot"]
+    assert [case["way"] for case in held["runs"][0]["cases"]] == [
+        "gpumem clean-cold",
+        "gpumem dirty-cold",
+        "gpumem hot",
+        "gpumem hot, one placement",
+    ]
     clean = held["runs"][0]["cases"][0]
     assert len(clean["medians"]) >= 8
     assert clean["wall"] > 0
     assert held["runs"][0]["first_use"] > 0
     reported = [row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("levelled")]
-    assert reported == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot"]
+    assert reported == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot", "gpumem hot, one placement"]
 
     assert run_script(monkeypatch, *common, "--condition", "random", "--append") == 0
     both = json.loads(file.read_text())
@@ -398,6 +403,6 @@ def test_the_first_case_is_tiny_and_not_recorded(bench: TriadBench, monkeypatch:
 
     monkeypatch.setattr(TriadBench, "arrays", watched)
     first_use, cases = peer_workers.gpumem(bench, [256])
-    assert sizes == [64 * KiB, 256 * MiB, 256 * MiB, 256 * MiB]
+    assert sizes == [64 * KiB] + [256 * MiB] * len(peer_workers.WAYS)
     assert {case["mib"] for case in cases} == {256}
     assert first_use > 0
