@@ -1,4 +1,7 @@
-"""What this machine can measure, and what is missing for the rest. Looks only: runs nothing, creates no CUDA context."""
+"""What this machine can measure, and what is missing for the rest. Looks only: runs nothing.
+
+No CUDA context is created but under MPS, where only a context can be asked how much of L2 the server has set aside.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pytest_gpumem.devices import opening
+from pytest_gpumem.devices.persistence import fixed_by_mps, unsupported
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
@@ -85,11 +89,21 @@ def _glob(pattern: str) -> list[str]:
     return [str(path) for path in sorted(Path("/").glob(pattern.lstrip("/")))]
 
 
+def _set_aside(chosen: opening.Chosen) -> int:
+    device = chosen.open()
+    try:
+        return device.set_aside()
+    finally:
+        device.close()
+
+
 @dataclass(frozen=True)
 class Machine:
     """The questions that the examination asks, so that a test can answer them."""
 
     choose: Callable[[str], opening.Chosen] = opening.choose
+    set_aside: Callable[[opening.Chosen], int] = _set_aside
+    """Bytes of L2 that are set aside on a device; asked under MPS only, because it needs a context."""
     version: Callable[[str], str | None] = _version
     """Version of an installed distribution. CUDA packages are not imported to ask them."""
     which: Callable[[str], str | None] = shutil.which
@@ -106,13 +120,14 @@ class Machine:
 def examine(machine: Machine | None = None) -> Report:
     """Look at everything; never raises for something that is missing or broken, because that is what it is asked to find."""
     machine = machine or Machine()
-    facts, reason = _gpu(machine)
+    chosen, reason = _gpu(machine)
+    facts = chosen.facts if chosen is not None else None
     checks = [
         _driver(machine, facts),
         Check("GPU", Status.OK, _identity(facts)) if facts else Check("GPU", Status.MISSING, reason, "tests run on the simulated device"),
     ]
-    if facts is not None:
-        checks += _abilities(facts)
+    if chosen is not None:
+        checks += _abilities(machine, chosen)
     checks += [
         _cupy(machine),
         _package(machine, "CUDA bindings", "cuda-bindings", "no GPU can be used without it", INSTALL),
@@ -141,14 +156,18 @@ def text(report: Report) -> list[str]:
     return [*lines, "", report.summary]
 
 
-def _gpu(machine: Machine) -> tuple[DeviceFacts | None, str]:
+def _gpu(machine: Machine) -> tuple[opening.Chosen | None, str]:
     try:
-        return machine.choose("cuda").facts, ""
+        return machine.choose("cuda"), ""
     except opening.NoDevice as missing:
         return None, str(missing)
     except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded: that is a finding
-        first = str(broken).strip().partition("\n")[0]
-        return None, f"looking for a GPU failed with {type(broken).__name__}: {first}"
+        return None, f"looking for a GPU failed with {_in_one_line(broken)}"
+
+
+def _in_one_line(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def _driver(machine: Machine, facts: DeviceFacts | None) -> Check:
@@ -168,24 +187,33 @@ def _identity(facts: DeviceFacts) -> str:
     )
 
 
-def _abilities(facts: DeviceFacts) -> list[Check]:
+def _abilities(machine: Machine, chosen: opening.Chosen) -> list[Check]:
+    facts = chosen.facts
     checks = [Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")]
     if facts.mps:
         checks.append(Check("MPS", Status.WARNING, "a server runs: its other clients disturb every measurement", "stop it while measuring"))
     else:
         checks.append(Check("MPS", Status.OK, "off"))
     checks.append(Check("ECC", Status.OK, {True: "on", False: "off", None: "the driver does not say"}[facts.ecc]))
-    if facts.persisting_l2_max_bytes:
-        most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
-        window = format_bytes(facts.access_policy_max_window_bytes)
-        checks.append(Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}"))
-    else:
-        checks.append(Check("set-aside", Status.MISSING, "no persisting L2 on this device: tests of persisting_stream skip"))
+    checks.append(_persisting(machine, chosen))
     if facts.concurrent_managed_access:
         checks.append(Check("managed memory", Status.OK, "pages migrate on demand, prefetch works"))
     else:
         checks.append(Check("managed memory", Status.MISSING, "no concurrent managed access: tests of prefetched_buffer skip"))
     return checks
+
+
+def _persisting(machine: Machine, chosen: opening.Chosen) -> Check:
+    facts = chosen.facts
+    try:
+        reason = unsupported(facts, lambda: machine.set_aside(chosen))
+    except Exception as broken:  # a server that is out of order refuses a new context with anything
+        reason = fixed_by_mps(f"how much that is cannot be read, {_in_one_line(broken)}")
+    if reason is not None:
+        return Check("set-aside", Status.MISSING, f"{reason}; tests of persisting_stream skip")
+    most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
+    window = format_bytes(facts.access_policy_max_window_bytes)
+    return Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}")
 
 
 def _cupy(machine: Machine) -> Check:

@@ -26,14 +26,16 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
         return f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with compute capability 8.0"
     if not facts.persisting_l2_max_bytes:
         return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
-    if facts.mps:
-        value = os.environ.get(MPS_LIMIT)
-        here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
-        return (
-            f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: "
-            f"{set_aside()} bytes are set aside now ({here} in this process)"
-        )
-    return None
+    return fixed_by_mps(f"{set_aside()} bytes are set aside now") if facts.mps else None
+
+
+def fixed_by_mps(amount: str) -> str:
+    """Who sets L2 aside under MPS. `amount` says how much of it, or why that is not known."""
+    value = os.environ.get(MPS_LIMIT)
+    here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
+    return (
+        f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: {amount} ({here} in this process)"
+    )
 
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:

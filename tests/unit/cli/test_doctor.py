@@ -3,11 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import known_devices
 import pytest
+from counted_device import CountedDevice
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice
+from pytest_gpumem.devices.persistence import MPS_LIMIT
+from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
 from pytest_gpumem.nsight.tools import ToolMissing
@@ -157,6 +161,54 @@ def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     assert found(report, "MPS").status is Status.WARNING
     assert found(report, "MIG").detail == "instance 1g.10gb"
     assert report.summary == "This machine can measure latency and bandwidth on NVIDIA H100 80GB HBM3."
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"compute_capability": (7, 5)}, "(compute capability 7.5) has no persisting L2: it came with compute capability 8.0"),
+        ({"mig_profile": "1g.10gb"}, "(MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode"),
+        ({"persisting_l2_max_bytes": 0}, "has no persisting L2: persistingL2CacheMaxSize is 0"),
+    ],
+    ids=["compute capability", "MIG", "maximum of 0"],
+)
+def test_why_nothing_can_be_set_aside(changes: dict[str, Any], reason: str) -> None:
+    check = found(examine(replace(WHOLE, choose=gpu(replace(H100, **changes)))), "set-aside")
+    assert check.status is Status.MISSING
+    assert check.detail.endswith(f"{reason}; tests of persisting_stream skip")
+
+
+@pytest.mark.parametrize(("value", "words"), [("40", f"{MPS_LIMIT}=40 in this process"), (None, f"{MPS_LIMIT} is not set in this process")])
+def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: pytest.MonkeyPatch, value: str | None, words: str) -> None:
+    monkeypatch.delenv(MPS_LIMIT, raising=False)
+    if value is not None:
+        monkeypatch.setenv(MPS_LIMIT, value)
+    device, calls = CountedDevice(), list[str]()
+    monkeypatch.setattr(device, "close", lambda: calls.append("close"))
+
+    def opened() -> Device:
+        calls.append("open")
+        return device
+
+    report = examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), opened)))
+    check = found(report, "set-aside")
+    assert check.status is Status.MISSING
+    assert check.detail == (
+        f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: "
+        f"{device.set_aside()} bytes are set aside now ({words}); tests of persisting_stream skip"
+    )
+    assert calls == ["open", "close"]
+    assert "L2 persistence" not in report.summary
+
+
+def test_under_mps_a_server_that_refuses_a_context_is_a_finding() -> None:
+    def refused() -> Device:
+        raise DeviceError("opening device 0: cudaErrorMpsServerNotReady: the server is not ready.\nmore")
+
+    check = found(examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), refused))), "set-aside")
+    assert check.status is Status.MISSING
+    assert MPS_LIMIT in check.detail
+    assert "cannot be read, DeviceError: opening device 0: cudaErrorMpsServerNotReady: the server is not ready. (" in check.detail
 
 
 def test_missing_kernel_sources_are_a_finding() -> None:
