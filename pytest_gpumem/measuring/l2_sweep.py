@@ -83,7 +83,7 @@ def sweep(
         books["3/4 of L2"] = _fitted(three_quarters, nbytes)
     rounds = _rounds(again or measure, dict.fromkeys((OFF, best, *books.values())), spent)
     points = {setting: Point(setting, statistics.fmean(taken), half_width(taken)) for setting, taken in rounds.items()}
-    gain = _change(rounds[OFF], rounds[best])
+    gain = change(rounds[OFF], rounds[best])
     pays = gain.low > 0 and gain.share >= LEAST_GAIN
     recommended = rounds[best if pays else OFF]
     return Sweep(
@@ -96,7 +96,7 @@ def sweep(
         off=points[OFF],
         best=points[best],
         gain=gain,
-        textbook=tuple(Textbook(name, points[setting], _change(rounds[setting], recommended)) for name, setting in books.items()),
+        textbook=tuple(Textbook(name, points[setting], change(rounds[setting], recommended)) for name, setting in books.items()),
         notes=tuple(search.notes),
     )
 
@@ -116,8 +116,8 @@ def _rounds(measure: Measure, settings: Mapping[Setting, None], spent: Callable[
     return taken
 
 
-def _change(one: Sequence[float], other: Sequence[float]) -> Change:
-    """How much longer the one takes than the other, from pairs of latencies."""
+def change(one: Sequence[float], other: Sequence[float]) -> Change:
+    """How much longer the one takes than the other, from pairs of latencies: Student's 95 % interval over the ratios' logarithms."""
     logs = [math.log(a / b) for a, b in zip(one, other, strict=True)]
     middle, width = statistics.fmean(logs), half_width(logs) or 0.0
     return Change(math.expm1(middle), math.expm1(middle - width), math.expm1(middle + width))

@@ -1,0 +1,289 @@
+"""What persisting L2 gains, and whether `l2_sweep` finds the setting: off, the driver's default, the maximum, fitted, swept, the full grid.
+
+Each case is a kernel on a table or a region of a given size. It is swept as a user's test does it; then every setting of the full grid
+is measured (each step of L2/16 up to the maximum at five hit ratios, and off) on one placement; then what is compared is measured again, in
+rounds that hold every setting once on a placement of their own. Gains are ratios within rounds, their intervals Student's 95 %. Two
+further cases show a window that thrashes, and what carries a window: a stream, a graph's kernel or each launch.
+
+    python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_persistence.json --seconds 400
+
+The record is written after every case. Prints what was asked of it with ok or MISS; exits with 1 if a case failed, 6 if none was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from whole_mib import whole_mib
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring.l2_sweep import change
+from pytest_gpumem.measuring.stopping import half_width
+from pytest_gpumem.records.l2_sweep import Change
+from pytest_gpumem.units import MiB
+
+TABLES = (1, 8, 16, 24, 30, 40, 50)
+REGIONS = (10, 20, 30, 40, 50, 60)
+OUT = 1024
+"""MiB that are streamed beside the table or the region."""
+LEAN = 32
+"""Blocks of the seed's launch of reset_data, which are too few to saturate memory; the kernel's own grid is 2 blocks an SM."""
+THRASHING = 40
+CARRIED = 8
+TOLERATED = 0.02
+"""What the recommended setting may take longer than off, and than the grid's best: an interval's upper end is judged."""
+SHARE = 0.25
+"""Settings of the grid that a sweep may measure, as a share."""
+SWEEP_SECONDS = 10.0
+ALIKE = 0.03
+"""How far the gain of a window on a graph or on a launch may lie from the stream's."""
+COMPARED = ("driver default", "maximum", "fitted", "swept", "grid's best")
+NOTHING_RUN = 6
+
+Record = dict[str, Any]
+Case = dict[str, Any]
+
+
+def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) -> list[Case]:
+    """The longest first: what is left of the time limit is known best then."""
+    lean = [{"kernel": "reset_data", "blocks": LEAN, "mib": mib, "out_mib": out} for mib in tables]
+    busy = [{"kernel": "reset_data", "blocks": None, "mib": mib, "out_mib": out} for mib in tables]
+    return [*lean, *busy, *({"kernel": "sliding_window", "blocks": None, "mib": mib, "out_mib": out} for mib in regions)]
+
+
+def name_of(case: Case) -> str:
+    """A case in words, such as "reset_data, 32 blocks, 8 MiB"."""
+    grid = "" if case["kernel"] == "sliding_window" else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
+    return f"{case['kernel']}{grid}, {case['mib']} MiB"
+
+
+class Bench:
+    """The plugin that gives the tests their cases, and keeps what they found.
+
+    Args:
+        cases: by the name of the fixture that takes them.
+        path: the record; None: nowhere.
+        seconds: no case begins that would end after that long.
+    """
+
+    def __init__(self, cases: dict[str, list[Case]], path: Path | None, seconds: float) -> None:
+        self._cases = cases
+        self._path = path
+        self._seconds = seconds
+        self._begun = time.monotonic()
+        self._started = self._begun
+        self._longest = 0.0
+        self.record: Record = {"kind": "l2_persistence", "device": {}, "settings": [], "thrashing": [], "carriers": []}
+
+    @pytest.fixture
+    def bench(self) -> Bench:
+        return self
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for fixture, cases in self._cases.items():
+            if fixture in metafunc.fixturenames:
+                metafunc.parametrize(fixture, cases, ids=[name_of(case).replace(", ", "-").replace(" ", "_") for case in cases])
+
+    def begin(self, device: Device) -> None:
+        """Take note of the device before the first case; skip where a case as long as the longest yet would end too late."""
+        self._started = time.monotonic()
+        spent = self._started - self._begun
+        if spent + self._longest > self._seconds:
+            pytest.skip(f"{spent:.0f} s of {self._seconds:g} s are used")
+        if not self.record["device"]:
+            facts = device.facts
+            self.record["device"] = {
+                "name": facts.name,
+                "simulated": facts.simulated,
+                "driver": facts.driver,
+                "cuda": facts.cuda,
+                "uuid": facts.uuid,
+                "l2_bytes": facts.l2_bytes,
+                "persisting_l2_max_bytes": facts.persisting_l2_max_bytes,
+                "sm_count": facts.sm_count,
+                # What this process began with: nothing has set a limit yet.
+                "set_aside": device.set_aside(),
+            }
+
+    def add(self, what: str, case: Case, found: Record) -> None:
+        """Keep what a case found, and write the record."""
+        spent = time.monotonic() - self._started
+        self._longest = max(self._longest, spent)
+        self.record[what].append({**case, "seconds": spent, **found})
+        self.record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        if self._path is not None:
+            write_whole(self._path, json.dumps(in_nanoseconds(self.record), separators=(",", ":")) + "\n")
+
+
+def in_nanoseconds(record: Record) -> Record:
+    """The record with its samples in whole nanoseconds, a thousandth of what a launch varies by."""
+
+    def places(one: Record) -> Record:
+        return {"grid": [[*where, whole(samples)] for *where, samples in one["grid"]]} if "grid" in one else {}
+
+    def whole(samples: list[float]) -> list[int]:
+        return [round(seconds * 1e9) for seconds in samples]
+
+    def measured(one: Record) -> Record:
+        return {"measured": [{**m, "rounds": [whole(r) for r in m["rounds"]]} for m in one["measured"]]}
+
+    return {
+        name: [{**one, **places(one), **measured(one)} for one in value] if isinstance(value, list) else value
+        for name, value in record.items()
+    }
+
+
+# What a record says
+
+
+def medians(one: Record, name: str) -> list[float]:
+    """Seconds at a named setting, by round."""
+    return [1e-9 * statistics.median(samples) for samples in one["measured"][one["named"][name]]["rounds"]]
+
+
+def longer(one: Record, first: str, other: str) -> Change:
+    """What the first named setting takes longer than the other; nothing where they are the same setting."""
+    if one["named"][first] == one["named"][other]:
+        return Change(0.0, 0.0, 0.0)
+    return change(medians(one, first), medians(one, other))
+
+
+def checks(record: Record) -> list[tuple[str, bool]]:
+    """What was asked of the record, each with whether it holds; a claim of which the record has no case is left out."""
+    settings = record["settings"]
+    said: list[tuple[str, bool]] = []
+    if settings:
+        worst, where = max((longer(one, "swept", "off").high, name_of(one)) for one in settings)
+        said.append((f"recommended at most {TOLERATED:.0%} slower than off: {_upper(worst, where)}", worst <= TOLERATED))
+        worst, where = max((longer(one, "swept", "grid's best").high, name_of(one)) for one in settings)
+        said.append((f"swept within {TOLERATED:.0%} of the full grid's best: {_upper(worst, where)}", worst <= TOLERATED))
+        most, of, where = max((len(one["sweep"]["points"]), one["sweep"]["grid"], name_of(one)) for one in settings)
+        said.append((f"at most {SHARE:g} of the grid measured by a sweep: {most} of {of}", most <= SHARE * of))
+        slowest, where = max((one["sweep"]["seconds"], name_of(one)) for one in settings)
+        said.append((f"a sweep takes at most {SWEEP_SECONDS:g} s: {slowest:.1f} s, {where}", slowest <= SWEEP_SECONDS))
+    for one in record["thrashing"]:
+        avoided = longer(one, "hit ratio 1", "fitted ratio")
+        said.append((f"the fitted ratio avoids thrashing, {name_of(one)}: {_change(avoided)} faster than ratio 1", avoided.low > 0))
+    for one in record["carriers"]:
+        for carrier in ("graph", "launch"):
+            apart = apart_from_stream(one, carrier)
+            alike = max(-apart.low, apart.high) <= ALIKE
+            said.append((f"gain by a window on a {carrier} within {ALIKE:.0%} of the stream's: {_change(apart)}", alike))
+    return said
+
+
+def apart_from_stream(one: Record, carrier: str) -> Change:
+    """The gain by a carrier over the gain by the stream, less 1; what is off is launched as the carrier is."""
+    off = medians(one, "off, graph" if carrier == "graph" else "off")
+    gains = [a / b for a, b in zip(off, medians(one, carrier), strict=True)]
+    streams = [a / b for a, b in zip(medians(one, "off"), medians(one, "stream"), strict=True)]
+    return change(gains, streams)
+
+
+def table(record: Record) -> str:
+    """The record as text."""
+    device = record["device"]
+    simulated = "SIMULATED " if device["simulated"] else ""
+    said = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"]
+    if record["settings"]:
+        said += ["", *_settings_lines(record)]
+    for one in record["thrashing"]:
+        said += ["", f"thrashing: {name_of(one)}, set-aside the maximum; gain in % against off ({_latency(one, 'off')})"]
+        said += [f"  {name:<14}{_gain(one, name)}" for name in one["named"] if name != "off"]
+    for one in record["carriers"]:
+        said += ["", f"what carries the window: {name_of(one)}, fitted; gain in % against off ({_latency(one, 'off')})"]
+        said += [f"  {name:<14}{_gain(one, name, 'off, graph' if name == 'graph' else 'off')}" for name in ("stream", "graph", "launch")]
+    said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
+    return "\n".join(said)
+
+
+def _settings_lines(record: Record) -> Iterator[str]:
+    device, out = record["device"], record["settings"][0]["out_mib"]
+    default, largest = (device[name] / MiB for name in ("set_aside", "persisting_l2_max_bytes"))
+    yield f"gain in % against off (no set-aside, no window), 95 % interval; {out} MiB are streamed beside the table"
+    yield f"driver default: {default:g} MiB set aside, no window; maximum: {largest:g} MiB, fitted hit ratio"
+    yield ""
+    yield f"{'':<8}{'off ms':>8}" + "".join(f"{name:>15}" for name in COMPARED) + f"  {'recommended':<19}{'points':>6}{'s':>6}"
+    group = ""
+    for one in record["settings"]:
+        kernel, _, size = name_of(one).rpartition(", ")
+        if kernel != group:
+            yield kernel
+            group = kernel
+        gains = "".join(f"{_gain(one, name):>15}" for name in COMPARED)
+        told, swept = one["sweep"]["recommend"], one["sweep"]
+        where = "off" if told["set_aside"] == "off" else f"{told['set_aside'] / MiB:g} MiB at {told['hit_ratio']:.3g}"
+        off = 1e3 * statistics.fmean(medians(one, "off"))
+        yield f"{size:>8}{off:>8.3f}{gains}  {where:<19}{len(swept['points']):>6}{swept['seconds']:>6.1f}"
+
+
+def _gain(one: Record, name: str, off: str = "off") -> str:
+    gain = longer(one, off, name)
+    return f"{100 * gain.share:+.1f} +-{50 * (gain.high - gain.low):.1f}"
+
+
+def _latency(one: Record, name: str) -> str:
+    taken = medians(one, name)
+    return f"{1e3 * statistics.fmean(taken):.3f} +-{1e3 * (half_width(taken) or 0.0):.3f} ms"
+
+
+def _upper(worst: float, where: str) -> str:
+    return f"upper end {100 * worst:+.2f} %, {where}"
+
+
+def _change(one: Change) -> str:
+    return f"{100 * one.share:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim:NAME (default cuda)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case that would end after this long")
+    parser.add_argument("--tables", type=whole_mib, default=TABLES, help="MiB of the tables of reset_data (default 1,8,16,24,30,40,50)")
+    parser.add_argument("--regions", type=whole_mib, default=REGIONS, help="MiB of sliding_window's regions (default 10,20,30,40,50,60)")
+    parser.add_argument("--out", type=int, default=OUT, help=f"MiB that are streamed (default {OUT})")
+    asked = parser.parse_args()
+    if asked.out < 1:
+        parser.error(f"--out {asked.out}: at least 1 MiB")
+    if asked.json is not None and not asked.json.absolute().parent.is_dir():
+        parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
+    try:
+        choose(asked.device)
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {asked.device}: {reason}")
+    cases = {
+        "thrashing_case": [{"kernel": "reset_data", "blocks": LEAN, "mib": THRASHING, "out_mib": asked.out}],
+        "carriers_case": [{"kernel": "reset_data", "blocks": None, "mib": CARRIED, "out_mib": asked.out}],
+        "settings_case": settings_cases(asked.tables, asked.regions, asked.out),
+    }
+    bench = Bench(cases, asked.json, asked.seconds)
+    tests = Path(__file__).resolve().with_name("l2_persistence_cases.py")
+    here = [str(tests), "-c", os.devnull, "--rootdir", str(tests.parent)]  # no settings of this repository's own tests
+    session = pytest.main([*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"], plugins=[bench])
+    found = in_nanoseconds(bench.record)
+    if not any(found[what] for what in ("settings", "thrashing", "carriers")):
+        print("no case was run", file=sys.stderr)
+        return NOTHING_RUN
+    print(table(found))
+    return 1 if session == pytest.ExitCode.TESTS_FAILED else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Persisting L2 against off, the textbook and the full grid: the cases, the claims, and the whole script on the simulated device."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import l2_persistence
+import pytest
+
+SCRIPT = Path(l2_persistence.__file__)
+NAMES = ("off", "driver default", "maximum", "fitted", "swept", "grid's best")
+
+
+def settings(seconds: dict[str, float], **changes: Any) -> dict[str, Any]:
+    """A case whose settings take so long, with a little noise from round to round that they share."""
+    rounds = {name: [[round(1e9 * value * (1 + 0.001 * i))] * 3 for i in range(4)] for name, value in seconds.items()}
+    return {
+        "kernel": "reset_data",
+        "blocks": 32,
+        "mib": 8,
+        "out_mib": 64,
+        "sweep": {"recommend": {"set_aside": 1 << 20, "hit_ratio": 1.0}, "points": [[0, 0.0, 1.0, 0.0]] * 12, "grid": 51, "seconds": 6.0},
+        "grid": [],
+        "named": {name: i for i, name in enumerate(seconds)},
+        "measured": [{"options": {}, "rounds": own} for own in rounds.values()],
+        **changes,
+    }
+
+
+def record(*cases: dict[str, Any]) -> dict[str, Any]:
+    device = {"name": "NVIDIA H200", "simulated": False, "driver": "580", "set_aside": 11796480, "persisting_l2_max_bytes": 39321600}
+    return {"device": device, "ended": "2026-11-21T00:00:00", "settings": list(cases), "thrashing": [], "carriers": []}
+
+
+GOOD = settings(dict(zip(NAMES, (2.0e-3, 2.0e-3, 2.5e-3, 1.6e-3, 1.5e-3, 1.49e-3), strict=True)))
+
+
+def failed(said: dict[str, Any]) -> list[str]:
+    return [claim for claim, holds in l2_persistence.checks(said) if not holds]
+
+
+def test_the_cases_are_those_that_were_asked_for() -> None:
+    cases = l2_persistence.settings_cases(l2_persistence.TABLES, l2_persistence.REGIONS, 1024)
+    assert len(cases) == 20
+    assert [l2_persistence.name_of(cases[i]) for i in (0, 8, 19)] == [
+        "reset_data, 32 blocks, 1 MiB",
+        "reset_data, 2 blocks an SM, 8 MiB",
+        "sliding_window, 60 MiB",
+    ]
+
+
+def test_a_good_record_has_no_miss_and_its_gains_are_those_within_rounds() -> None:
+    said = record(GOOD)
+    assert failed(said) == []
+    drawn = l2_persistence.table(said)
+    assert "+33.3 +-0.0" in drawn  # swept: 2.0 / 1.5
+    assert "-20.0 +-0.0" in drawn  # the maximum: 2.0 / 2.5
+    assert "MISS" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "claim"),
+    [
+        ("off", 1.46e-3, "recommended at most 2% slower than off"),
+        ("grid's best", 1.45e-3, "swept within 2% of the full grid's best"),
+    ],
+)
+def test_a_setting_that_is_beaten_is_a_miss(name: str, seconds: float, claim: str) -> None:
+    times = dict(zip(NAMES, (2.0e-3, 2.0e-3, 2.5e-3, 1.6e-3, 1.5e-3, 1.49e-3), strict=True))
+    (missed,) = failed(record(GOOD, settings({**times, name: seconds}, mib=24)))
+    assert missed.startswith(claim)
+    assert "24 MiB" in missed
+
+
+def test_an_interval_that_reaches_beyond_is_a_miss() -> None:
+    wide = copy.deepcopy(GOOD)
+    wide["measured"][4]["rounds"] = [[1_400_000] * 3, [1_600_000] * 3] * 2
+    assert [claim.partition(":")[0] for claim in failed(record(wide))] == ["swept within 2% of the full grid's best"]
+
+
+def test_too_many_measurements_and_too_long_a_sweep_are_misses() -> None:
+    greedy = {**GOOD, "sweep": {**GOOD["sweep"], "points": [[0, 0.0, 1.0, 0.0]] * 13, "seconds": 10.1}}
+    assert [claim.partition(":")[0] for claim in failed(record(greedy))] == [
+        "at most 0.25 of the grid measured by a sweep",
+        "a sweep takes at most 10 s",
+    ]
+
+
+def test_a_setting_that_was_measured_once_for_two_names_is_no_difference() -> None:
+    one = {**GOOD, "named": {**GOOD["named"], "swept": GOOD["named"]["off"]}, "sweep": {**GOOD["sweep"], "recommend": {"set_aside": "off"}}}
+    assert l2_persistence.longer(one, "swept", "off") == (l2_persistence.Change(0.0, 0.0, 0.0))
+    assert "  off  " in l2_persistence.table(record(one))
+
+
+def carried(**seconds: float) -> dict[str, Any]:
+    times = {"off": 2e-3, "off, graph": 2.1e-3, "stream": 1e-3, "graph": 1.05e-3, "launch": 1e-3, **seconds}
+    return settings(times, blocks=None)
+
+
+def test_a_graph_is_compared_with_a_graph() -> None:
+    said = {**record(), "carriers": [carried()]}
+    assert failed(said) == []
+    assert l2_persistence.apart_from_stream(carried(), "graph").share == pytest.approx(0, abs=1e-6)
+    (missed,) = failed({**record(), "carriers": [carried(launch=1.04e-3)]})
+    assert missed.startswith("gain by a window on a launch within 3%")
+
+
+def test_thrashing_that_is_not_avoided_is_a_miss() -> None:
+    times = {"off": 2e-3, "hit ratio 1": 2e-3, "fitted ratio": 1.8e-3}
+    assert failed({**record(), "thrashing": [settings(times)]}) == []
+    assert len(failed({**record(), "thrashing": [settings({**times, "fitted ratio": 2e-3})]})) == 1
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+
+
+def test_the_whole_script_on_the_simulated_device(tmp_path: Path) -> None:
+    file = tmp_path / "l2_persistence.json"
+    done = run("--device", "sim:h200", "--json", str(file), "--tables", "8", "--regions", "20", "--out", "64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(file.read_text())
+    assert [l2_persistence.name_of(one) for one in said["settings"]] == [
+        "reset_data, 32 blocks, 8 MiB",
+        "reset_data, 2 blocks an SM, 8 MiB",
+        "sliding_window, 20 MiB",
+    ]
+    assert [len(said[what]) for what in ("thrashing", "carriers")] == [1, 1]
+    for one in said["settings"]:
+        assert len(one["grid"]) == one["sweep"]["grid"] == 51
+        assert set(one["named"]) == set(NAMES)
+        assert all(len(measured["rounds"]) == 6 for measured in one["measured"])
+        assert one["measured"][one["named"]["driver default"]]["options"] == {}
+    assert said["device"]["simulated"]
+    assert failed(said) == []
+    assert l2_persistence.table(said) in done.stdout
+
+
+def test_no_case_begins_without_time(tmp_path: Path) -> None:
+    file = tmp_path / "none.json"
+    done = run("--device", "sim:h200", "--json", str(file), "--seconds", "0")
+    assert (done.returncode, file.exists()) == (6, False)
+    assert "no case was run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--device", "sim:gtx"), "--device sim:gtx"),
+        (("--device", "sim", "--out", "0"), "--out 0"),
+        (("--device", "sim", "--json", "/no/such/folder/x.json"), "there is no folder"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_runs(arguments: tuple[str, ...], named: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert named in done.stderr
