@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_gpumem.ranges import DOMAIN, MEASURE
@@ -21,6 +21,9 @@ DRAM_READ, DRAM_WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 # L2 of an A100 or H100.
 L2_READ, L2_WRITE = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
 DURATION = "gpu__time_duration.sum"
+# What the SMs read and L2 had, in sectors, and the share that L2 had of all that anybody asked of it.
+L2_READ_HIT, L2_READ_MISS = "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum"
+L2_HIT_RATE = "lts__t_sector_hit_rate.pct"
 METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
@@ -30,7 +33,7 @@ as an escape; what it finds too much is left out by `Kernel.ranges`."""
 COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 
 # Units that `--print-units base` leaves, by ncu's version.
-_UNITS = {"": 1.0, "byte": 1.0, "sector": 1.0, "ns": 1e-9, "nsecond": 1e-9}
+_UNITS = {"": 1.0, "byte": 1.0, "sector": 1.0, "ns": 1e-9, "nsecond": 1e-9, "%": 0.01}
 
 _RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
 
@@ -57,6 +60,8 @@ class Kernel:
     """Bytes that the SMs read from L2, in whole sectors; None where this GPU has no such counter."""
     l2_writes: int | None
     """Bytes that the SMs wrote to L2, in whole sectors; None where this GPU has no such counter."""
+    more: Mapping[str, float | None] = field(default_factory=dict)
+    """Further metrics that were asked for, by name: sectors, and shares for those in percent; None where there is no such counter."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Finished:
     """What ncu and its child printed."""
 
 
-def counting_command(ncu: Path, child: Sequence[str], log: Path) -> list[str]:
+def counting_command(ncu: Path, child: Sequence[str], log: Path, *, warm: bool = False, more: Sequence[str] = ()) -> list[str]:
     """The command that counts the measured launches of a child.
 
     Clocks are left alone. The caches are emptied before every kernel, as ncu does by default: each one is counted cold, whatever
@@ -78,10 +83,15 @@ def counting_command(ncu: Path, child: Sequence[str], log: Path) -> list[str]:
         ncu: the program.
         child: the command that it runs and watches, with all its child processes.
         log: file for what ncu itself says, CSV included.
+        warm: leave the caches as the child's own work leaves them, lines that persist included. What does not fit into one pass is
+            counted in another run of the child, because a kernel that is replayed finds what its replay left; so every run must make
+            the same launches.
+        more: metrics beside `METRICS`.
     """
-    command = [str(ncu), "--clock-control", "none", "--cache-control", "all", "--target-processes", "all"]
+    command = [str(ncu), "--clock-control", "none", "--cache-control", "none" if warm else "all", "--target-processes", "all"]
+    command += ["--replay-mode", "application"] if warm else []
     command += ["--nvtx", "--nvtx-include", MEASURED_RANGES]
-    command += ["--metrics", ",".join(METRICS), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+    command += ["--metrics", ",".join((*METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
     return [*command, *child]
 
 
@@ -121,8 +131,12 @@ def trouble(text: str) -> str | None:
     return f"ncu: {errors[0]}" if errors else None
 
 
-def parse(text: str) -> tuple[Kernel, ...]:
+def parse(text: str, more: Sequence[str] = ()) -> tuple[Kernel, ...]:
     """The kernels in what `counting_command` wrote into its log, in the order of their launches.
+
+    Args:
+        text: the log.
+        more: the further metrics that it was told.
 
     Raises:
         BadOutput: a column is missing, a unit is unknown, or a figure is none.
@@ -138,7 +152,8 @@ def parse(text: str) -> tuple[Kernel, ...]:
     if missing or not stacks:
         absent = ", ".join([*missing, *([] if stacks else ["the column of NVTX push/pop ranges"])])
         raise BadOutput(f"ncu's CSV has no {absent}; its columns are {', '.join(heading)}")
-    units = dict.fromkeys(METRICS, "")
+    metrics = (*METRICS, *more)
+    units = dict.fromkeys(metrics, "")
     kernels = []
     for row in rows:
         if not row:
@@ -148,8 +163,9 @@ def parse(text: str) -> tuple[Kernel, ...]:
         if not row[column["ID"]].strip():
             units = {name: row[index].strip() for name, index in column.items()}
             continue
-        figures = {name: _figure(row[column[name]], name, units[name]) if name in column else None for name in METRICS}
-        kernels.append(_kernel(row[column["Kernel Name"]], " ".join(row[index] for index in stacks), figures))
+        figures = {name: _figure(row[column[name]], name, units[name]) if name in column else None for name in metrics}
+        kernel = _kernel(row[column["Kernel Name"]], " ".join(row[index] for index in stacks), figures)
+        kernels.append(replace(kernel, more={name: figures[name] for name in more}))
     return tuple(kernels)
 
 
@@ -162,7 +178,7 @@ def _kernel(name: str, stack: str, figures: Mapping[str, float | None]) -> Kerne
 
 
 def _figure(written: str, metric: str, unit: str) -> float | None:
-    """A figure in bytes, sectors or seconds; None for "n/a"."""
+    """A figure in bytes, sectors, seconds or as a share; None for "n/a"."""
     if written.strip().lower() in ("", "n/a", "nan"):
         return None
     if unit not in _UNITS:

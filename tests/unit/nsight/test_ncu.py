@@ -30,6 +30,30 @@ def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> N
     assert [metric for metric in counted if metric not in HEADING] == []
 
 
+def test_a_warm_count_leaves_the_caches_alone_and_never_replays_a_kernel() -> None:
+    cold = ncu.counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"))
+    warm = ncu.counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"), warm=True, more=[ncu.L2_HIT_RATE])
+    options = dict(itertools.pairwise(warm))
+    assert options["--cache-control"] == "none"
+    assert options["--replay-mode"] == "application"
+    assert options["--metrics"].split(",") == [*ncu.METRICS, ncu.L2_HIT_RATE]
+    assert "--replay-mode" not in cold
+
+
+def test_further_metrics_are_read_as_sectors_and_shares() -> None:
+    more = (ncu.L2_HIT_RATE, ncu.L2_READ_HIT, ncu.L2_READ_MISS)
+    text = log(
+        line(0, TRIAD, "", (*H200, "62.5", "1,000")),  # type: ignore[arg-type]
+        line(1, TRIAD, "", (*H200, "n/a", "7")),  # type: ignore[arg-type]
+        heading=(*HEADING, *more[:2]),
+        units=(*UNITS, "%", "sector"),
+    )
+    first, second = ncu.parse(text, more)
+    assert first.more == {ncu.L2_HIT_RATE: pytest.approx(0.625), ncu.L2_READ_HIT: 1000, ncu.L2_READ_MISS: None}
+    assert second.more[ncu.L2_HIT_RATE] is None
+    assert ncu.parse(text)[0].more == {}
+
+
 def test_a_log_is_read() -> None:
     first, second = ncu.parse(log(line(0, TRIAD, measured("test_triad"), H200), line(1, "fill", "", ("1,024", "0", "1,280", "n/a", ""))))
     assert first.name == TRIAD
