@@ -155,6 +155,12 @@ class Device(Protocol):
         Source: CUDA C++ Programming Guide, Default Stream.
         """
 
+    def visible_streams(self) -> tuple[Stream, ...]:
+        """Streams whose windows can be asked for: the default streams, the current stream of CuPy, and those of `stream` that live.
+
+        On the simulated device those that ever had a window. A stream that somebody else made and keeps is not among them.
+        """
+
     def event(self) -> Event:
         """A new timing event."""
 

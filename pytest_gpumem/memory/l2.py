@@ -41,6 +41,10 @@ class Thrashing(UserWarning):
     """Windows ask for more than is set aside, so that their lines evict each other."""
 
 
+class LeftBehind(UserWarning):
+    """A test did not leave the set-aside and the windows of streams as it found them; they were put back."""
+
+
 @dataclass(eq=False)
 class PersistingStream:
     """A stream whose accesses to one buffer prefer to stay in L2."""
@@ -187,6 +191,18 @@ class PersistingStream:
         self._property = AccessProperty.PERSISTING
         self.put()
 
+    def close(self) -> None:
+        """Turn the window off; others share out anew, or what was found is put back after the last. A second call does nothing."""
+        self.closed = True
+        ledger = _LEDGERS.get(self.device)
+        if ledger is None or self not in ledger.live:
+            return
+        try:
+            ledger.close(self)
+        finally:
+            if not ledger.live:
+                del _LEDGERS[self.device]
+
 
 @dataclass(eq=False)
 class _Ledger:
@@ -210,10 +226,7 @@ class _Ledger:
         self._share()
 
     def close(self, stream: PersistingStream) -> None:
-        """Turn a stream's window off; the others share out anew, or what was found is put back after the last."""
-        stream.closed = True
-        if stream not in self.live:
-            return
+        """Turn the window off of a stream that is among them; the others share out anew, or what was found is put back after the last."""
         self.live.remove(stream)
         try:
             if stream.where == "stream":
@@ -266,6 +279,12 @@ class _Ledger:
 
 _LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
 """Of each device on which a persisting stream is open."""
+
+
+def open_streams(device: Device) -> tuple[PersistingStream, ...]:
+    """The persisting streams that are open on a device, which account for its set-aside and for their windows."""
+    ledger = _LEDGERS.get(device)
+    return () if ledger is None else tuple(ledger.live)
 
 
 def idle_set_aside(device: Device) -> str | None:
@@ -322,8 +341,9 @@ def persisting(
         raise Unsupported(reason)
     wish = asked(device, buffer, hit_ratio=hit_ratio, set_aside=set_aside, miss=miss, window=window, where=where, allow_thrash=allow_thrash)
     stream = PersistingStream(device.stream(), device, buffer, wish)
-    ledger = _LEDGERS.get(device) or _Ledger(device, device.set_aside())
-    _LEDGERS[device] = ledger
+    ledger = _LEDGERS.get(device)
+    if ledger is None or not ledger.live:  # one without streams was interrupted before its first
+        ledger = _LEDGERS[device] = _Ledger(device, device.set_aside())
     unfollow: Callable[[], None] | None = None
     try:
         ledger.open(stream)
@@ -332,8 +352,4 @@ def persisting(
     finally:
         if unfollow is not None:
             unfollow()
-        try:
-            ledger.close(stream)
-        finally:
-            if not ledger.live:
-                _LEDGERS.pop(device, None)
+        stream.close()

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import WeakSet
 
 import cupy
 from cuda.bindings import runtime as R  # noqa: N812
@@ -20,7 +21,7 @@ from pytest_gpumem.devices.cuda.conditions import ConditionReader
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
-from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, default_streams, elapsed
+from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, current_stream, default_streams, elapsed
 from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import (
     Allocation,
@@ -57,6 +58,7 @@ class CudaDevice:
         self._capturing = graphs.Capturing()
         self._holds: holds.Holds | None = None
         self._conditions = ConditionReader(facts)
+        self._streams: WeakSet[CudaStream] = WeakSet()
 
     @property
     def facts(self) -> DeviceFacts:
@@ -66,10 +68,17 @@ class CudaDevice:
 
     def stream(self) -> Stream:
         with translated("creating a stream"):
-            return CudaStream()
+            stream = CudaStream()
+        self._streams.add(stream)
+        return stream
 
     def default_streams(self) -> tuple[Stream, ...]:
         return default_streams()
+
+    def visible_streams(self) -> tuple[Stream, ...]:
+        with translated("asking for the current stream"):
+            seen = (*default_streams(), current_stream(), *self._streams)
+        return tuple({stream.handle: stream for stream in seen}.values())
 
     def event(self) -> Event:
         with translated("creating an event"):

@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 class CudaStream:
     """A non-blocking stream: it does not wait for the legacy default stream, nor that for it."""
 
-    __slots__ = ("cupy", "handle")
+    __slots__ = ("__weakref__", "cupy", "handle")
 
     def __init__(self, existing: Any = None) -> None:
         self.cupy: Any = cupy.cuda.Stream(non_blocking=True) if existing is None else existing
@@ -30,6 +30,11 @@ class CudaStream:
 def default_streams() -> tuple[CudaStream, CudaStream]:
     """The legacy default stream and this thread's default stream."""
     return CudaStream(cupy.cuda.Stream.null), CudaStream(cupy.cuda.Stream.ptds)
+
+
+def current_stream() -> CudaStream:
+    """CuPy's current stream."""
+    return CudaStream(cupy.cuda.get_current_stream())
 
 
 class CudaEvent:

@@ -145,7 +145,7 @@ class SimulatedDevice:
         self._noise = Noise(seed)
         self._host = 0.0
         self._busy_until = 0.0
-        self._windows: dict[SimulatedStream, WindowSpec] = {}
+        self._windows: dict[SimulatedStream, WindowSpec | None] = {}
         self._pages: dict[int, Pages] = {}
         self._write_combined: set[int] = set()
         self._used = dict.fromkeys(MemoryKind, 0)
@@ -167,6 +167,9 @@ class SimulatedDevice:
 
     def default_streams(self) -> tuple[Stream, ...]:
         return ()
+
+    def visible_streams(self) -> tuple[Stream, ...]:
+        return tuple(self._windows)
 
     def event(self) -> Event:
         self._host += _CALL
@@ -349,6 +352,7 @@ class SimulatedDevice:
             kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
             steps,
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
+            kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
         return _Prepared(launch, computation, lambda window: partial(self._run_kernel, work, window), COMPUTE, False)
 
@@ -619,10 +623,8 @@ class SimulatedDevice:
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         own = _own_stream(stream)
         self._host += _CALL
-        if window is None:
-            self._windows.pop(own, None)
-            return
-        check_window(window, self._facts)
+        if window is not None:
+            check_window(window, self._facts)
         self._windows[own] = window
 
     def window(self, stream: Stream) -> WindowSpec | None:
