@@ -65,6 +65,7 @@ class GpuTest:
         self.taken: list[tuple[Measurement, Limits]] = []
         """Measurements so far, each with its limits."""
         self.l2_sweeps = L2Sweeps(self)
+        self._persisting: list[PersistingStream] = []
         self.replay: Replay | None = None
         self.judged = False
         """The body has ended: nothing more is measured."""
@@ -93,6 +94,7 @@ class GpuTest:
             BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence.
         """
         with self.l2_sweeps.afterwards(), persisting(self.device, buffer, **options) as stream:
+            self._persisting.append(stream)
             if (said := stream.thrashing) is not None:
                 self.item.warn(Thrashing(said))
             yield stream
@@ -110,9 +112,16 @@ class GpuTest:
                 self.session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def close(self) -> None:
-        """Free everything."""
+        """Free everything, and close the persisting streams whose blocks were never left."""
         with self.exit:
-            self.arena.close()
+            try:
+                for stream in reversed(self._persisting):
+                    if not stream.closed:
+                        stream.close()
+                        if self.session.watch is not None:
+                            self.session.watch.forgotten(stream)
+            finally:
+                self.arena.close()
 
 
 class RunningHooks:
@@ -130,6 +139,7 @@ class RunningHooks:
                 # Also of a test that was skipped, whose fixtures were never set up.
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
+                item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:

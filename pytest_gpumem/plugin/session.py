@@ -18,12 +18,14 @@ from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
+from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.exclusive import exclusive
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.hooks import MARKER, SESSION
 from pytest_gpumem.plugin.judging import TEST
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
+from pytest_gpumem.plugin.leftovers import LeftoverHooks
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -64,6 +66,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     config.stash[SESSION] = session
     config.pluginmanager.register(SessionHooks(session), "gpumem-session")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
+    config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
     if not session.is_worker:
         from pytest_gpumem.plugin.terminal import TerminalHooks
 
@@ -174,6 +177,8 @@ class GpuSession:
         self.rows = Rows()
         self.ledger: Ledger | None = None
         """The total budget, once the tests are collected; None where each measurement has its own."""
+        self.watch: Watch | None = None
+        """Of persisting L2, once the device is open."""
         self._device: Device | None = None
 
     @property
@@ -185,6 +190,7 @@ class GpuSession:
         """The open device. Raises `DeviceError` if it cannot be opened."""
         if self._device is None:
             self._device = self.chosen.open()
+            self.watch = Watch(self._device)
         return self._device
 
     @cached_property
@@ -200,6 +206,8 @@ class GpuSession:
         with ExitStack() as stack:
             stack.enter_context(exclusive(self.facts))
             test = GpuTest(item, self)
+            if self.watch is not None:
+                self.watch.fresh()
             test.exit.push(stack.pop_all())
         item.stash[TEST] = test
         return test
@@ -240,7 +248,7 @@ class GpuSession:
 
     def close(self) -> None:
         """Give the device back; a second call does nothing."""
-        device, self._device = self._device, None
+        device, self._device, self.watch = self._device, None, None
         if device is None:
             return
         try:

@@ -1,0 +1,453 @@
+"""Persisting L2 is as found after every way out of a test, and what somebody else leaves is put back and named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from sessions import SIMULATED
+
+Run = Callable[..., pytest.RunResult]
+
+STATE = """
+    import pytest
+    from pytest_gpumem.devices.protocol import WindowSpec
+    from pytest_gpumem.plugin.hooks import SESSION
+
+    MiB = 1 << 20
+    DEFAULT, MOST = int(9.375 * MiB), int(31.25 * MiB)
+
+    def state(device):
+        return device.set_aside(), [device.window(stream) for stream in device.visible_streams() if device.window(stream)]
+
+    def lines(device):
+        return sum(line.persisting for line in device._l2._lines.values())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(config):
+        device = config.stash[SESSION].device if SESSION in config.stash else None
+        if device is not None:
+            print("at the end:", state(device) == (DEFAULT, []), round(lines(device)))
+    """
+"""A conftest: what the tests compare, and the state when the session is over."""
+
+AT_THE_END = "at the end: True 0"
+
+WAYS_IN = """
+    import os, signal
+    import pytest
+    from conftest import DEFAULT, lines, state
+    from pytest_gpumem import Case, MiB
+
+    @pytest.fixture
+    def table(device_buffer):
+        return device_buffer(8 * MiB, "i4")
+
+    @pytest.fixture
+    def out(device_buffer):
+        return device_buffer(64 * MiB, "i4")
+
+    def persist(where):
+        def body(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+            with persisting_stream(table, where=where) as stream:
+                gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
+                leave()
+        return body
+
+    def sample(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+        with persisting_stream(table) as stream:
+            gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="before")
+            gpu_benchmark.case(lambda memory: while_sampled(memory, table, leave))
+
+    def sweep(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+        reset, calls = gpu_kernels.reset_data, []
+        launch = gpu_kernels._device.launch
+        def counted(*arguments, **options):
+            calls.append(1)
+            if len(calls) == 100:
+                leave()
+            return launch(*arguments, **options)
+        gpu_kernels._device.launch = counted
+        try:
+            l2_sweep(reset, out, table, window=table)
+        finally:
+            gpu_kernels._device.launch = launch
+
+    def case(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+        gpu_benchmark.case(lambda memory: while_sampled(memory, memory.device(8 * MiB), leave, window=True))
+
+    def while_sampled(memory, x, leave, window=False):
+        calls = []
+        def work():
+            calls.append(1)
+            if len(calls) == 20:
+                leave()
+        return Case(lambda: None, reads=[x], window=x if window else None, reference=work, name="x")
+    """
+
+
+def way_out(body: str) -> str:
+    """A module: every way in, left in the way that `body` says, each before a test that looks at what it finds."""
+    return (
+        WAYS_IN
+        + f"""
+    def leave():
+        {body}
+
+    WAYS = {{"stream": persist("stream"), "graph": persist("graph"), "launch": persist("launch"),
+            "sample": sample, "sweep": sweep, "case": case}}
+
+    @pytest.mark.parametrize("way", list(WAYS))
+    @pytest.mark.timeout(600, method="signal")
+    def test_leaves(way, gpu_device, gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table):
+        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+        WAYS[way](gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave)
+        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+    """
+    )
+
+
+TIMEOUT = "signal.raise_signal(signal.SIGALRM)  # as pytest-timeout's timer does"
+CTRL_C = "signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    ("body", "outcomes"),
+    [
+        ("pass", {"passed": 6}),
+        ("raise ValueError('in the body')", {"failed": 6}),
+        ("pytest.skip('in the body')", {"skipped": 6}),
+        (TIMEOUT, {"failed": 6}),
+    ],
+    ids=["success", "failure", "skip", "time-out"],
+)
+def test_all_is_as_found_after(pytester: pytest.Pytester, gpumem: Run, body: str, outcomes: dict[str, int]) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(way_out(body))
+    result = gpumem("--gpumem-device", "sim:h100", "-W", "ignore:Benchmark fixture was not used")
+    # No warning: nothing was left that the session had to put back.
+    result.assert_outcomes(**outcomes, warnings=0)
+    result.stdout.fnmatch_lines([AT_THE_END])
+    if body == TIMEOUT:
+        result.stdout.fnmatch_lines(["*Timeout (>600.0s) from pytest-timeout*"])
+
+
+@pytest.mark.parametrize("way", ["stream", "graph", "launch", "sample", "sweep", "case"])
+def test_all_is_as_found_after_ctrl_c(pytester: pytest.Pytester, way: str) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(way_out(CTRL_C))
+    arguments = (*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", "-k", way)
+    result = pytester.runpytest_inprocess(*arguments, no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*KeyboardInterrupt*"])
+    result.stdout.fnmatch_lines([AT_THE_END])
+    result.stdout.no_fnmatch_line("*LeftBehind*")
+
+
+NEIGHBOUR = """
+    import pytest
+    from conftest import DEFAULT, MOST, WindowSpec, lines, state
+
+    MiB = 1 << 20
+    seen = {}
+
+    @pytest.fixture
+    def victim(gpu_benchmark, gpu_kernels, device_buffer):
+        "A saturated write stream, which a large set-aside slows."
+        out, table = device_buffer(1024 * MiB, "i4"), device_buffer(1 * MiB, "i4")
+        return lambda label: gpu_benchmark(gpu_kernels.reset_data, out, table, label=label).latency
+
+    def misbehave(device, launch=None, table=None):
+        device.request_set_aside(MOST)
+        stream = device.stream()
+        if table is not None:
+            device.set_window(stream, WindowSpec(table.address, table.nbytes, 1.0))
+            device.launch(launch, stream)
+            device.synchronize(stream)
+        return stream
+    """
+
+
+def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    def test_before(victim):
+        seen["before"] = victim("before")
+
+    def test_neighbour(gpu_device, gpu_kernels, device_buffer, victim):
+        out, table = device_buffer(16 * MiB), device_buffer(16 * MiB)
+        misbehave(gpu_device, gpu_kernels.copy.launch({"c": out, "a": table}, {}), table)
+        assert lines(gpu_device) > 0
+        seen["beside"] = victim("beside")
+
+    def test_after(gpu_device, victim):
+        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+        seen["after"] = victim("after")
+        assert seen["beside"] > 1.5 * seen["before"]  # whoever changes it measures what he changed
+        assert seen["after"] == pytest.approx(seen["before"], rel=0.01)
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=3, warnings=1)
+    result.stdout.re_match_lines(
+        [
+            r".*LeftBehind: test_the_next_test_is_measured_as_before\.py::test_neighbour left an L2 set-aside of 31\.25 MiB "
+            r"\(found: 9\.375 MiB\); a window of 16 MiB at hit ratio 1 on stream 0x\w+ \(found: none\); put back as found, "
+            r"and persisting lines reset$"
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "body", ["raise ValueError('in the body')", "pytest.skip('in the body')", TIMEOUT], ids=["failure", "skip", "time-out"]
+)
+def test_a_neighbour_that_does_not_get_to_its_end(pytester: pytest.Pytester, gpumem: Run, body: str) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + f"""
+    import signal
+
+    @pytest.mark.timeout(600, method="signal")
+    def test_neighbour(gpu_device):
+        misbehave(gpu_device)
+        {body}
+
+    def test_after(gpu_device):
+        assert state(gpu_device) == (DEFAULT, [])
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    skipped = "skip" in body
+    result.assert_outcomes(passed=1, failed=not skipped, skipped=skipped, warnings=1)
+    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"])
+
+
+def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
+    """The process may live on, as in a notebook."""
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + f"""
+    import signal
+
+    def test_neighbour(gpu_device):
+        misbehave(gpu_device)
+        {CTRL_C}
+    """
+    )
+    result = pytester.runpytest_inprocess(*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*", AT_THE_END])
+
+
+def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Once a test has opened the device; before that nothing is looked at, and nothing opened."""
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    def test_early(pytestconfig):
+        from pytest_gpumem.plugin.hooks import SESSION
+        assert pytestconfig.stash[SESSION]._device is None
+
+    def test_opens(pytestconfig, gpu_device):
+        from pytest_gpumem.plugin.hooks import SESSION
+        seen["device"] = gpu_device
+
+    def test_neighbour():
+        misbehave(seen["device"])
+
+    def test_after():
+        assert state(seen["device"]) == (DEFAULT, [])
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=4, warnings=1)
+    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"])
+
+
+def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    @pytest.fixture(scope="class", params=["restores", "does not"])
+    def wide(request):
+        device = seen["device"]
+        stream = device.stream()
+        device.request_set_aside(MOST)
+        device.set_window(stream, WindowSpec(4096, 8 * MiB, 1.0))
+        yield MOST, [WindowSpec(4096, 8 * MiB, 1.0)]
+        if request.param == "restores":
+            device.request_set_aside(DEFAULT)
+            device.set_window(stream, None)
+
+    def test_opens(gpu_device):
+        seen["device"] = gpu_device
+
+    class TestWide:
+        def test_first(self, gpu_device, wide):
+            assert state(gpu_device) == wide
+
+        def test_second(self, gpu_device, wide):
+            assert state(gpu_device) == wide
+            gpu_device.request_set_aside(0)
+
+        def test_third(self, gpu_device, wide):
+            assert state(gpu_device) == wide
+
+    def test_last(gpu_device):
+        assert state(gpu_device) == (DEFAULT, [])
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100", "-v")
+    result.assert_outcomes(passed=8, warnings=3)
+    said = re.findall(r"LeftBehind: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)", result.stdout.str())
+    assert sorted(said) == [
+        ("test_second[does not]", "0 B", "31.25 MiB"),
+        ("test_second[restores]", "0 B", "31.25 MiB"),
+        ("test_third[does not]", "31.25 MiB", "9.375 MiB"),
+    ]
+
+
+@pytest.mark.parametrize("scope", ["function", "module", "session"])
+def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.Pytester, gpumem: Run, scope: str) -> None:
+    """What the process started with was not seen then: what such a fixture puts back on its way out is no leftover."""
+    pytester.makeconftest(
+        STATE
+        + f"""
+    @pytest.fixture(scope="{scope}", autouse=True)
+    def early(pytestconfig):
+        # As by CUDA calls of the user's own, which need no device of ours.
+        session = pytestconfig.stash[SESSION]
+        if session._device is not None:
+            yield
+            return
+        device = session.chosen.open()
+        device.request_set_aside(MOST)
+        object.__setattr__(session.chosen, "open", lambda: device)
+        yield
+        device.request_set_aside(DEFAULT)
+    """
+    )
+    pytester.makepyfile(
+        """
+    def test_first(gpu_device): pass
+    def test_second(gpu_device): pass
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=2, warnings=0)
+    result.stdout.fnmatch_lines([AT_THE_END])
+
+
+def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    @pytest.fixture
+    def restoring(gpu_device):
+        misbehave(gpu_device)
+        yield
+        gpu_device.request_set_aside(DEFAULT)
+
+    @pytest.fixture
+    def leaving(gpu_device):
+        misbehave(gpu_device)
+
+    def test_first(gpu_device): pass
+    def test_restoring(restoring): pass
+    def test_leaving(leaving): pass
+    def test_after(gpu_device):
+        assert state(gpu_device) == (DEFAULT, [])
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=4, warnings=1)
+    result.stdout.fnmatch_lines(["*LeftBehind: *::test_leaving left*"])
+
+
+def test_a_block_that_is_never_left_is_closed_with_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    def test_forgets(gpu_device, device_buffer, persisting_stream):
+        seen["block"] = persisting_stream(device_buffer(8 * MiB))
+        seen["block"].__enter__()
+
+    def test_after(gpu_device, device_buffer, persisting_stream):
+        assert state(gpu_device) == (DEFAULT, [])
+        with persisting_stream(device_buffer(8 * MiB)) as stream:
+            del seen["block"]
+            assert stream.handle and stream.window is not None
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*LeftBehind: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"]
+    )
+
+
+LEAVES = """
+    def test_neighbour(gpu_device):
+        misbehave(gpu_device)
+    """
+
+
+def test_strict_is_satisfied_with_what_was_put_back(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(NEIGHBOUR + LEAVES)
+    gpumem("--gpumem-device", "sim:h100", "--gpumem-strict").assert_outcomes(passed=1, warnings=1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_cannot_be_put_back_is_an_error_under_strict(pytester: pytest.Pytester, gpumem: Run, strict: bool) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    def test_neighbour(gpu_device):
+        misbehave(gpu_device)
+        gpu_device.request_set_aside = lambda nbytes: MOST
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100", *(["--gpumem-strict"] if strict else []))
+    result.assert_outcomes(passed=1, errors=strict, warnings=not strict)
+    said = "gpumem: --gpumem-strict: " if strict else "*LeftBehind: "
+    result.stdout.fnmatch_lines([f"{said}*::test_neighbour left an L2 set-aside of 31.25 MiB*; except the set-aside"])
+
+
+def test_the_warning_can_be_made_an_error(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + LEAVES
+        + """
+    @pytest.fixture
+    def failing(gpu_device):
+        yield
+        raise ValueError("in the teardown")
+
+    def test_both(gpu_device, failing):
+        misbehave(gpu_device)
+
+    def test_after(gpu_device):
+        assert state(gpu_device) == (DEFAULT, [])
+    """
+    )
+    result = gpumem("--gpumem-device", "sim:h100", "-W", "error::pytest_gpumem.memory.l2.LeftBehind")
+    result.assert_outcomes(passed=3, errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*",
+            "*ValueError: in the teardown",
+            "LeftBehind: *::test_both left*",
+        ]
+    )
