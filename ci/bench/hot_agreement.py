@@ -1,0 +1,149 @@
+"""Do hot times agree with `triton.testing.do_bench_cudagraph` where both have the same arrays?
+
+Between processes they need not: each knows other memory, and short hot kernels take a different time on each. Here one process allocates
+the triad's arrays many times, at random distances, and times every placement both ways, in a drawn order: by `do_bench_cudagraph`, and hot
+on that placement alone. The paired difference has Student's 95 % interval over placements.
+
+    python ci/bench/hot_agreement.py --json ci/records/nvidia-h200/hot_agreement.json
+
+Exits with 1 if the mean difference is above 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from triad_bench import TriadBench, cuda_index, prepared
+from whole_mib import whole_mib
+
+from pytest_gpumem.devices.opening import NoDevice
+from pytest_gpumem.devices.protocol import MemoryKind
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.units import KiB, MiB
+
+PLACEMENTS = 24
+MIB = (2, 32)
+LIMIT = 0.01
+"""Largest difference of the means."""
+HOT = Plan(mode="hot", placements=1, budget=0.1)
+LARGEST_GAP = 64 * MiB
+CONFIDENCE = 0.95
+
+Pair = tuple[float, float]
+
+
+def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> list[Pair]:
+    """Seconds of every placement: ours, theirs."""
+    import torch
+    import triton.testing as testing
+
+    torch.cuda.set_device(bench.index)
+    random = np.random.default_rng([seed, mib])
+    pairs = []
+    for number in range(placements + 1):
+        gaps = [bench.device.allocate(int(random.integers(1, LARGEST_GAP // KiB)) * KiB, MemoryKind.DEVICE) for _ in range(2)]
+        with bench.arrays(mib * MiB) as arrays:
+            launch = bench.launcher(arrays)
+
+            def theirs(launch: Any = launch) -> float:
+                function = lambda: launch(torch.cuda.current_stream().cuda_stream)  # noqa: E731
+                return float(testing.do_bench_cudagraph(function, return_mode="mean")) * 1e-3
+
+            def ours(arrays: Any = arrays) -> float:
+                return bench.measure(arrays, HOT)[0].latency
+
+            taken = {way: way() for way in ((ours, theirs) if random.integers(2) else (theirs, ours))}
+        for gap in gaps:
+            bench.device.free(gap)
+        if number:  # the first compiles and loads
+            pairs.append((taken[ours], taken[theirs]))
+    return pairs
+
+
+def summary(pairs: list[Pair]) -> dict[str, float]:
+    """Mean of ours less theirs over theirs with its interval, the deviation between placements of each way, and their correlation."""
+    ours, theirs = np.array(pairs).T
+    differences = ours / theirs - 1
+    mean = float(differences.mean())
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * float(differences.std(ddof=1)) / math.sqrt(len(pairs))
+    return {
+        "ours": float(ours.mean()),
+        "theirs": float(theirs.mean()),
+        "difference": mean,
+        "low": mean - reach,
+        "high": mean + reach,
+        "between_placements_ours": float(ours.std(ddof=1) / ours.mean()),
+        "between_placements_theirs": float(theirs.std(ddof=1) / theirs.mean()),
+        "correlation": float(np.corrcoef(ours, theirs)[0, 1]),
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    device = record["device"]
+    said = [
+        f"{device['name']}, driver {device['driver']}, {record['ended'][:10]}",
+        "",
+        f"{'arrays':<9}{'placements':>10}{'hot us':>9}{'cudagraph us':>14}  {'difference % (95 % interval)':<30}"
+        f"{'between placements %':>21}{'correlation':>13}",
+    ]
+    for mib, pairs in record["pairs"].items():
+        one = summary([(ours, theirs) for ours, theirs in pairs])
+        difference = f"{100 * one['difference']:+.3f} ({100 * one['low']:+.3f} to {100 * one['high']:+.3f})"
+        between = f"{100 * one['between_placements_ours']:.2f}, {100 * one['between_placements_theirs']:.2f}"
+        said.append(
+            f"{mib + ' MiB':<9}{len(pairs):>10}{one['ours'] * 1e6:>9.3f}{one['theirs'] * 1e6:>14.3f}  {difference:<30}"
+            f"{between:>21}{one['correlation']:>13.2f}"
+        )
+    return "\n".join(said)
+
+
+def main() -> int:
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--placements", type=int, default=PLACEMENTS, help=f"at least 3 (default {PLACEMENTS})")
+    parser.add_argument("--sizes", type=whole_mib, default=MIB, help="MiB of each array (default 2,32)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--device", default="cuda", help="cuda or cuda:N (default cuda)")
+    parser.add_argument("--seed", type=int, default=1, help="of the distances and orders (default 1)")
+    options = parser.parse_args()
+    if options.placements < 3:
+        parser.error(f"--placements {options.placements}: an interval needs at least 3")
+    try:
+        chosen = prepared(options.device)
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {options.device}: {reason}")
+    if chosen.facts.simulated:
+        parser.error(f"--device {options.device}: Triton needs a GPU")
+    bench = TriadBench(chosen, [], index=cuda_index(options.device))
+    try:
+        pairs = {str(mib): measured(bench, mib, options.placements, options.seed) for mib in options.sizes}
+    finally:
+        bench.close()
+    record = {
+        "kind": "hot_agreement",
+        "device": {"name": chosen.facts.name, "driver": chosen.facts.driver, "simulated": False},
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "pairs": pairs,
+        "summary": {mib: summary(own) for mib, own in pairs.items()},
+    }
+    if options.json:
+        write_whole(options.json, json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    return 0 if all(abs(summary(own)["difference"]) <= LIMIT for own in pairs.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

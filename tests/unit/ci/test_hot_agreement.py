@@ -1,0 +1,31 @@
+"""Hot times against do_bench_cudagraph on the same placements: what the pairs say."""
+
+from __future__ import annotations
+
+import sys
+
+import hot_agreement
+import pytest
+
+
+def test_placements_cancel_in_the_difference() -> None:
+    theirs = [2.0e-6, 2.1e-6, 2.2e-6, 2.05e-6]
+    found = hot_agreement.summary([(1.005 * value, value) for value in theirs])
+    assert found["difference"] == pytest.approx(0.005)
+    assert found["low"] == pytest.approx(found["high"])
+    assert found["between_placements_ours"] == pytest.approx(found["between_placements_theirs"])
+    assert found["between_placements_ours"] > 0.03
+    assert found["correlation"] == pytest.approx(1)
+
+
+def test_the_interval_is_students() -> None:
+    found = hot_agreement.summary([(1.01e-6, 1e-6), (2.04e-6, 2e-6), (1.03e-6, 1e-6), (2.04e-6, 2e-6)])
+    # t(0.975, 3) = 3.182; the differences deviate by 0.00816
+    assert found["high"] - found["low"] == pytest.approx(2 * 3.182 * 0.008165 / 2, rel=1e-3)
+
+
+def test_a_simulated_device_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["hot_agreement.py", "--device", "sim"])
+    with pytest.raises(SystemExit):
+        hot_agreement.main()
+    assert "--device sim: Triton needs a GPU" in capsys.readouterr().err
