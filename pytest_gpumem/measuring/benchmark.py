@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,12 +125,18 @@ class Conductor:
         self._device.make_room()
         return CallableTarget(function, arguments, keywords, arena, queue, stream, compulsory("moved", moved))
 
-    def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
-        """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or gives no `Case`."""
+    def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
+        """What `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or gives no `Case`.
+
+        Args:
+            build: makes the case at each placement.
+            arena: the test's.
+            persisting: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
+        """
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
         self._device.make_room()
-        return CaseTarget(build, arena, arena.stream)
+        return CaseTarget(build, arena, arena.stream, persisting)
 
     # Measuring
 

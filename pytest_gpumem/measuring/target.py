@@ -559,10 +559,10 @@ class _Built:
     persistent: Buffer | None = None
     """The buffer under the window."""
 
-    def open_window(self) -> None:
-        """Put the case's window over its buffer, until the exit."""
+    def open_window(self, options: Mapping[str, Any]) -> None:
+        """Put the case's window over its buffer, until the exit; `options` are arguments of `persisting`."""
         if self.persistent is not None:
-            self.window = self.exit.enter_context(persisting(self.arena.device, self.persistent))
+            self.window = self.exit.enter_context(persisting(self.arena.device, self.persistent, **options))
 
 
 def _notes(case: Case, unpoisoned: int) -> tuple[str, ...]:
@@ -604,8 +604,11 @@ class CaseTarget:
     sectors_per_request: float | None = None
     max_placements: int | None = None
 
-    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream) -> None:
+    def __init__(
+        self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, persisting_options: Mapping[str, Any] | None = None
+    ) -> None:
         self._build = build
+        self._options = persisting_options or {}
         self._parent = arena
         self._own_stream = stream
         self._addresses: list[tuple[int, ...]] = []
@@ -701,7 +704,7 @@ class CaseTarget:
         return 1
 
     def _open_window(self) -> None:
-        self._built.open_window()
+        self._built.open_window(self._options)
         self.notes = (*self.notes, *_window_notes(self._device, self._built.window))
 
     def _foreign(self, function: Callable[[], object]) -> Foreign:

@@ -110,7 +110,10 @@ class GpuBenchmark:
         test = self._test
         label = self._check_label(label)
         limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
-        return self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode)
+        result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode)
+        if test.session.settings.l2_sweep and result.measurement.window is not None:
+            test.l2_sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
+        return result
 
     def _measure(self, target: Target, label: str, limits: Limits, mode: str | None) -> Result:
         __tracebackhide__ = True

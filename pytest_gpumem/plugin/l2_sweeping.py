@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,15 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.reporting.l2_map import drawn, picture
+from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
 from pytest_gpumem.settings import MODES
 
 if TYPE_CHECKING:
+    from pytest_gpumem.measuring.target import Case, Target
     from pytest_gpumem.memory.l2 import PersistingStream
+    from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.running import GpuTest
     from pytest_gpumem.plugin.session import GpuSession
 
@@ -30,11 +33,12 @@ PRECISION = 0.003
 """Half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended."""
 BUDGET = 0.1
 """Seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds."""
+FIXTURE = "l2_sweep"
 NOTHING_SWEPT = 6
 """Exit code of a session with `--gpumem-l2-sweep` in which nothing was swept: no verdict."""
 NOTHING = (
-    "--gpumem-l2-sweep: nothing was swept; swept is what gpu_benchmark measures with stream= from persisting_stream "
-    "(a Case with window= is not), and what the fixture l2_sweep is given"
+    "--gpumem-l2-sweep: nothing was swept; swept is what gpu_benchmark measures with stream= from persisting_stream, a Case with window=, "
+    "and what the fixture l2_sweep is given"
 )
 
 
@@ -75,13 +79,37 @@ class L2Sweeps:
         buffer = window if isinstance(window, Buffer) else test.arena.find(window)
         if buffer is None:
             raise BadCall(f"window={window!r}; it is a buffer that device_buffer made")
+        self._check(mode)
+        return self._sweep_call(function, args, kwargs, buffer, mode, buffer.nbytes, {})
+
+    def case(self, build: Callable[[Memory], Case], *, mode: str | None = None) -> Sweep:
+        """The same for a `Case` with `window=`, built anew by `build(memory)` for each placement.
+
+        Args and errors as for the short form.
+
+        Raises:
+            BadCall: the case has no window.
+        """
+        __tracebackhide__ = True
+        test = self._test
+        self._check(mode)
+        # Built once to see what it is; a device has one set-aside, so its own window is not opened for that.
+        target = test.conductor.case(build, arena=test.arena, persisting={"set_aside": "off"})
+        try:
+            name, stream = target.name, target.window
+        finally:
+            target.close()
+        if stream is None:
+            raise BadCall(f"{name}: Case.window is None: there is nothing to make persisting")
+        return self._sweep_case(build, name, stream.nbytes, mode)
+
+    def _check(self, mode: str | None) -> None:
         if mode is not None and mode not in MODES:
             raise BadCall(f"mode={mode!r}; accepted are {', '.join(MODES)}")
-        if test.judged:
+        if self._test.judged:
             raise BadCall("this test was judged already: sweep in its body, not while fixtures are torn down")
-        return self._sweep(function, args, kwargs, buffer, mode, buffer.nbytes, {})
 
-    def _sweep(
+    def _sweep_call(
         self,
         function: BoundKernel | Callable[..., object],
         args: tuple[Any, ...],
@@ -94,6 +122,33 @@ class L2Sweeps:
         """Args as for the fixture, but the bytes under the window, and further arguments of each persisting stream."""
         __tracebackhide__ = True
         test = self._test
+
+        @contextmanager
+        def target(setting: dict[str, Any]) -> Iterator[Target]:
+            with persisting(test.device, buffer, **setting, **options) as stream:
+                yield test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream)
+
+        name = function.name if isinstance(function, BoundKernel) else getattr(function, "__name__", type(function).__name__)
+        return self._sweep(target, name, nbytes, mode)
+
+    def _sweep_case(self, build: Callable[[Memory], Case], name: str, nbytes: int, mode: str | None) -> Sweep:
+        __tracebackhide__ = True
+        test = self._test
+        return self._sweep(
+            lambda setting: nullcontext(test.conductor.case(build, arena=test.arena, persisting=setting)), name, nbytes, mode
+        )
+
+    def _sweep(self, target: Callable[[dict[str, Any]], AbstractContextManager[Target]], name: str, nbytes: int, mode: str | None) -> Sweep:
+        """Search.
+
+        Args:
+            target: what is measured, by the arguments of its persisting stream.
+            name: of what is launched.
+            nbytes: bytes under the window.
+            mode: state of the cache before each sample.
+        """
+        __tracebackhide__ = True
+        test = self._test
         device, conductor = test.device, test.conductor
         if conductor.profiled:
             raise BadCall("a profiler is attached: its times say nothing of a set-aside; sweep without it")
@@ -103,12 +158,10 @@ class L2Sweeps:
 
         def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
             setting: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
-            with persisting(device, buffer, **setting, **options, allow_thrash=True) as stream:
-                target = conductor.target(function, args, kwargs, arena=test.arena, stream=stream)
-                taken = conductor.measure(target, plan, arena=test.arena, label="", name=test.range_name)
+            with target({**setting, "allow_thrash": True}) as one:
+                taken = conductor.measure(one, plan, arena=test.arena, label="", name=test.range_name)
             return taken.latency, taken.half_width
 
-        name = function.name if isinstance(function, BoundKernel) else getattr(function, "__name__", type(function).__name__)
         try:
             found = sweep(measure, device.facts, nbytes, target=name, spent=lambda: device.now() - begun)
         finally:
@@ -134,7 +187,15 @@ class L2Sweeps:
         key = (*name, *identities, mode, *options.values())
         if key not in self._seen:
             self._seen[key] = (function, args, kwargs, buffer)
-            self._due.append(lambda: self._sweep(function, args, kwargs, buffer, mode, nbytes, options))
+            self._due.append(lambda: self._sweep_call(function, args, kwargs, buffer, mode, nbytes, options))
+
+    def later_case(self, build: Callable[[Memory], Case], name: str, nbytes: int, mode: str | None) -> None:
+        """Sweep a case that was measured under its window, at once unless a persisting stream is open: a device has one set-aside."""
+        key = (id(build), mode)
+        if key not in self._seen:
+            self._seen[key] = build
+            self._due.append(lambda: self._sweep_case(build, name, nbytes, mode))
+        self._catch_up()
 
     @contextmanager
     def afterwards(self) -> Iterator[None]:
@@ -161,17 +222,41 @@ class L2Sweeps:
 
 
 def check_serial(config: pytest.Config) -> None:
-    """Refuse workers of xdist under `--gpumem-l2-sweep`: maps are drawn by the process that took them."""
+    """Refuse workers of xdist where maps are wanted: they are drawn by the process that took them."""
     if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
-        raise pytest.UsageError("gpumem: --gpumem-l2-sweep draws in the process that measures, not under xdist; leave out -n")
+        raise pytest.UsageError("gpumem: --gpumem-l2-sweep and its map draw in the process that measures, not under xdist; leave out -n")
 
 
 class SweepHooks:
-    """Shows the maps at the session's end."""
+    """Shows the maps at the session's end.
+
+    Raises:
+        pytest.UsageError: a picture is wanted that cannot be drawn or written, or under xdist.
+    """
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
+        self._picture: Path | None = None
+        wanted = session.settings.l2_sweep_map
+        if wanted is not None:
+            check_serial(session.config)
+            self._picture = Path(session.config.invocation_params.dir, Path(wanted).expanduser())
+            # Noticed now, and not once everything was measured.
+            if (why := undrawable(self._picture)) is not None:
+                raise pytest.UsageError(f"gpumem: {session.settings.origins['l2_sweep_map']}: cannot write {self._picture}: {why}")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        settings = self._session.settings
+        origin = settings.origins["l2_sweep_map"]
+        # An ini file or the environment may name a picture for the sessions that sweep.
+        if settings.l2_sweep or not origin.startswith("--") or session.config.option.collectonly:
+            return
+        if not any({FIXTURE, TEST_FIXTURE} <= set(getattr(item, "fixturenames", ())) for item in session.items):
+            raise pytest.UsageError(
+                f"gpumem: {origin} {settings.l2_sweep_map}: nothing would be swept, so there is no map to draw; add --gpumem-l2-sweep, "
+                f"or name the fixture {FIXTURE} in a test"
+            )
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
@@ -179,13 +264,12 @@ class SweepHooks:
             self._notes.append(NOTHING)
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = NOTHING_SWEPT
-        if gpu.settings.l2_sweep_map is not None and gpu.sweeps:
-            path = Path(gpu.config.invocation_params.dir, Path(gpu.settings.l2_sweep_map).expanduser())
+        path = self._picture
+        if path is not None and gpu.sweeps:
             try:
                 picture(gpu.sweeps, path)
-            except (OSError, ImportError) as error:
-                why = "matplotlib is not installed; python -m pip install matplotlib" if isinstance(error, ImportError) else error
-                self._notes.append(f"--gpumem-l2-sweep-map: cannot write {path}: {why}")
+            except OSError as error:
+                self._notes.append(f"--gpumem-l2-sweep-map: cannot write {path}: {error.strerror or error}")
                 if session.exitstatus == pytest.ExitCode.OK:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
             else:

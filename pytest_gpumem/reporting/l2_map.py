@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +55,24 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
             *wrapped(f"recommended: persisting_stream(buffer, {_arguments(sweep)})", width),
         ]
     )
+
+
+def undrawable(path: Path) -> str | None:
+    """Why no picture can be written to `path`, with the remedy; None if nothing speaks against it. For a look before long work."""
+    try:
+        there = importlib.util.find_spec("matplotlib.figure") is not None
+    except (ImportError, ValueError):
+        there = False
+    if not there:
+        return "matplotlib is not installed; python -m pip install matplotlib"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if path.is_dir():
+        return "it is a folder"
+    # What is there is replaced in place; else the folder takes a new file.
+    target = path if path.exists() else folder
+    return None if os.access(target, os.W_OK) else f"no permission to write {target}"
 
 
 def picture(sweeps: Sequence[tuple[str, Sweep]], path: Path) -> None:

@@ -226,18 +226,133 @@ def test_a_picture_that_is_none_is_refused(pytester: pytest.Pytester, gpumem: Ru
     assert "--gpumem-l2-sweep-map: 'map.pdf' is no picture; accepted is a path that ends in .png or .svg" in result.stderr.str()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_the_picture(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    if there:
-        pytest.importorskip("matplotlib")
-    else:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_the_picture(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytest.importorskip("matplotlib")
     pytester.makepyfile(STREAMS)
     result = gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "map.svg", "-k", "table")
-    assert result.ret == (0 if there else 1)
-    assert Path(pytester.path, "map.svg").exists() == there
-    expected = "--gpumem-l2-sweep-map: wrote" if there else "matplotlib is not installed; python -m pip install matplotlib"
-    assert expected in said(result)
+    assert result.ret == 0
+    assert Path(pytester.path, "map.svg").exists()
+    assert "--gpumem-l2-sweep-map: wrote" in said(result)
+
+
+def refused(result: pytest.RunResult) -> str:
+    """What a session said that measured nothing, because its call cannot be carried out."""
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "passed" not in result.stdout.str()
+    return result.stderr.str()
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    pytester.makepyfile(STREAMS)
+    told = refused(gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "map.svg"))
+    assert "matplotlib is not installed; python -m pip install matplotlib" in told
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytest.importorskip("matplotlib")
+    pytester.makepyfile(STREAMS)
+    told = refused(gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "nowhere/map.svg"))
+    assert f"there is no folder {pytester.path / 'nowhere'}" in told
+    pytester.mkdir("folder.svg")
+    assert "it is a folder" in refused(gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "folder.svg"))
+
+
+def test_a_picture_of_nothing_is_refused(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    pytester.makepyfile(STREAMS)
+    told = refused(gpumem("--gpumem-l2-sweep-map", "map.svg"))
+    assert "--gpumem-l2-sweep-map map.svg: nothing would be swept" in told
+    assert "add --gpumem-l2-sweep" in told
+    # What stands in the environment for the sessions that sweep does not break the others.
+    monkeypatch.setenv("GPUMEM_L2_SWEEP_MAP", "map.svg")
+    assert gpumem().ret == 0
+
+
+def test_a_picture_of_what_the_fixture_sweeps(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytest.importorskip("matplotlib")
+    pytester.makepyfile(FIXTURE.replace("SIZE", "8"))
+    assert gpumem("--gpumem-l2-sweep-map", "map.svg").ret == 0
+    assert Path(pytester.path, "map.svg").exists()
+
+
+CASE = """
+import numpy as np
+import pytest
+from pytest_gpumem import Case, MiB
+
+placements = []
+
+def lookup(memory):
+    placements.append(memory)
+    out, table = memory.device(64 * MiB, "i4"), memory.device(8 * MiB, "i4")
+    return Case(lambda: None, reads=[table], writes=[out], window=WINDOW, reference=lambda: None, name="lookup")
+"""
+
+
+def test_a_case_with_a_window_is_swept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        CASE.replace("WINDOW", "table")
+        + """
+def test_case(l2_sweep, gpu_device):
+    limit = gpu_device.set_aside()
+    asked, request = [], gpu_device.request_set_aside
+    gpu_device.request_set_aside = lambda nbytes: asked.append(nbytes) or request(nbytes)
+    try:
+        found = l2_sweep.case(lookup)
+    finally:
+        del gpu_device.request_set_aside
+    assert found.target == "lookup" and found.window_bytes == 8 * MiB
+    assert {point.setting.set_aside for point in found.points} <= set(asked)
+    assert len(placements) > len(found.points)
+    assert gpu_device.set_aside() == limit
+"""
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1)
+    assert sections(result) == 1
+
+
+def test_the_option_sweeps_a_case_with_a_window_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        CASE.replace("WINDOW", "table")
+        + """
+def test_case(gpu_benchmark):
+    gpu_benchmark.case(lookup, label="one")
+    gpu_benchmark.case(lookup, label="other")
+
+def test_within_a_stream(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream):
+    out, table = (device_buffer(size * MiB, "i4") for size in (32, 4))
+    with persisting_stream(table) as stream:
+        gpu_benchmark.case(lookup, label="case")
+        gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="call")
+"""
+    )
+    result = gpumem("--gpumem-l2-sweep")
+    result.assert_outcomes(passed=2)
+    assert sections(result) == 3
+
+
+def test_a_case_without_a_window_cannot_be_swept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        CASE.replace("WINDOW", "None")
+        + """
+def test_fixture(l2_sweep):
+    l2_sweep.case(lookup)
+
+def test_mode(l2_sweep):
+    l2_sweep.case(lookup, mode="warm")
+
+def test_measured(gpu_benchmark):
+    gpu_benchmark.case(lookup)
+"""
+    )
+    result = gpumem("--gpumem-l2-sweep")
+    result.assert_outcomes(failed=2, passed=1)
+    result.stdout.fnmatch_lines(["*BadCall: lookup: Case.window is None*", "*BadCall: mode='warm'*"])
+    assert sections(result) == 0
 
 
 def command(pytester: pytest.Pytester, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -252,6 +367,6 @@ def test_the_command(pytester: pytest.Pytester) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recommended: persisting_stream(" in done.stdout
     assert command(pytester, "test_suite.py::test_plain", *quick).returncode == 6
-    refused = command(pytester, "--", "--gpumem-device", "sim")
-    assert refused.returncode == 4
-    assert "TEST is a pytest node id" in refused.stderr
+    mistaken = command(pytester, "--", "--gpumem-device", "sim")
+    assert mistaken.returncode == 4
+    assert "TEST is a pytest node id" in mistaken.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep, Textbook
-from pytest_gpumem.reporting.l2_map import drawn, picture
+from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
 from pytest_gpumem.units import MiB
 
 STEP = 3276800
@@ -75,3 +75,22 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError):
         picture([("test_one", FOUND)], tmp_path / "map.png")
+
+
+def test_what_keeps_a_picture_from_being_drawn_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    there = tmp_path / "there.svg"
+    there.touch()
+    assert undrawable(tmp_path / "new.svg") is None
+    assert undrawable(there) is None
+    assert undrawable(tmp_path / "no" / "map.svg") == f"there is no folder {tmp_path / 'no'}"
+    assert undrawable(tmp_path) == "it is a folder"
+    locked: list[Path] = []
+    monkeypatch.setattr("os.access", lambda path, _mode: Path(path) not in locked)
+    locked.append(tmp_path)
+    assert undrawable(tmp_path / "new.svg") == f"no permission to write {tmp_path}"
+    assert undrawable(there) is None
+    locked.append(there)
+    assert undrawable(there) == f"no permission to write {there}"
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert undrawable(tmp_path / "new.svg") == "matplotlib is not installed; python -m pip install matplotlib"
