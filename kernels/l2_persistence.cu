@@ -1,4 +1,4 @@
-// The two experiments on persisting L2.
+// The two experiments on persisting L2, and the look-up table in shared memory instead.
 //
 // Their access pattern is the experiment: one 4-byte access an iteration, a 64-bit remainder in the index, plain loads and stores.
 // They are not vectorised or unrolled, because the gain by persistence depends on how far a thread waits for its table.
@@ -13,6 +13,24 @@ __global__ void reset_data(T* data_streaming, T const* lut_persistent, size data
     size const stride = static_cast<size>(blockDim.x) * gridDim.x;
     for (size i = static_cast<size>(blockDim.x) * blockIdx.x + threadIdx.x; i < data_streaming_size; i += stride) {
         data_streaming[i] = lut_persistent[i % lut_persistent_size];
+    }
+}
+
+// The same with the table in shared memory (CUDA L2 Persistent Cache, Lei Mao: persistent cache or shared memory?). Each block reads the
+// whole table once; the index arithmetic of the loop is the same. The launch gives as much dynamic shared memory as the table has.
+template <class T>
+__global__ void reset_data_shared(T* data_streaming, T const* lut_persistent, size data_streaming_size, size lut_persistent_size)
+{
+    static_assert(sizeof(T) == sizeof(int), "an element is a word of shared memory");
+    extern __shared__ int words[];  // of one type in all instances, as the language demands
+    T* const table = reinterpret_cast<T*>(words);
+    for (size i = threadIdx.x; i < lut_persistent_size; i += blockDim.x) {
+        table[i] = lut_persistent[i];
+    }
+    __syncthreads();
+    size const stride = static_cast<size>(blockDim.x) * gridDim.x;
+    for (size i = static_cast<size>(blockDim.x) * blockIdx.x + threadIdx.x; i < data_streaming_size; i += stride) {
+        data_streaming[i] = table[i % lut_persistent_size];
     }
 }
 

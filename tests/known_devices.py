@@ -23,4 +23,6 @@ H100 = DeviceFacts(
     pageable_memory_access=False,
     integrated=False,
     ecc=True,
+    shared_bytes_per_sm=233_472,
+    max_shared_bytes_per_block=232_448,
 )

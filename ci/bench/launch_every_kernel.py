@@ -26,6 +26,8 @@ PASSES = 5
 """Over a footprint."""
 MATRIX = (131, 761)
 """Two primes: tiles at both edges are ragged."""
+LARGE_TABLE = 99 * 1024
+"""Bytes of shared memory that every device of compute capability 8.0 and more has for a block; beyond 48 KiB a kernel opts in."""
 AWKWARD = 100_003
 """Elements: a prime, so that every vector width and block size leaves a tail."""
 
@@ -43,9 +45,11 @@ def argument_sizes(kernel: Kernel, itemsize: int) -> Iterator[tuple[dict[str, in
             yield dict.fromkeys(arrays, width * height), {"width": width, "height": height}
     elif kernel.name.startswith("chase"):
         yield {"nodes": 1024 * NODE_BYTES // itemsize, "out": 1}, {"steps": 3000}
-    elif kernel.name in ("reset_data", "sliding_window"):
+    elif kernel.name in ("reset_data", "reset_data_shared", "sliding_window"):
         small = next(name for name in arrays if "persistent" in name)
         yield {**dict.fromkeys(arrays, AWKWARD), small: 1009}, {}
+        if kernel.name == "reset_data_shared":
+            yield {**dict.fromkeys(arrays, AWKWARD), small: LARGE_TABLE // itemsize}, {}
     else:
         for scalars in {"offset_copy": ({"offset": 0}, {"offset": 7}), "stride_copy": ({"stride": 1}, {"stride": 5})}.get(
             kernel.name, ({},)

@@ -15,6 +15,10 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
 
 
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute capabilities 8.x and 9.0)."""
+
+
 class Role(str, Enum):
     """What a kernel does with a parameter."""
 
@@ -140,6 +144,9 @@ class Kernel:
     on_chip_cycles: Callable[[Call], float] | None = None
     """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
     line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict."""
+    on_chip_loads: Callable[[Call], int] | None = None
+    """Loads from shared memory of a launch, over all threads, where a thread waits for each before it goes on to the next: with few
+    threads they decide its time."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
     node_bytes: int = 64

@@ -1,12 +1,13 @@
-"""The two experiments on persisting L2 (`kernels/l2_persistence.cu`)."""
+"""The two experiments on persisting L2, and the table in shared memory instead (`kernels/l2_persistence.cu`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels.arrays import Arrays, Scalars, element, module_of
-from pytest_gpumem.kernels.calls import grid, thread_per_element, touch, typed
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.calls import WARP, ceil_div, grid, thread_per_element, touch, typed
+from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES, Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
@@ -38,6 +39,34 @@ def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     result[:whole].reshape(-1, table.size)[:] = table
     result[whole:] = table[: data.size - whole]
     return {"data_streaming": result}
+
+
+def _shared_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
+    """As many blocks as the SMs hold at once, each with the table; none that has nothing to write."""
+    data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
+    resident = facts.max_threads_per_sm // _THREADS
+    if facts.shared_bytes_per_sm is not None:
+        resident = min(resident, facts.shared_bytes_per_sm // (table.nbytes + RESERVED_SHARED_BYTES))
+    shape = grid(call, min(facts.sm_count * max(resident, 1), ceil_div(data.size, _THREADS)), _THREADS)
+    return replace(shape, shared_bytes=table.nbytes)
+
+
+def _shared_accesses(call: Call) -> tuple[Access, ...]:
+    # Each block reads the table. How many blocks there are is the device's choice unless the caller made it: one is counted then.
+    table = call.arrays["lut_persistent"]
+    return (
+        touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)),
+        touch("data_streaming", "write", call),
+    )
+
+
+def _stream_elements(call: Call) -> int:
+    return call.arrays["data_streaming"].size
+
+
+def _shared_cycles(call: Call) -> float:
+    # For each warp-wide request an access to shared memory, without a bank conflict, and a line of the stream.
+    return 2 * _stream_elements(call) / WARP
 
 
 def _sliding_accesses(call: Call) -> tuple[Access, ...]:
@@ -76,6 +105,22 @@ KERNELS = (
         section="CUDA L2 Persistent Cache, Lei Mao: data reset",
         check=typed(_RESET_DTYPES),
         relative_tolerance=0.0,
+    ),
+    Kernel(
+        name="reset_data_shared",
+        parameters=(Parameter("data_streaming", Role.WRITE), Parameter("lut_persistent", Role.READ)),
+        shape=_shared_shape,
+        accesses=_shared_accesses,
+        source="l2_persistence.cu",
+        entry="reset_data_shared<{dtype}>",
+        reference=_reset,
+        launch_arguments=_reset_arguments,
+        dtypes=_RESET_DTYPES,
+        section="CUDA L2 Persistent Cache, Lei Mao: persistent cache VS shared memory",
+        check=typed(_RESET_DTYPES),
+        relative_tolerance=0.0,
+        on_chip_cycles=_shared_cycles,
+        on_chip_loads=_stream_elements,
     ),
     Kernel(
         name="sliding_window",

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream
+from pytest_gpumem.units import format_bytes
 
 CYCLE_SEED = 1
 """Seed of the cycle that a pointer chase walks: the same walk in every test."""
@@ -52,6 +54,17 @@ class BoundKernel:
         if isinstance(blocks, bool) or not isinstance(blocks, Integral) or blocks <= 0:
             raise BadCall(f"with_grid() takes a positive number of blocks, not {blocks!r}")
         return replace(self, blocks=int(blocks))
+
+    def with_stream(self, stream: PersistingStream) -> BoundKernel:
+        """The same kernel, whose untimed calls run on a persisting stream, under its window.
+
+        Raises:
+            BadWindow: it is not the stream that carries the window.
+        """
+        if stream.where != "stream":
+            raise BadWindow(f'where="{stream.where}": the stream itself has no window, which an untimed call could run under')
+        stream.used = True
+        return replace(self, stream=stream.stream)
 
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
@@ -161,9 +174,19 @@ class BoundKernel:
     def launch(
         self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
     ) -> Launch:
-        """What the device takes, with the buffers where they now are, or with `copies` of some of them."""
-        call = self.call(buffers, values)
-        shape = self.kernel.shape(self.device.facts, call)
+        """What the device takes, with the buffers where they now are, or with `copies` of some of them.
+
+        Raises:
+            Unsupported: a block needs more shared memory than the device has for one.
+        """
+        call, facts = self.call(buffers, values), self.device.facts
+        shape = self.kernel.shape(facts, call)
+        most = facts.max_shared_bytes_per_block
+        if most is not None and shape.shared_bytes > most:
+            raise Unsupported(
+                f"{self.kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for each block; "
+                f"{facts.name} has at most {format_bytes(most)}"
+            )
         elsewhere = copies or {}
         return Launch(self.kernel, call, shape, {name: elsewhere.get(b, b.allocation) for name, b in buffers.items()})
 

@@ -47,6 +47,10 @@ class DeviceFacts:
     """`pageableMemoryAccess` (HMM or ATS): plain `malloc` memory is visible to kernels."""
     integrated: bool
     """The GPU shares physical memory with the host."""
+    shared_bytes_per_sm: int | None = None
+    """`sharedMemPerMultiprocessor`: shared memory of one SM, for all blocks that it holds."""
+    max_shared_bytes_per_block: int | None = None
+    """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts in."""
     uuid: str | None = None
     """UUID of the GPU or of the MIG instance."""
     ecc: bool | None = None

@@ -139,6 +139,8 @@ def _read(driver: Any, device: Any, runtime: int) -> DeviceFacts:
         concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),
         pageable_memory_access=bool(attribute("PAGEABLE_MEMORY_ACCESS")),
         integrated=bool(attribute("INTEGRATED")),
+        shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
+        max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,
         uuid=_uuid(driver, device, mig=profile is not None),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
 from pytest_gpumem.records.device import DeviceFacts
 
 KIB = 2**10
@@ -132,6 +133,8 @@ class Datasheet:
     """Resolution of events. Fit set: rows "floor" of H100."""
     random_efficiency: float = 0.5
     """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
+    shared_latency_cycles: float = 30.0
+    """Of a dependent load from shared memory. An assumption, not fitted."""
     edge_cost: float = 4 / 9
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
     zero_copy_share: float = 0.95
@@ -185,6 +188,8 @@ class Datasheet:
             pageable_memory_access=False,
             integrated=False,
             ecc=self.ecc,
+            shared_bytes_per_sm=self.shared_bytes_per_sm,
+            max_shared_bytes_per_block=self.shared_bytes_per_sm - RESERVED_SHARED_BYTES,
             link=self.link,
             link_bandwidth=self.link_bandwidth,
         )

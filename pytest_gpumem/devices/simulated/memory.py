@@ -43,8 +43,17 @@ class L2:
 
     @property
     def capacity(self) -> float:
-        """Bytes that lines read by all SMs can use beside the set-aside."""
-        return (self._sheet.l2_bytes - self.set_aside) * self._sheet.fit.shared_l2
+        """Bytes that lines read by all SMs can use beside the lines that persist.
+
+        What is set aside and not used by persisting accesses serves all others (CUDA C++ Programming Guide, L2 Cache Set-Aside for
+        Persisting Accesses).
+        """
+        return (self._sheet.l2_bytes - self.persisting) * self._sheet.fit.shared_l2
+
+    @property
+    def persisting(self) -> float:
+        """Bytes that persist in the set-aside."""
+        return sum(line.persisting for line in self._lines.values())
 
     @property
     def outside_share(self) -> float:
@@ -128,8 +137,8 @@ class L2:
         return excess
 
     def _shrink(self) -> None:
-        normal = sum(line.normal for line in self._lines.values()) - self.capacity
-        persisting = sum(line.persisting for line in self._lines.values()) - self.set_aside
+        persisting = self.persisting - self.set_aside
+        normal = sum(line.normal for line in self._lines.values()) - self.capacity - max(0.0, persisting) * self._sheet.fit.shared_l2
         if normal <= 0.0 and persisting <= 0.0:
             return
         for key in list(self._lines):

@@ -71,6 +71,8 @@ class Work:
     """Of them, written."""
     on_chip: float = 0.0
     """Seconds for which L1 and shared memory are busy with its requests."""
+    on_chip_loads: float = 0.0
+    """Loads from shared memory that threads wait for, over all threads."""
 
 
 def work_of(
@@ -80,6 +82,7 @@ def work_of(
     loads_in_flight: int,
     dependent_steps: float | None,
     on_chip_cycles: float = 0.0,
+    on_chip_loads: float = 0.0,
 ) -> Work:
     """Gather the accesses of a launch by allocation.
 
@@ -90,6 +93,7 @@ def work_of(
         loads_in_flight: independent loads of one thread.
         dependent_steps: length of the chain of dependent accesses, where the kernel says it.
         on_chip_cycles: cycles that one SM's L1 and shared memory would need for all requests.
+        on_chip_loads: loads from shared memory that threads wait for.
     """
     uses: dict[int, Use] = {}
     steps = 0.0
@@ -125,7 +129,7 @@ def work_of(
     threads = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)) * max(1, shape.threads))
     gathered = tuple(uses.values())
     local = tuple(u for u in gathered if not u.allocation.kind.on_host)
-    loads = max((u.read_requests / u.itemsize for u in local), default=0.0)
+    loads = max((u.read_requests / u.itemsize for u in local), default=0.0) + on_chip_loads
     return Work(
         uses=gathered,
         local=local,
@@ -136,7 +140,9 @@ def work_of(
         addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
         footprint=sum(u.footprint for u in local),
         written=sum(u.writes for u in local),
-        on_chip=on_chip_cycles / (sheet.sm_count * sheet.sm_clock),
+        # A grid of fewer blocks than there are SMs leaves the rest idle.
+        on_chip=on_chip_cycles / (max(1, min(shape.blocks, sheet.sm_count)) * sheet.sm_clock),
+        on_chip_loads=on_chip_loads,
     )
 
 
@@ -213,7 +219,7 @@ class Timing:
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
             dram_time += write_time * (1.0 / max(0.05, room) - 1.0)
         l2_time = hit / sheet.l2_bandwidth
-        latency_time = self._latency_time(work, local, hits)
+        latency_time = max(self._latency_time(work, local, hits), self._on_chip_wait(work))
         body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
         return sheet.launch + ramp + body + faults
@@ -255,11 +261,17 @@ class Timing:
         """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
         read_time = sum(u.reads for u in local) / (self._sheet.peak_bandwidth * self._sheet.fit.read_efficiency)
         loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
-        busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work))
+        busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work), self._on_chip_wait(work))
         return min(1.0, busy / _SATURATED)
 
     def _hit_time(self, work: Work) -> float:
         return self._sheet.fit.l2_hit_time if work.loops else self._sheet.l2_latency
+
+    def _on_chip_wait(self, work: Work) -> float:
+        """Seconds for which a thread waits for shared memory; what a loop costs beside its load is the same as with a load from L2."""
+        sheet = self._sheet
+        each = sheet.shared_latency_cycles / sheet.sm_clock + max(0.0, self._hit_time(work) - sheet.l2_latency)
+        return work.on_chip_loads / work.threads / work.loads_in_flight * each
 
     def _hits(self, u: Use, total: float, whole: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
@@ -277,7 +289,9 @@ class Timing:
         requested = max(u.read_requests, u.write_requests)
         share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
         passing = 0.0 if u.nearby else sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
-        miss = miss_ratio(passing / capacity, fit.knee, fit.sharpness)
+        # A line that is written has one home: both partitions of L2 may keep a copy of one that is only read.
+        room = capacity / fit.shared_l2 if u.writes else capacity
+        miss = miss_ratio(passing / room, fit.knee, fit.sharpness)
         kept = min(1.0, l2.capacity / max(total, 1.0))
         left = u.footprint * kept
         if u.onward:

@@ -1,5 +1,6 @@
 // As much CUDA as the kernels use, on the host: one thread after the other, or side by side the 32 threads of a warp where a kernel
 // exchanges values within it, or all threads of a block where they share memory.
+#include <algorithm>
 #include <barrier>
 #include <memory>
 #include <thread>
@@ -9,6 +10,11 @@
 #define __device__
 #define __launch_bounds__(...)
 #define __shared__ static  // of one block: blocks run one after the other
+
+// Dynamic shared memory of the block that runs, and guard bytes behind it. `extern __shared__` becomes a pointer to it.
+unsigned const shared_guard = 256;
+inline std::vector<unsigned char> dynamic_shared;
+inline bool shared_overrun = false;
 
 struct int4 {
     int x, y, z, w;
@@ -61,14 +67,16 @@ struct Pointer {
 
 // Threads that run side by side: 1, 32, or all of a block.
 template <class Body>
-void launch(unsigned blocks, unsigned threads, unsigned side_by_side, Body body)
+void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, unsigned side_by_side, Body body)
 {
+    shared_overrun = false;
     auto const one = [=](unsigned block, unsigned thread) {
         blockDim = {threads}, gridDim = {blocks}, blockIdx = {block}, threadIdx = {thread};
         body();
     };
     for (unsigned block = 0; block < blocks; ++block) {
         block_barrier = std::make_unique<std::barrier<>>(threads);
+        dynamic_shared.assign(shared_bytes + shared_guard, 0xA5);  // a block finds in it what it will
         for (unsigned first = 0; first < threads; first += side_by_side) {
             std::vector<std::thread> together;
             for (unsigned thread = first; thread < first + side_by_side && thread < threads; ++thread) {
@@ -82,5 +90,7 @@ void launch(unsigned blocks, unsigned threads, unsigned side_by_side, Body body)
                 thread.join();
             }
         }
+        auto const guard = dynamic_shared.begin() + shared_bytes;
+        shared_overrun |= !std::all_of(guard, dynamic_shared.end(), [](unsigned char byte) { return byte == 0xA5; });
     }
 }

@@ -94,6 +94,7 @@ def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> 
         "triad": {"a": size, "b": size, "c": size},
         "write": {"a": size},
         "reset_data": {"data_streaming": size, "lut_persistent": size // 3 + 1},
+        "reset_data_shared": {"data_streaming": size, "lut_persistent": size // 3 + 1},
         "sliding_window": {"data_persistent": size // 3 + 1, "data_streaming": size},
         "add": {"x": size, "y": size},
         "init": {"x": size},

@@ -76,6 +76,10 @@ def test_reset_data_repeats_the_table():
     assert result("reset_data", data_streaming=ints(0, 0), lut_persistent=table)["data_streaming"].tolist() == [5, 2]
 
 
+def test_a_table_in_shared_memory_gives_the_same_result():
+    assert CATALOGUE["reset_data_shared"].reference is CATALOGUE["reset_data"].reference
+
+
 def test_sliding_window_thread_by_thread():
     rng = np.random.default_rng(5)
     for freq, data in ((7, 40), (40, 7)):
@@ -213,7 +217,7 @@ def test_a_prefix_gives_the_prefix_of_the_result(name, size, cut, amount):
     scalars = call_of(kernel, arrays, offset=amount, stride=amount).scalars | ({"rounds": 2} if name == "elementwise" else {})
     full = kernel.reference(arrays, scalars)
     part = kernel.reference({key: array[:cut] for key, array in arrays.items()}, scalars)
-    period = arrays["lut_persistent"].size if name == "reset_data" else 0
+    period = arrays["lut_persistent"].size if name.startswith("reset_data") else 0
     for key, content in part.items():
         if name not in MANY_TO_ONE:
             assert len(content) == min(len(arrays[key]), cut)

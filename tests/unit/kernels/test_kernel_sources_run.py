@@ -6,6 +6,7 @@ It checks indices, tails, grids, parameter order and arithmetic of what ships; w
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -23,7 +24,7 @@ C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "
 COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
 WARPWISE = ("l2_read",)
 """Kernels whose threads exchange values within a warp."""
-BLOCKWISE = ("transpose_tiled", "transpose_padded", "read", "dot")
+BLOCKWISE = ("transpose_tiled", "transpose_padded", "read", "dot", "reset_data_shared")
 """Kernels whose threads share memory."""
 GUARD = 256
 """Bytes after every array that no kernel may touch."""
@@ -45,10 +46,15 @@ def entry_points() -> str:
         for vectors in vector_counts(kernel):
             function = f"{Path(kernel.source).stem}_cu::{kernel.expression(c_type, LaunchShape(1, 1, vectors=vectors))}"
             text.append(
-                f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, {parameters})\n'
-                f"{{ launch(blocks, threads, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
+                f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, unsigned shared, {parameters})\n'
+                f"{{ launch(blocks, threads, shared, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
             )
-    return "".join(text)
+    return "".join(text) + 'extern "C" bool wrote_past_shared_memory() { return shared_overrun; }\n'
+
+
+def on_host(source: str) -> str:
+    """A source whose dynamic shared memory is that of `host_cuda.hpp`."""
+    return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* const \2 = reinterpret_cast<\1*>(dynamic_shared.data());", source)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("host_kernels")
     shutil.copy(Path(__file__).with_name("host_cuda.hpp"), folder)
     names = sorted({k.source for k in CATALOGUE.values() if k.source})
-    spaces = "".join(f"namespace {Path(name).stem}_cu {{\n{sources.read(name)}\n}}\n" for name in names)
+    spaces = "".join(f"namespace {Path(name).stem}_cu {{\n{on_host(sources.read(name))}\n}}\n" for name in names)
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
     command = [compiler, "-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-pthread", "-shared", "-fPIC"]
     built = subprocess.run([*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, capture_output=True, text=True)
@@ -183,4 +189,7 @@ def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:
             c_type = C_TYPES[dtype][1]
             value = call.scalars[item]
             arguments.append(c_type(int(value)) if dtype == "i4" else c_type(value))
-    getattr(library, f"{kernel.name}_{dtype}_{shape.vectors}")(ctypes.c_uint(shape.blocks), ctypes.c_uint(shape.threads), *arguments)
+    sizes = (ctypes.c_uint(n) for n in (shape.blocks, shape.threads, shape.shared_bytes))
+    getattr(library, f"{kernel.name}_{dtype}_{shape.vectors}")(*sizes, *arguments)
+    library.wrote_past_shared_memory.restype = ctypes.c_bool
+    assert not library.wrote_past_shared_memory(), f"{kernel.name}: written past the shared memory of its launch shape"

@@ -36,6 +36,7 @@ def traffic(name, arrays, **scalars):
         ("read", sized(a=N, sums=N), 512 * MiB, 32 * KiB),
         ("dot", sized(a=N, b=N, sums=16 * KiB), GiB, 64 * KiB),
         ("reset_data", sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB), 8 * MiB, GiB),
+        ("reset_data_shared", sized("i4", data_streaming=256 * MiB, lut_persistent=10 * KiB), 40 * KiB, GiB),
         ("sliding_window", sized("i4", data_persistent=MiB, data_streaming=256 * MiB), 4 * MiB + GiB, 4 * MiB + GiB),
         ("add", sized(x=16 * MiB, y=16 * MiB), 128 * MiB, 64 * MiB),
         ("init", sized(x=16 * MiB), 0, 64 * MiB),
@@ -80,6 +81,40 @@ def test_the_table_is_asked_for_again_and_again():
     table, data = CATALOGUE["reset_data"].accesses(Call(sized("i4", data_streaming=1000, lut_persistent=10)))
     assert (table.argument, table.footprint, table.requested) == ("lut_persistent", 40, 4000)
     assert (data.argument, data.footprint, data.requested) == ("data_streaming", 4000, 4000)
+
+
+def test_each_block_reads_the_table_into_shared_memory_once():
+    arrays = sized("i4", data_streaming=1000, lut_persistent=10)
+    kernel = CATALOGUE["reset_data_shared"]
+    for blocks, read in ((None, 40), (7, 280)):
+        call = Call(arrays, {}, blocks)
+        table, data = kernel.accesses(call)
+        assert (table.footprint, table.requested) == (40, read)
+        assert (data.footprint, data.requested) == (4000, 4000)
+        assert kernel.on_chip_loads(call) == 1000
+        assert kernel.on_chip_cycles(call) == 2 * 1000 / 32
+
+
+@pytest.mark.parametrize(
+    ("table", "blocks"),
+    [
+        (12 * KiB, 2 * 132),  # 48 KiB: the threads of an SM decide
+        (28 * KiB, 2 * 132),  # two tables of 112 KiB and what the system keeps: 226 of 228 KiB
+        (28 * KiB + 257, 132),
+        (57 * KiB, 132),  # more than there is, which the device refuses
+    ],
+)
+def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100, table, blocks):
+    call = Call(sized("i4", data_streaming=256 * MiB, lut_persistent=table))
+    got = CATALOGUE["reset_data_shared"].shape(h100, call)
+    assert (got.blocks, got.threads, got.shared_bytes) == (blocks, 1024, 4 * table)
+    unknown = CATALOGUE["reset_data_shared"].shape(replace(h100, shared_bytes_per_sm=None), call)
+    assert unknown.blocks == 2 * 132
+
+
+def test_no_block_reads_a_table_without_anything_to_write(h100):
+    call = Call(sized("i4", data_streaming=3 * 1024 + 1, lut_persistent=10))
+    assert CATALOGUE["reset_data_shared"].shape(h100, call).blocks == 4
 
 
 def test_a_table_that_is_not_used_up_counts_what_is_read():

@@ -15,7 +15,7 @@ import pytest_gpumem.devices.simulated
 from pytest_gpumem.devices.protocol import MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Kernel
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 
 
 def samples(seed: int) -> list[float]:
@@ -152,6 +152,40 @@ def test_persisting_lines_survive_a_flush_until_they_are_reset(bench: Workbench)
     assert bench.cold(launch) < 0.8 * normal
     bench.device.reset_persisting()
     assert bench.cold(launch) == pytest.approx(normal, rel=0.05)
+
+
+def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
+    table = bench.memory(24 * MIB)
+    again = bench.bind(scan(), x=bench.memory(24 * MIB))
+    bench.device.request_set_aside(0)
+    whole = bench.hot(again)
+    bench.device.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
+    assert bench.hot(again) == pytest.approx(whole, rel=0.02)
+    bench.device.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
+    bench.run(bench.bind(scan(), x=table))
+    bench.device.set_window(bench.stream, None)
+    assert bench.hot(again) > 1.2 * whole
+    bench.device.reset_persisting()
+    assert bench.hot(again) == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "faster"), [("h100", True), ("a100", True), ("rtx3090", False)])
+def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster: bool) -> None:
+    """Each partition may keep a copy of what is only read: four fifths of L2, gone through again and again, fit once, not twice."""
+    bench = Workbench(name)
+    bench.warm_up()
+    bench.device.request_set_aside(0)
+    x, kernel = bench.memory(bench.device.facts.l2_bytes * 4 // 5), scan()
+
+    def seconds(written: bool) -> float:
+        def accesses(call: Call) -> tuple[Access, ...]:
+            nbytes = call.arrays["x"].nbytes
+            read, write = Access("x", "read", nbytes, 32 * nbytes), Access("x", "write", nbytes, nbytes)
+            return (read, write) if written else (read,)
+
+        return bench.cold(bench.bind(replace(kernel, accesses=accesses), x=x))
+
+    assert (seconds(written=True) < 0.9 * seconds(written=False)) == faster
 
 
 def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
@@ -298,6 +332,28 @@ def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
     assert bench.cold(bench.bind(busy, x=x)) == pytest.approx(1e-3, rel=0.02)
     idle = replace(scan(), on_chip_cycles=lambda call: 1.0)
     assert bench.cold(bench.bind(idle, x=x)) == pytest.approx(bench.cold(bench.bind(scan(), x=x)), rel=0.01)
+
+
+def test_a_small_grid_has_few_sms_on_chip(bench: Workbench) -> None:
+    sheet, x = DATASHEETS["h100"], bench.memory(MIB)
+    busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_clock)
+    one, two, all_sms = (bench.cold(bench.bind(busy, blocks=b, x=x)) for b in (1, 2, sheet.sm_count))
+    assert one == pytest.approx(1e-3, rel=0.05)
+    assert two == pytest.approx(0.5e-3, rel=0.1)
+    assert all_sms < 0.05e-3
+
+
+def test_threads_wait_for_shared_memory_too_and_less_long_than_for_l2(bench: Workbench) -> None:
+    table, out = bench.memory(MIB), bench.memory(GIB)
+    # What is left of a look-up where the table lies in shared memory.
+    once = replace(lookup(), accesses=lambda call: (Access("table", "read", MIB, MIB), Access("out", "write", GIB, GIB)))
+    on_chip = replace(once, on_chip_loads=lambda call: call.arrays["out"].size)
+
+    def seconds(kernel: Kernel, blocks: int) -> float:
+        return bench.cold(bench.bind(kernel, blocks=blocks, table=table, out=out, dtype="i4"))
+
+    assert 1.5 * seconds(once, 16) < seconds(on_chip, 16) < 0.8 * seconds(lookup(), 16)
+    assert seconds(on_chip, 264) < 1.1 * seconds(once, 264)
 
 
 def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
