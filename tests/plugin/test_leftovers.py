@@ -201,6 +201,32 @@ def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: 
     )
 
 
+def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Nobody can be asked for them, so there is nothing to warn of."""
+    pytester.makeconftest(STATE)
+    pytester.makepyfile(
+        NEIGHBOUR
+        + """
+    def test_neighbour(gpu_device, gpu_kernels, device_buffer):
+        from dataclasses import replace
+        from pytest_gpumem.devices.protocol import MemoryKind
+        stream = gpu_device.stream()
+        memory = gpu_device.allocate(4 * MiB, MemoryKind.DEVICE)  # as of another library, which keeps it
+        launch = gpu_kernels.copy.launch({"c": device_buffer(4 * MiB), "a": device_buffer(4 * MiB)}, {})
+        launch = replace(launch, arrays={**launch.arrays, "a": memory})
+        gpu_device.set_window(stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+        gpu_device.launch(launch, stream)
+        gpu_device.synchronize(stream)
+        gpu_device.set_window(stream, None)
+        assert lines(gpu_device) > 0
+
+    def test_after(gpu_device):
+        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+    """
+    )
+    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=2, warnings=0)
+
+
 @pytest.mark.parametrize(
     "body", ["raise ValueError('in the body')", "pytest.skip('in the body')", TIMEOUT], ids=["failure", "skip", "time-out"]
 )

@@ -12,7 +12,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.streams import CudaStream
 from pytest_gpumem.devices.persistence import check_window, unsupported
-from pytest_gpumem.devices.protocol import AccessProperty, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 _NUMBERS = {
@@ -98,11 +98,18 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
 
 
 def unpacked(value: Any) -> WindowSpec | None:
-    """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back."""
+    """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back.
+
+    Raises:
+        DeviceError: an access property that is none of CUDA's three.
+    """
     policy = value.accessPolicyWindow
     if not int(policy.num_bytes):
         return None
     ratio = float(policy.hitRatio)
     ratio = round(ratio, 7) if math.isfinite(ratio) else ratio
-    hit, miss = _PROPERTIES[int(policy.hitProp)], _PROPERTIES[int(policy.missProp)]
+    numbers = int(policy.hitProp), int(policy.missProp)
+    if not {*numbers} <= {*_PROPERTIES}:
+        raise DeviceError(f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}")
+    hit, miss = (_PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ def test_properties_come_back_as_they_went(hit: AccessProperty, miss: AccessProp
     assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window
     # The driver's structure has the runtime's layout.
     assert l2.unpacked(l2.launch_attribute(window).value) == window
+
+
+def test_a_property_that_cuda_has_not_is_an_error_of_the_device() -> None:
+    policy = SimpleNamespace(base_ptr=4096, num_bytes=4096, hitRatio=1.0, hitProp=7, missProp=1)
+    with pytest.raises(DeviceError, match=r"with the properties \(7, 1\); CUDA has 0, 1, 2"):
+        l2.unpacked(SimpleNamespace(accessPolicyWindow=policy))
 
 
 def test_a_launch_attribute_says_what_it_is() -> None:
