@@ -206,6 +206,7 @@ class Conductor:
             notes=tuple(dict.fromkeys((*target.notes, *run.notes))),
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
+            requested=target.requested,
         )
 
     @property

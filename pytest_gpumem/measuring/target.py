@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, Graph, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access, Call, Role
-from pytest_gpumem.kernels.sectors import sectors_per_request
+from pytest_gpumem.kernels.sectors import requested_bytes, sectors_per_request
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -78,6 +78,10 @@ class Target(Protocol):
     @property
     def sectors_per_request(self) -> float | None:
         """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known."""
+
+    @property
+    def requested(self) -> int | None:
+        """Bytes that the threads of one launch ask for, repeats counted; None where `sectors_per_request` is."""
 
     @property
     def max_placements(self) -> int | None:
@@ -252,11 +256,19 @@ class KernelTarget:
 
     @property
     def sectors_per_request(self) -> float | None:
+        accesses = self._requests
+        return None if accesses is None else sectors_per_request(accesses)
+
+    @property
+    def requested(self) -> int | None:
+        accesses = self._requests
+        return None if accesses is None else requested_bytes(accesses)
+
+    @property
+    def _requests(self) -> tuple[Access, ...] | None:
+        """What one launch asks for, in warp-wide requests: a copy engine makes none, nor does one thread that follows a chain."""
         accesses = self._bound.kernel.accesses(self._call)
-        # A copy engine makes no requests of 32 words, nor does one thread that follows a chain.
-        if self._bound.kernel.source is None or any(access.dependent for access in accesses):
-            return None
-        return sectors_per_request(accesses)
+        return None if self._bound.kernel.source is None or any(access.dependent for access in accesses) else tuple(accesses)
 
     @property
     def max_placements(self) -> int | None:
@@ -403,6 +415,7 @@ class CallableTarget:
 
     foreign = True
     sectors_per_request: float | None = None
+    requested: int | None = None
     restores = False
     waits = False
     window: PersistingStream | None
@@ -602,6 +615,7 @@ class CaseTarget:
     waits = False
     accesses_per_launch: int | None = None
     sectors_per_request: float | None = None
+    requested: int | None = None
     max_placements: int | None = None
 
     def __init__(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import format_bytes
 
+REPEATED = 3
+"""Times that threads ask for the compulsory bytes from which on these say nothing of what caches and memory serve."""
 L2_MULTIPLES = 4
 """Footprint over L2 from which bytes must come from DRAM; below, output may stay dirty in L2 beyond the last event."""
 
@@ -148,6 +150,8 @@ class Measurement:
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a
     chain of accesses that one thread follows."""
+    requested: int | None = None
+    """Bytes that the threads of one launch ask for, repeats counted; None where `sectors_per_request` is."""
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -180,6 +184,16 @@ class Measurement:
     def bandwidth(self) -> float | None:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
         return self.traffic.total / self.latency if self.traffic is not None else None
+
+    @property
+    def asked_bandwidth(self) -> float | None:
+        """Bytes per second that the threads ask for, where they ask for the compulsory bytes `REPEATED` times or more; else None.
+
+        Caches and memory serve it together. `bandwidth` of such a launch counts every byte once, and looks as if they were slow.
+        """
+        if self.requested is None or self.traffic is None or self.requested < REPEATED * self.traffic.total:
+            return None
+        return self.requested / self.latency
 
     def no_share_of_peak(self, facts: DeviceFacts) -> str | None:
         """Why a share of the device's DRAM peak would mean nothing for this measurement; None if it means something."""

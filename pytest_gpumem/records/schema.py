@@ -227,6 +227,7 @@ def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     yield "discarded", measurement.discarded
     yield "accesses_per_launch", measurement.accesses_per_launch
     yield "sectors_per_request", measurement.sectors_per_request
+    yield "requested", measurement.requested
     if measurement.traffic is not None:
         yield "traffic.reads", measurement.traffic.reads
         yield "traffic.writes", measurement.traffic.writes

@@ -37,9 +37,16 @@ def test_reads_and_writes_count_alike(bench: Bench) -> None:
     assert bench.measure("transpose", *bench.buffers(2), 512, 512).sectors_per_request == 18
 
 
+def test_a_measurement_knows_what_its_threads_ask_for(bench: Bench) -> None:
+    out, table = bench.memory.device(4 * MiB, "i4"), bench.memory.device(1 * MiB, "i4")
+    assert bench.measure("reset_data", out, table).requested == 8 * MiB
+    assert bench.measure("memcpy", *bench.buffers(2)).requested is None
+
+
 def test_one_thread_makes_no_requests_of_32_words(bench: Bench) -> None:
     nodes, out = bench.memory.device(1 * MiB, "i4"), bench.memory.device((1,), "i4")
-    assert bench.measure("chase", nodes, out, 100).sectors_per_request is None
+    chased = bench.measure("chase", nodes, out, 100)
+    assert (chased.sectors_per_request, chased.requested) == (None, None)
 
 
 def test_the_pattern_of_foreign_work_is_unknown(bench: Bench) -> None:

@@ -91,6 +91,7 @@ def rows(draw: st.DrawFn) -> Row:
         notes=st.lists(texts, max_size=2).map(tuple),
         accesses_per_launch=st.none() | st.integers(1, 2**40),
         sectors_per_request=st.none() | st.floats(1, 32),
+        requested=st.none() | st.integers(0, 2**62),
         counted=st.none() | st.builds(Counted, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     return draw(st.builds(Row, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
@@ -163,6 +164,7 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09 is negative"),
         (["measurement", "traffic", "reads"], -1, r"traffic\.reads: -1 is negative"),
         (["measurement", "sectors_per_request"], -4.0, r"sectors_per_request: -4.0 is negative"),
+        (["measurement", "requested"], -1, r"requested: -1 is negative"),
         (["measurement", "counted", "writes"], -1, r"counted\.writes: -1 is negative"),
         (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1 is negative"),
         (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; figures of no launch"),
@@ -190,6 +192,7 @@ def test_a_missing_field_is_refused(key: str) -> None:
 def test_a_field_with_a_default_may_be_missing() -> None:
     written = row_to_json(ROW)
     del written["range_name"], written["measurement"]["counted"], written["measurement"]["sectors_per_request"]
+    del written["measurement"]["requested"]
     assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, counted=None))
 
 

@@ -88,6 +88,19 @@ def test_sectors_of_a_request_are_shown_where_it_is_not_coalesced(
     assert "sectors" not in table([row], facts, width=100, colour=False, notes=False)
 
 
+def test_what_is_asked_for_again_and_again_is_shown_as_asked(facts: DeviceFacts, make_row: MakeRow) -> None:
+    compulsory = 768 * MiB
+    assert fields(draw([make_row(requested=2 * compulsory)], facts)[2])[2:4] == ["3002 GB/s", "89.5 %"]
+    # Ten times 3001.5 GB/s, and no share of what DRAM could give.
+    assert fields(draw([make_row(requested=10 * compulsory)], facts)[2]) == [
+        "test_triad",
+        "268.3 us",
+        "30.02 TB/s asked",
+        "0.100 %",
+        "PASS",
+    ]
+
+
 def test_a_small_change_has_no_negative_zero(facts: DeviceFacts, make_row: MakeRow) -> None:
     tiny = replace(COMPARISON, delta=-0.00001, low=-0.001, high=0.001)
     assert "+0.00 [-0.10, +0.10] %" in draw([make_row(comparison=tiny)], facts)[2]
