@@ -8,9 +8,11 @@ known, so their errors are not those of a blind prediction. Exit code 1 if a hel
 
 Measured figures:
     [Mao]  "CUDA L2 Persistent Cache" (Lei Mao): reset_data on an RTX 3090, 1 GiB stream, 32 blocks of 1024 threads, 3 MB set aside.
-           Sizes are MiB, the mean of 100 launches in a stream.
-    [BPG]  CUDA C++ Best Practices Guide 9.2.2.2: sliding window on an A100, 30 MB set aside. The text gives no table, only three
-           statements: up to 50 % faster where the region fits, about 10 % slower beyond, good throughout when tuned.
+           Sizes are MiB, the mean of 100 launches in a stream. The text shows two runs at 3 MB; they differ by up to 3 %, which is
+           how far its figures can be relied on. The fit set has the second.
+    [BPG]  CUDA C++ Best Practices Guide 9.2.2.2: sliding window on an A100, 30 MB set aside, regions of 10 to 60 MB. The text gives no
+           table, only three statements: up to 50 % faster where the region fits, about 10 % slower beyond, good throughout when tuned
+           (a window of 20 MB, hit ratio 20 MB over the region).
     [H100] [H200] this project, 2026-11: H100 80GB HBM3 and H200, driver 580, CUDA 13.0.
     [benches] RRZE gpu-benches: triad of the A100-80 (the middle of 1759 to 1774), read bandwidth of the RTX 3090.
 """
@@ -155,6 +157,12 @@ def sliding_window(region: int, set_aside: float, hit_ratio: float | None, fixed
 STREAM_ARRAYS = {"copy": "ca", "mul": "bc", "stream_add": "cab", "triad": "abc", "write": "a"}
 
 
+def largest_gain(regions: tuple[int, ...], set_aside: float) -> Model:
+    """The least of the ratios at hit ratio 1: what a text says of "up to"."""
+    models = [sliding_window(region, set_aside, None) for region in regions]
+    return lambda sheet: min(model(sheet) for model in models)
+
+
 def stream(name: str, mib: int, state: str = "hot") -> Model:
     def model(sheet: Datasheet) -> float:
         times = []
@@ -254,15 +262,20 @@ def rows() -> list[Row]:
         ):
             model = reset_data(size, 32, None if ratio is None else 3, ratio)
             found.append(Row("rtx3090", "Mao", f"reset_data, table of {size} MB, {name}", ms * 1e-3, model, size in (1, 3, 5)))
+    for name, ms, ratio in (("no window", 3.071, None), ("ratio 1", 2.436, 1.0), ("ratio fitted", 2.443, 1.0)):
+        model = reset_data(3, 32, None if ratio is None else 3, ratio)
+        found.append(Row("rtx3090", "Mao", f"reset_data, table of 3 MB, {name}, the other run", ms * 1e-3, model, False))
     found.append(Row("rtx3090", "benches", "read, 1 GiB", bandwidth_time(GIB, 894.5e9), stream("read", 1024), True))
 
     # Statements, as times with the window over times without.
-    found.append(Row("a100", "BPG", "sliding window of 20 MB, ratio 1: up to 50 % faster", 1 / 1.5, sliding_window(20, 30, None), False))
+    found.append(
+        Row("a100", "BPG", "sliding window of 10, 20, 30 MB, ratio 1: up to 50 % faster", 1 / 1.5, largest_gain((10, 20, 30), 30), False)
+    )
     for size in (40, 50, 60):
         found.append(
             Row("a100", "BPG", f"sliding window of {size} MB, ratio 1: about 10 % slower", 1.1, sliding_window(size, 30, None), False)
         )
-    for size in (10, 40, 60):
+    for size in (10, 20, 30, 40, 50, 60):
         tuned = sliding_window(size, 30, min(1.0, 20 / size), 20)
         found.append(Row("a100", "BPG", f"sliding window of {size} MB, tuned: never worse", 1.0, tuned, False, at_most=True))
     found.append(Row("a100", "benches", "triad, 1 GiB arrays", bandwidth_time(3 * GIB, 1766e9), stream("triad", 1024), True))
@@ -337,7 +350,7 @@ def rows() -> list[Row]:
 
 def main() -> int:
     worst: dict[tuple[str, bool], float] = {}
-    print(f"{'device':8} {'source':8} {'row':58} {'measured':>11} {'model':>11} {'error':>8}")
+    print(f"{'device':8} {'source':8} {'row':62} {'measured':>11} {'model':>11} {'error':>8}")
     failed = False
     for row in rows():
         value = row.model(DATASHEETS[row.device])
@@ -350,9 +363,9 @@ def main() -> int:
         ratio = "sliding" in row.name
         shown = [f"{x:.3f} x" if ratio else f"{x * 1e6:.2f} us" for x in (row.seconds, value)]
         kind = "fit" if row.fitted else "held out"
-        print(f"{row.device:8} {row.source:8} {row.name:58} {shown[0]:>11} {shown[1]:>11} {error:>+8.1%}  {kind}")
+        print(f"{row.device:8} {row.source:8} {row.name:62} {shown[0]:>11} {shown[1]:>11} {error:>+8.1%}  {kind}")
     print()
-    for (name, fitted), error in worst.items():
+    for (name, fitted), error in sorted(worst.items()):
         print(f"largest error, {name}, {'fit set' if fitted else 'held out'}: {error:.1%}")
     return 1 if failed else 0
 

@@ -105,6 +105,15 @@ def test_the_texts_patterns_stay_one_word_wide():
             assert not any(".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")), expression
 
 
+def test_a_table_in_shared_memory_is_read_from_there():
+    bodies = {expression.split("<")[0]: body for expression, body in ptx("l2_persistence.cu").items()}
+    loads = {name: (len(accesses(body, "ld")) > 0, "ld.shared" in body, "bar.sync" in body) for name, body in bodies.items()}
+    assert loads == {"reset_data": (True, False, False), "reset_data_shared": (True, True, True), "sliding_window": (True, False, False)}
+    stream = bodies["reset_data_shared"].split("bar.sync")[1]
+    assert not accesses(stream, "ld")
+    assert accesses(stream, "st")
+
+
 def test_chase_bypasses_l1():
     for body in ptx("latency.cu").values():
         assert set(accesses(body, "ld")) == {"ld.global.cg.s32"}
