@@ -11,7 +11,7 @@ import pytest
 from bench import Bench
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Case, WrongResult
 from pytest_gpumem.memory.l2 import BadWindow
@@ -37,6 +37,12 @@ def with_(**fields: Any) -> Callable[[Memory], Case]:
         return scaling(memory, **fields)
 
     return build
+
+
+def windows(bench: Bench) -> list[WindowSpec]:
+    """The windows that are set on streams."""
+    device = bench.device
+    return [window for stream in device.visible_streams() if (window := device.window(stream)) is not None]
 
 
 def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
@@ -170,7 +176,7 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
         addresses.append(table.address)
 
         def look() -> None:
-            (window,) = bench.device._windows.values()
+            (window,) = windows(bench)
             seen.append((window.address, bench.device.set_aside()))
 
         return Case(launch=look, reference=look, reads=[table], writes=[out], window=table)
@@ -182,7 +188,7 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
     assert taken.window is not None
     assert (taken.window.nbytes, taken.window.set_aside) == (8 * MiB, int(9.375 * MiB))
     assert bench.device.set_aside() == found
-    assert bench.device._windows == {}
+    assert windows(bench) == []
     assert bench.leftovers() == 0
 
 
@@ -252,7 +258,7 @@ def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: i
     with pytest.raises(error):
         bench.case(build, placements=8)
     assert bench.device.set_aside() == found
-    assert bench.device._windows == {}
+    assert windows(bench) == []
     assert bench.leftovers() == 0
 
 
