@@ -102,6 +102,27 @@ def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pyte
     assert "test_suite.py" in done.stderr
 
 
+def test_a_window_is_counted_beside_off(traffic: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_table="""
+        def test_lookup(gpu_benchmark, device_buffer, persisting_stream, gpu_kernels):
+            out, table = device_buffer(1 << 22, "i4"), device_buffer(1 << 20, "i4")
+            with persisting_stream(table, set_aside="off") as stream:
+                gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="off")
+            with persisting_stream(table) as stream:
+                gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="fitted")
+        """
+    )
+    told = {labelled("test_lookup", "off"): figures(3 * MIB, 4 * MIB), labelled("test_lookup", "fitted"): figures(MIB, 4 * MIB)}
+    done = traffic("--test", "test_table.py", "--json", "traffic.json", figures=told)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert "3.146 MB + 4.194 MB" in rows["test_lookup[off]"]
+    assert rows["test_lookup[off]"].endswith("moves more")
+    assert "1.049 MB + 4.194 MB" in rows["test_lookup[fitted]"]
+    assert rows["test_lookup[fitted]"].endswith("agrees")
+
+
 def test_a_wrong_declaration_exits_with_1_and_one_test_can_be_chosen(traffic: Run) -> None:
     assert 4 * L2_BYTES <= 3 * MIB  # the caches account for nothing here
     done = traffic("--test", "test_suite.py::test_triad", figures={"test_triad": figures(MIB, MIB)})

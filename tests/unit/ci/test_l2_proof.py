@@ -63,7 +63,7 @@ def csv(figures: dict[tuple[int, str], tuple[int, int, int]]) -> str:
     heading, units = (*HEADING, *l2_proof.MORE), (*UNITS, "%", "sector", "sector")
     lines = []
     for (mib, setting), (reads, hits, misses) in figures.items():
-        base = (reads, 1 << 30, "400000", hits + misses, 1 << 25, "72.5", hits, misses)
+        base = (reads, 1 << 30, "400000", hits + misses, 1 << 25, 40 if hits == misses else 72.5, hits, misses)
         place = stack(f"reset_data_{mib}_{setting}.measure")
         lines.append(line(len(lines), "void reset_data<int>(T1 *, const T1 *)", place, base))  # type: ignore[arg-type]
     lines.append(line(9, "void read<float>(T1 *)", stack("reset_data_8_off.measure"), (1, 1, "1", 1, 1, "1", 1, 1)))  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_counts_are_read_by_table_and_setting() -> None:
 def test_fewer_reads_and_more_hits_are_the_proof() -> None:
     launches = l2_proof.counts(ncu.parse(csv(RISES), l2_proof.MORE), (8,))
     record = {**RECORD, "counted": {"launches": launches, "error": None}}
-    assert proved(record) == [True, True]
+    assert proved(record) == [True, True, True]
     drawn = l2_proof.table(record)
     assert "50.0 %" in drawn
     assert "MISS" not in drawn
@@ -101,7 +101,10 @@ def test_fewer_reads_and_more_hits_are_the_proof() -> None:
 def test_the_same_counts_are_none() -> None:
     same = {**RISES, (8, "fitted"): RISES[8, "off"]}
     launches = l2_proof.counts(ncu.parse(csv(same), l2_proof.MORE), (8,))
-    assert proved({"counted": {"launches": launches}}) == [False, False]
+    assert proved({"counted": {"launches": launches}}) == [False, False, False]
+    # Without the counters of L2 there are DRAM's bytes.
+    launches = l2_proof.counts(ncu.parse(csv(RISES)), (8,))
+    assert proved({"counted": {"launches": launches}}) == [True]
 
 
 def test_a_users_count_is_judged_by_its_labels() -> None:
@@ -159,6 +162,22 @@ def test_a_warm_count_leaves_the_caches_alone_and_says_when_ncu_counts_nothing(t
     assert "--cache-control none" in found["command"]
     assert "--replay-mode application" in found["command"]
     assert ncu.L2_READ_HIT in found["command"]
+
+
+def test_a_metric_that_this_gpu_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, text = tmp_path / "ncu", tmp_path / "text"
+    text.write_text(csv(RISES))
+    program.write_text(
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in --metrics) metrics=$2;; --log-file) file=$2;; esac; shift; done\n"
+        f'case $metrics in *lookup_hit*) echo "==ERROR== Failed to find metric x"; exit 1;; *) cp {text} "$file";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("GPUMEM_NCU", str(program))
+    found = l2_proof.count_warm("cuda", (8,), 64, lambda _: None)
+    assert found["lacking"] == ["ncu: Failed to find metric x"]
+    assert (found["error"], len(found["launches"])) == (None, 2)
+    assert [one["read_hit_share"] for one in found["launches"]] == [None, None]
+    assert found["launches"][0]["hit_share"] == pytest.approx(0.4)
 
 
 def test_the_simulated_device_is_refused() -> None:
