@@ -34,7 +34,8 @@ def settings(seconds: dict[str, float], **changes: Any) -> dict[str, Any]:
 
 def record(*cases: dict[str, Any]) -> dict[str, Any]:
     device = {"name": "NVIDIA H200", "simulated": False, "driver": "580", "set_aside": 11796480, "persisting_l2_max_bytes": 39321600}
-    return {"device": device, "ended": "2026-11-21T00:00:00", "settings": list(cases), "thrashing": [], "carriers": []}
+    held = {"settings": list(cases), "thrashing": [], "carriers": []}
+    return {"device": device, "ended": "2026-11-21T00:00:00", "planned": len(cases), **held}
 
 
 GOOD = settings(dict(zip(NAMES, (2.0e-3, 2.0e-3, 2.5e-3, 1.6e-3, 1.5e-3, 1.49e-3), strict=True)))
@@ -61,6 +62,8 @@ def test_a_good_record_has_no_miss_and_its_gains_are_those_within_rounds() -> No
     assert "+33.3 +-0.0" in drawn  # swept: 2.0 / 1.5
     assert "-20.0 +-0.0" in drawn  # the maximum: 2.0 / 2.5
     assert "MISS" not in drawn
+    assert "no time" not in drawn
+    assert "1 of 22 cases; for the others there was no time" in l2_persistence.table({**said, "planned": 22})
 
 
 @pytest.mark.parametrize(
