@@ -4,6 +4,9 @@ Between processes they need not: each knows other memory, and short hot kernels 
 the triad's arrays many times, at random distances, and times every placement both ways, in a drawn order: by `do_bench_cudagraph`, and hot
 on that placement alone. The paired difference has Student's 95 % interval over placements.
 
+`do_bench_cudagraph` captures some 20 ms of launches into one graph, a hot measurement some 400 us. So the triad, and a launch that finds
+nothing to do, are also timed in graphs of several lengths on one placement, between two events in the graph.
+
     python ci/bench/hot_agreement.py --json ci/records/nvidia-h200/hot_agreement.json
 
 Exits with 1 if the mean difference is above 1 %.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,13 +28,14 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from triad_bench import TriadBench, cuda_index, prepared
+from triad_bench import SCALAR, TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import NoDevice
-from pytest_gpumem.devices.protocol import MemoryKind
+from pytest_gpumem.devices.protocol import Launch, MemoryKind
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.idle import idle_launch
 from pytest_gpumem.units import KiB, MiB
 
 PLACEMENTS = 24
@@ -39,6 +44,9 @@ LIMIT = 0.01
 """Largest difference of the means."""
 HOT = Plan(mode="hot", placements=1, budget=0.1)
 LARGEST_GAP = 64 * MiB
+LENGTHS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+"""Launches of a graph."""
+REPLAYS = 10
 CONFIDENCE = 0.95
 
 Pair = tuple[float, float]
@@ -70,6 +78,39 @@ def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> list[Pa
         if number:  # the first compiles and loads
             pairs.append((taken[ours], taken[theirs]))
     return pairs
+
+
+def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
+    """Seconds of a launch, the median over replays, by what is launched and the number of launches in a graph."""
+    device, stream = bench.device, bench.arena.stream
+    start, end = device.event(), device.event()
+    found: dict[str, dict[str, float]] = {}
+    with bench.arrays(mib * MiB) as arrays:
+        buffers, values = bench.triad.arguments((*arrays, SCALAR), {})
+        launches = {
+            f"triad, {mib} MiB": bench.triad.launch(buffers, values),
+            "nothing to do": idle_launch(device.facts, arrays[0].allocation),
+        }
+        for name, launch in launches.items():
+            device.launch(launch, stream)  # compiles, which no capture allows
+            device.synchronize(stream)
+            found[name] = {}
+            for length in LENGTHS:
+
+                def body(launch: Launch = launch, length: int = length) -> None:
+                    device.record(start, stream)
+                    for _ in range(length):
+                        device.launch(launch, stream)
+                    device.record(end, stream)
+
+                graph = device.capture(stream, body)
+                taken = []
+                for _ in range(REPLAYS + 1):
+                    device.replay(graph, stream)
+                    device.synchronize(stream)
+                    taken.append(device.elapsed(start, end) / length)
+                found[name][str(length)] = statistics.median(taken[1:])
+    return found
 
 
 def summary(pairs: list[Pair]) -> dict[str, float]:
@@ -107,6 +148,9 @@ def table(record: dict[str, Any]) -> str:
             f"{mib + ' MiB':<9}{len(pairs):>10}{one['ours'] * 1e6:>9.3f}{one['theirs'] * 1e6:>14.3f}  {difference:<30}"
             f"{between:>21}{one['correlation']:>13.2f}"
         )
+    said += ["", f"{'launches in a graph':<22}" + "".join(f"{length:>8}" for length in LENGTHS)]
+    for name, lengths in record["lengths"].items():
+        said.append(f"{name + ', us':<22}" + "".join(f"{seconds * 1e6:>8.3f}" for seconds in lengths.values()))
     return "\n".join(said)
 
 
@@ -130,6 +174,7 @@ def main() -> int:
     bench = TriadBench(chosen, [], index=cuda_index(options.device))
     try:
         pairs = {str(mib): measured(bench, mib, options.placements, options.seed) for mib in options.sizes}
+        lengths = by_length(bench, min(options.sizes))
     finally:
         bench.close()
     record = {
@@ -137,6 +182,7 @@ def main() -> int:
         "device": {"name": chosen.facts.name, "driver": chosen.facts.driver, "simulated": False},
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "pairs": pairs,
+        "lengths": lengths,
         "summary": {mib: summary(own) for mib, own in pairs.items()},
     }
     if options.json:

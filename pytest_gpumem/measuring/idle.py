@@ -18,8 +18,8 @@ BLOCKS_PER_SM = 2
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
     """A launch of a full grid of `write` that finds no elements to write.
 
-    Not of one element: where a written line lies changes the reading by as much as processes differ, which is what is asked for (80 ns on
-    an H200: ci/records/nvidia-h200/unrelated_allocation.json, overheads with and without an unrelated allocation).
+    Not of one element: where a written line lies changes the reading by as much as processes differ, which is what is asked for (52 ns as a
+    standard deviation on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
 
     Args:
         facts: of the device.

@@ -1,8 +1,8 @@
 """How much a measurement varies that nobody changed: what real GPUs showed, for use until a baseline knows better.
 
-One triad on H100 and H200 cards, arrays of 256, 32 and 2 MiB, fresh processes, cold samples from a CUDA graph. Latency is what
-decides: what varies (event ticks of 32 ns, where buffers land in L2 and DRAM) is nearly constant in time, so that it weighs more
-on a short kernel.
+One triad on H200 cards, arrays of 2, 32 and 256 MiB, 30 fresh processes, clean-cold samples one at a time, the launch overhead taken out
+(ci/records/nvidia-h200/peers.json and peers_random.json, whichever shows more). Latency is what decides: what varies (event ticks of
+32 ns, where buffers land in L2 and DRAM) is nearly constant in time, so that it weighs more on a short kernel.
 """
 
 from __future__ import annotations
@@ -11,27 +11,32 @@ import itertools
 import math
 
 # Latency in seconds, standard deviation of its logarithm.
-_BETWEEN_PROCESSES = ((7.0e-6, 0.010), (39.5e-6, 0.002), (268e-6, 0.0005))
-# 256 MiB: the whole spread of one-placement processes; 32 and 2 MiB: fresh buffers in one process.
-_BETWEEN_PLACEMENTS = ((7.0e-6, 0.021), (39.5e-6, 0.0037), (268e-6, 0.0005))
+_BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))
+# At 183 us the processes do not differ beyond what their placements leave: the whole spread stands for what they may add.
+_BETWEEN_PLACEMENTS = ((5.4e-6, 0.0094), (24.8e-6, 0.0029), (183e-6, 0.0016))
+
+LAUNCH_OVERHEAD = 60e-9
+"""Seconds by which the launch overhead differs between processes, as a standard deviation (ci/records/nvidia-h200/reading_noise.json)."""
 
 
-def process_spread(latency: float) -> float:
-    """Expected spread of a latency between processes, as a share of it.
+def process_spread(latency: float, *, levelled: bool = True) -> float:
+    """Expected spread of a latency between processes, beyond what their placements leave, as a share of it.
 
-    The measured figures: 0.05 % at 268 us (256 MiB), 0.2 % at 39.5 us (32 MiB), 1 % at 7 us (2 MiB). Between them a straight line
-    in logarithms; above, constant; below, a constant time of 70 ns.
+    The measured figures: 0.037 % at 183 us (256 MiB), 0.12 % at 24.8 us (32 MiB), 0.51 % at 5.4 us (2 MiB). Between them a straight line
+    in logarithms; above, constant; below, a constant time of 28 ns.
 
     Args:
         latency: seconds, above 0.
+        levelled: launch overhead does not come into it: it is known and taken out, or shared by a batch of launches.
     """
-    return _interpolated(_BETWEEN_PROCESSES, latency)
+    spread = _interpolated(_BETWEEN_PROCESSES, latency)
+    return spread if levelled else math.hypot(spread, LAUNCH_OVERHEAD / latency)
 
 
 def placement_spread(latency: float) -> float:
     """Expected spread between buffer placements of one process, as a share of the latency.
 
-    The measured figures: 0.05 % at 268 us, 0.37 % at 39.5 us, 2.1 % at 7 us.
+    The measured figures: 0.16 % at 183 us, 0.29 % at 24.8 us, 0.94 % at 5.4 us.
 
     Args:
         latency: seconds, above 0.

@@ -23,7 +23,7 @@ PLACEMENT_PRIOR = 4
 PROCESS_PRIOR = 8
 """Degrees of freedom that the expected process spread counts for: the processes behind each of its figures."""
 PROCESS_TO_PLACEMENT = 0.5
-"""Process spread over placement spread, as seen at 32 MiB (0.20 : 0.37) and 2 MiB (1.0 : 2.1): what varies a lot between
+"""Process spread over placement spread, as seen at 32 MiB (0.12 : 0.29) and 2 MiB (0.51 : 0.94): what varies a lot between
 placements (a pageable copy, page faults) is not trusted to agree between processes."""
 ENOUGH_PROCESSES = 3
 """Fewer say nothing about their own spread."""
@@ -82,7 +82,7 @@ def between_processes(measurements: Sequence[Measurement]) -> Variance:
     From three processes on their own spread counts beside the expected one, and in full where it is the larger of the two.
     """
     placement = between_placements(measurements)
-    expected = process_spread(statistics.fmean(m.latency for m in measurements)) ** 2
+    expected = process_spread(statistics.fmean(m.latency for m in measurements), levelled=_levelled(measurements)) ** 2
     expected = max(expected, PROCESS_TO_PLACEMENT**2 * placement.value)
     count = len(measurements)
     if count < ENOUGH_PROCESSES:
@@ -93,6 +93,11 @@ def between_processes(measurements: Sequence[Measurement]) -> Variance:
     freedom = PROCESS_PRIOR + count - 1
     moderated = (PROCESS_PRIOR * expected + (count - 1) * seen) / freedom
     return Variance(max(moderated, seen), freedom)
+
+
+def _levelled(measurements: Sequence[Measurement]) -> bool:
+    """Whether `level` takes the launch overhead out, or a batch has left next to nothing of it in a latency."""
+    return all(m.overhead is not None or m.sampler == "batched" for m in measurements)
 
 
 def of_difference(measurement: Measurement, history: Sequence[Measurement]) -> Variance:

@@ -6,6 +6,7 @@ import sys
 
 import hot_agreement
 import pytest
+from triad_bench import TriadBench, prepared
 
 
 def test_placements_cancel_in_the_difference() -> None:
@@ -29,3 +30,17 @@ def test_a_simulated_device_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(SystemExit):
         hot_agreement.main()
     assert "--device sim: Triton needs a GPU" in capsys.readouterr().err
+
+
+def test_every_length_of_a_graph_is_timed_by_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_agreement, "LENGTHS", (20, 200))
+    bench = TriadBench(prepared("sim"), [], index=0)
+    try:
+        found = hot_agreement.by_length(bench, 2)
+    finally:
+        bench.close()
+    assert list(found) == ["triad, 2 MiB", "nothing to do"]
+    for lengths in found.values():
+        assert [int(length) for length in lengths] == list(hot_agreement.LENGTHS)
+        assert max(lengths.values()) < 2 * min(lengths.values())
+    assert min(found["triad, 2 MiB"].values()) > max(found["nothing to do"].values()) / 2

@@ -9,14 +9,19 @@ from hypothesis import strategies as st
 from pytest_gpumem.verdicts.noise import placement_spread, process_spread
 
 
-@pytest.mark.parametrize(("latency", "spread"), [(268e-6, 0.0005), (39.5e-6, 0.002), (7e-6, 0.01), (3.5e-6, 0.02), (10e-3, 0.0005)])
+@pytest.mark.parametrize(("latency", "spread"), [(183e-6, 0.00037), (24.8e-6, 0.0012), (5.4e-6, 0.0051), (2.7e-6, 0.0102), (10e-3, 0.00037)])
 def test_between_processes(latency: float, spread: float) -> None:
     assert process_spread(latency) == pytest.approx(spread)
 
 
-@pytest.mark.parametrize(("latency", "spread"), [(268e-6, 0.0005), (39.5e-6, 0.0037), (7e-6, 0.021)])
+@pytest.mark.parametrize(("latency", "spread"), [(183e-6, 0.0016), (24.8e-6, 0.0029), (5.4e-6, 0.0094)])
 def test_between_placements(latency: float, spread: float) -> None:
     assert placement_spread(latency) == pytest.approx(spread)
+
+
+def test_a_launch_overhead_that_stays_in_the_latency_adds_to_a_short_kernels_spread() -> None:
+    assert process_spread(6e-6, levelled=False) == pytest.approx((process_spread(6e-6) ** 2 + 0.01**2) ** 0.5)
+    assert process_spread(1e-3, levelled=False) == pytest.approx(process_spread(1e-3), rel=0.02)
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1.01, 10.0))
