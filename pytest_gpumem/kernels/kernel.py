@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
 
-
 RESERVED_SHARED_BYTES = 1024
 """Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute capabilities 8.x and 9.0)."""
 
