@@ -57,7 +57,7 @@ CARRIERS = ("off", "stream", "graph", "launch")
 WARM_UP = 3
 SETTINGS: Mapping[str, dict[str, Any]] = {"off": {"set_aside": "off"}, "fitted": {}}
 MORE = (ncu.L2_HIT_RATE, ncu.L2_READ_HIT, ncu.L2_READ_MISS)
-WORKER_SECONDS = 120.0
+WORKER_SECONDS = 45.0
 LEAST = 0.02
 """By how much of what the SMs read DRAM's reads must fall to be a proof."""
 
