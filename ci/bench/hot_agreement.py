@@ -4,8 +4,8 @@ Between processes they need not: each knows other memory, and short hot kernels 
 the triad's arrays many times, at random distances, and times every placement both ways, in a drawn order: by `do_bench_cudagraph`, and hot
 on that placement alone. The paired difference has Student's 95 % interval over placements.
 
-`do_bench_cudagraph` captures some 20 ms of launches into one graph, a hot measurement some 400 us. So the triad, and a launch that finds
-nothing to do, are also timed in graphs of several lengths on one placement, between two events in the graph.
+`do_bench_cudagraph` puts its events around the replay of one graph, which starts while the host still launches it; a hot measurement puts
+them into the graph. So the triad, and a launch that finds nothing to do, are also timed in graphs of several lengths, both ways.
 
     python ci/bench/hot_agreement.py --json ci/records/nvidia-h200/hot_agreement.json
 
@@ -47,27 +47,37 @@ LARGEST_GAP = 64 * MiB
 LENGTHS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Launches of a graph."""
 REPLAYS = 10
+ESTIMATING = 6
+"""Calls of `do_bench_cudagraph` before it captures: one to warm up, five to estimate how many it captures."""
 CONFIDENCE = 0.95
 
 Pair = tuple[float, float]
 
 
-def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> list[Pair]:
-    """Seconds of every placement: ours, theirs."""
+def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> tuple[list[Pair], list[int]]:
+    """Seconds of every placement: ours, theirs; and the launches in each of their graphs."""
     import torch
     import triton.testing as testing
 
     torch.cuda.set_device(bench.index)
     random = np.random.default_rng([seed, mib])
-    pairs = []
+    pairs, launches = [], []
     for number in range(placements + 1):
         gaps = [bench.device.allocate(int(random.integers(1, LARGEST_GAP // KiB)) * KiB, MemoryKind.DEVICE) for _ in range(2)]
         with bench.arrays(mib * MiB) as arrays:
             launch = bench.launcher(arrays)
 
             def theirs(launch: Any = launch) -> float:
-                function = lambda: launch(torch.cuda.current_stream().cuda_stream)  # noqa: E731
-                return float(testing.do_bench_cudagraph(function, return_mode="mean")) * 1e-3
+                calls = 0
+
+                def function() -> None:
+                    nonlocal calls
+                    calls += 1
+                    launch(torch.cuda.current_stream().cuda_stream)
+
+                seconds = float(testing.do_bench_cudagraph(function, return_mode="mean")) * 1e-3
+                launches.append(calls - ESTIMATING)
+                return seconds
 
             def ours(arrays: Any = arrays) -> float:
                 return bench.measure(arrays, HOT)[0].latency
@@ -77,13 +87,16 @@ def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> list[Pa
             bench.device.free(gap)
         if number:  # the first compiles and loads
             pairs.append((taken[ours], taken[theirs]))
-    return pairs
+    return pairs, launches[1:]
 
 
 def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
-    """Seconds of a launch, the median over replays, by what is launched and the number of launches in a graph."""
+    """Seconds of a launch, the median over replays, by what is launched and the number of launches in a graph.
+
+    Once between events in the graph, once between events around its replay on an idle stream.
+    """
     device, stream = bench.device, bench.arena.stream
-    start, end = device.event(), device.event()
+    start, end, before, after = (device.event() for _ in range(4))
     found: dict[str, dict[str, float]] = {}
     with bench.arrays(mib * MiB) as arrays:
         buffers, values = bench.triad.arguments((*arrays, SCALAR), {})
@@ -94,7 +107,7 @@ def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
         for name, launch in launches.items():
             device.launch(launch, stream)  # compiles, which no capture allows
             device.synchronize(stream)
-            found[name] = {}
+            inside, around = found[f"{name}, events inside"], found[f"{name}, around"] = {}, {}
             for length in LENGTHS:
 
                 def body(launch: Launch = launch, length: int = length) -> None:
@@ -106,10 +119,12 @@ def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
                 graph = device.capture(stream, body)
                 taken = []
                 for _ in range(REPLAYS + 1):
+                    device.record(before, stream)
                     device.replay(graph, stream)
+                    device.record(after, stream)
                     device.synchronize(stream)
-                    taken.append(device.elapsed(start, end) / length)
-                found[name][str(length)] = statistics.median(taken[1:])
+                    taken.append((device.elapsed(start, end) / length, device.elapsed(before, after) / length))
+                inside[str(length)], around[str(length)] = (statistics.median(own) for own in zip(*taken[1:], strict=True))
     return found
 
 
@@ -137,20 +152,21 @@ def table(record: dict[str, Any]) -> str:
     said = [
         f"{device['name']}, driver {device['driver']}, {record['ended'][:10]}",
         "",
-        f"{'arrays':<9}{'placements':>10}{'hot us':>9}{'cudagraph us':>14}  {'difference % (95 % interval)':<30}"
+        f"{'arrays':<9}{'placements':>10}{'hot us':>9}{'cudagraph us':>14}{'its launches':>14}  {'difference % (95 % interval)':<30}"
         f"{'between placements %':>21}{'correlation':>13}",
     ]
     for mib, pairs in record["pairs"].items():
         one = summary([(ours, theirs) for ours, theirs in pairs])
         difference = f"{100 * one['difference']:+.3f} ({100 * one['low']:+.3f} to {100 * one['high']:+.3f})"
         between = f"{100 * one['between_placements_ours']:.2f}, {100 * one['between_placements_theirs']:.2f}"
+        hot, graph, launches = one["ours"] * 1e6, one["theirs"] * 1e6, statistics.median(record["launches"][mib])
         said.append(
-            f"{mib + ' MiB':<9}{len(pairs):>10}{one['ours'] * 1e6:>9.3f}{one['theirs'] * 1e6:>14.3f}  {difference:<30}"
-            f"{between:>21}{one['correlation']:>13.2f}"
+            f"{mib + ' MiB':<9}{len(pairs):>10}{hot:>9.3f}{graph:>14.3f}{launches:>14.0f}  {difference:<30}{between:>21}"
+            f"{one['correlation']:>13.2f}"
         )
-    said += ["", f"{'launches in a graph':<22}" + "".join(f"{length:>8}" for length in LENGTHS)]
+    said += ["", f"{'launches in a graph; us':<31}" + "".join(f"{length:>8}" for length in LENGTHS)]
     for name, lengths in record["lengths"].items():
-        said.append(f"{name + ', us':<22}" + "".join(f"{seconds * 1e6:>8.3f}" for seconds in lengths.values()))
+        said.append(f"{name:<31}" + "".join(f"{seconds * 1e6:>8.3f}" for seconds in lengths.values()))
     return "\n".join(said)
 
 
@@ -173,7 +189,7 @@ def main() -> int:
         parser.error(f"--device {options.device}: Triton needs a GPU")
     bench = TriadBench(chosen, [], index=cuda_index(options.device))
     try:
-        pairs = {str(mib): measured(bench, mib, options.placements, options.seed) for mib in options.sizes}
+        taken = {str(mib): measured(bench, mib, options.placements, options.seed) for mib in options.sizes}
         lengths = by_length(bench, min(options.sizes))
     finally:
         bench.close()
@@ -181,14 +197,15 @@ def main() -> int:
         "kind": "hot_agreement",
         "device": {"name": chosen.facts.name, "driver": chosen.facts.driver, "simulated": False},
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "pairs": pairs,
+        "pairs": {mib: pairs for mib, (pairs, _) in taken.items()},
+        "launches": {mib: launches for mib, (_, launches) in taken.items()},
         "lengths": lengths,
-        "summary": {mib: summary(own) for mib, own in pairs.items()},
+        "summary": {mib: summary(pairs) for mib, (pairs, _) in taken.items()},
     }
     if options.json:
         write_whole(options.json, json.dumps(record, indent=1) + "\n")
     print(table(record))
-    return 0 if all(abs(summary(own)["difference"]) <= LIMIT for own in pairs.values()) else 1
+    return 0 if all(abs(summary(own)["difference"]) <= LIMIT for own, _ in taken.values()) else 1
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def checks(record: Record) -> list[tuple[str, bool]]:
         slowest, where = max((one["sweep"]["seconds"], name_of(one)) for one in settings)
         said.append((f"a sweep takes at most {SWEEP_SECONDS:g} s: {slowest:.1f} s, {where}", slowest <= SWEEP_SECONDS))
     for one in record["thrashing"]:
-        avoided = longer(one, "hit ratio 1", "fitted ratio")
+        avoided = longer(one, "ratio 1, L2/2", "fitted, L2/2")
         said.append((f"the fitted ratio avoids thrashing, {name_of(one)}: {_change(avoided)} faster than ratio 1", avoided.low > 0))
     for one in record["carriers"]:
         for carrier in ("graph", "launch"):
@@ -208,8 +208,8 @@ def table(record: Record) -> str:
     if record["settings"]:
         said += ["", *_settings_lines(record)]
     for one in record["thrashing"]:
-        said += ["", f"thrashing: {name_of(one)}, set-aside the maximum; gain in % against off ({_latency(one, 'off')})"]
-        said += [f"  {name:<14}{_gain(one, name)}" for name in one["named"] if name != "off"]
+        said += ["", f"thrashing: {name_of(one)}, by set-aside; gain in % against off ({_latency(one, 'off')})"]
+        said += [f"  {name:<17}{_gain(one, name)}" for name in one["named"] if name != "off"]
     for one in record["carriers"]:
         said += ["", f"what carries the window: {name_of(one)}, fitted; gain in % against off ({_latency(one, 'off')})"]
         said += [f"  {name:<14}{_gain(one, name, 'off, graph' if name == 'graph' else 'off')}" for name in ("stream", "graph", "launch")]

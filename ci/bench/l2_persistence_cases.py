@@ -55,11 +55,13 @@ def compared(bench: Any, what: str, case: dict[str, Any], experiment: Any, named
 
 
 def test_thrashing(bench: Any, thrashing_case: dict[str, Any], experiment: Any) -> None:
-    """A window beyond the maximum, at hit ratio 1 and at the one that fits."""
+    """A window beyond its set-aside, half of L2 or the maximum, at hit ratio 1 and at the one that fits."""
     named = {
         "off": {"set_aside": "off"},
-        "hit ratio 1": {"set_aside": "max", "hit_ratio": 1.0},
-        "fitted ratio": {"set_aside": "max", "hit_ratio": "fit"},
+        "ratio 1, L2/2": {"set_aside": "50%", "hit_ratio": 1.0},
+        "fitted, L2/2": {"set_aside": "50%", "hit_ratio": "fit"},
+        "ratio 1, maximum": {"set_aside": "max", "hit_ratio": 1.0},
+        "fitted, maximum": {"set_aside": "max", "hit_ratio": "fit"},
     }
     compared(bench, "thrashing", thrashing_case, experiment, named, ROUNDS)
 

@@ -114,9 +114,9 @@ def test_a_graph_is_compared_with_a_graph() -> None:
 
 
 def test_thrashing_that_is_not_avoided_is_a_miss() -> None:
-    times = {"off": 2e-3, "hit ratio 1": 2e-3, "fitted ratio": 1.8e-3}
+    times = {"off": 2e-3, "ratio 1, L2/2": 2e-3, "fitted, L2/2": 1.8e-3}
     assert failed({**record(), "thrashing": [settings(times)]}) == []
-    assert len(failed({**record(), "thrashing": [settings({**times, "fitted ratio": 2e-3})]})) == 1
+    assert len(failed({**record(), "thrashing": [settings({**times, "fitted, L2/2": 2e-3})]})) == 1
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
