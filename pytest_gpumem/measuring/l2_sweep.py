@@ -197,6 +197,10 @@ class _Search:
         fitted = first == self._at(first.set_aside // self._step)
         if fitted and first.hit_ratio < PARTIAL:
             order += [*self._roomier(first), *self._ratios(first)]
+        elif fitted and self._nbytes > PARTIAL * first.set_aside:
+            # Filled to the brim: a part of the window, with half a step of room, may do better in a step less.
+            less = first.set_aside - self._step
+            order += [Setting(less, fit_hit_ratio(less - self._step // 2, self._nbytes))] if less > 0 else []
         elif not fitted and first.hit_ratio < 1:
             order = [*self._ratios(first), *order]
         order += [*other, *self._ratios(first)]

@@ -260,3 +260,19 @@ def test_room_beyond_what_the_hit_ratio_fills_is_tried() -> None:
         return 1.0 - 0.5 * hit_ratio / (1 + (full / 0.8) ** 12) + max(0.0, set_aside / H100.l2_bytes - 0.3)
 
     check(sweep(quiet(collides), H100, nbytes, target="table"), H100, collides)
+
+
+def test_a_window_that_fills_its_set_aside_to_the_brim_is_tried_in_part_with_room() -> None:
+    # Lines collide where more than 95 % of a set-aside is to hold lines; beyond half of L2 the stream suffers.
+    facts, nbytes = DATASHEETS["h200"].facts(), 30 * MiB
+
+    def latency(set_aside: int, hit_ratio: float) -> float:
+        if not set_aside:
+            return 1.0
+        share, fill = set_aside / facts.l2_bytes, hit_ratio * nbytes / set_aside
+        held = hit_ratio * max(0.0, 1 - 5 * max(0.0, fill - 0.95))
+        return 1.0 - 0.3 * held + 0.3 * max(0.0, share - 0.4) + 2.0 * max(0.0, share - 0.5)
+
+    found = sweep(quiet(latency), facts, nbytes, target="test")
+    check(found, facts, latency)
+    assert 0.9 < found.best.setting.hit_ratio * nbytes / found.best.setting.set_aside < 0.95
