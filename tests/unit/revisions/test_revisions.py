@@ -1,0 +1,106 @@
+"""Ancestry of stored revisions, in a repository made for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.revisions import RevisionError, ancestry, head
+
+
+class Repository:
+    """A repository with commits that are named by their messages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *arguments: str) -> str:
+        who = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        environment = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        run = subprocess.run(["git", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    def commit(self, message: str) -> str:
+        self.git("commit", "-q", "--allow-empty", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+def test_only_what_the_merge_base_has_in_its_history_is_base(repository: Repository) -> None:
+    first, fork = repository.commit("first"), repository.commit("fork")
+    repository.git("checkout", "-q", "-b", "feature")
+    own = repository.commit("own")
+    repository.git("checkout", "-q", "main")
+    later = repository.commit("later")
+    repository.git("checkout", "-q", "feature")
+    stored = {first, fork[:12], own, later, "0" * 40, "not a commit", "--output=x", "HEAD"}
+    found = ancestry("main", stored, repository.folder)
+    assert found.merge_base == fork
+    assert found.base == {first, fork[:12]}
+    assert found.head == {first, fork[:12], own}
+    assert found.unknown == {"0" * 40, "not a commit", "--output=x", "HEAD"}
+    assert not (repository.folder / "x").exists()
+
+
+def test_a_tree_is_no_commit(repository: Repository) -> None:
+    repository.commit("first")
+    tree = repository.git("rev-parse", "HEAD^{tree}")
+    assert ancestry("main", {tree}, repository.folder).unknown == {tree}
+
+
+def test_nothing_stored(repository: Repository) -> None:
+    only = repository.commit("only")
+    found = ancestry("main", set(), repository.folder)
+    assert (found.merge_base, found.base, found.head, found.unknown) == (only, frozenset(), frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("of", ["nowhere", "--all", ""])
+def test_an_unknown_revision_is_said(repository: Repository, of: str) -> None:
+    repository.commit("first")
+    with pytest.raises(RevisionError, match="is no commit of"):
+        ancestry(of, set(), repository.folder)
+
+
+def test_no_common_history_is_said(repository: Repository) -> None:
+    repository.commit("first")
+    repository.git("checkout", "-q", "--orphan", "other")
+    repository.commit("second")
+    with pytest.raises(RevisionError, match=r"HEAD and 'main' have no history in common$"):
+        ancestry("main", set(), repository.folder)
+
+
+def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> None:
+    first, second = repository.commit("first"), repository.commit("second")
+    repository.git("clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow"))
+    found = ancestry("main", {first, second}, tmp_path / "shallow")
+    assert (found.base, found.unknown) == ({second}, {first})
+
+
+def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(RevisionError, match="is no commit of"):
+        ancestry("main", set(), tmp_path)
+    assert head(tmp_path) is None
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RevisionError, match="git is not to be found"):
+        ancestry("main", set(), tmp_path)
+
+
+def test_head(repository: Repository) -> None:
+    (repository.folder / "file").write_text("1")
+    repository.git("add", "file")
+    commit = repository.commit("first")
+    assert head(repository.folder) == commit
+    (repository.folder / "other").write_text("untracked")
+    assert head(repository.folder) == commit
+    (repository.folder / "file").write_text("2")
+    assert head(repository.folder) == f"{commit}-dirty"
