@@ -207,6 +207,7 @@ class Conductor:
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
+            kernel_source=target.kernel_source,
         )
 
     @property

@@ -13,6 +13,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, Graph, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import Access, Call, Role
 from pytest_gpumem.kernels.sectors import requested_bytes, sectors_per_request
+from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -82,6 +83,10 @@ class Target(Protocol):
     @property
     def requested(self) -> int | None:
         """Bytes that the threads of one launch ask for, repeats counted; None where `sectors_per_request` is."""
+
+    @property
+    def kernel_source(self) -> str | None:
+        """SHA-256 of the source file of a catalogue kernel."""
 
     @property
     def max_placements(self) -> int | None:
@@ -265,6 +270,11 @@ class KernelTarget:
         return None if accesses is None else requested_bytes(accesses)
 
     @property
+    def kernel_source(self) -> str | None:
+        source = self._bound.kernel.source
+        return None if source is None else fingerprint(source)
+
+    @property
     def _requests(self) -> tuple[Access, ...] | None:
         """What one launch asks for, in warp-wide requests: a copy engine makes none, nor does one thread that follows a chain."""
         accesses = self._bound.kernel.accesses(self._call)
@@ -416,6 +426,7 @@ class CallableTarget:
     foreign = True
     sectors_per_request: float | None = None
     requested: int | None = None
+    kernel_source: str | None = None
     restores = False
     waits = False
     window: PersistingStream | None
@@ -616,6 +627,7 @@ class CaseTarget:
     accesses_per_launch: int | None = None
     sectors_per_request: float | None = None
     requested: int | None = None
+    kernel_source: str | None = None
     max_placements: int | None = None
 
     def __init__(

@@ -146,6 +146,8 @@ class Measurement:
     """The least favourable conditions seen between the first and the last sample."""
     counted: Counted | None = None
     """What counters saw a launch of the same test and label move, where `gpumem traffic` has counted it."""
+    kernel_source: str | None = None
+    """SHA-256 of the source file of a catalogue kernel; None for a copy and for anybody else's code."""
     sectors_per_request: float | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a

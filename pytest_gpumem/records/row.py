@@ -25,6 +25,10 @@ class Row:
     """The test failed, for whatever reason: such a row never enters a baseline."""
     range_name: str = ""
     """Name of the test's NVTX range in the domain `gpumem`."""
+    test_source: str | None = None
+    """SHA-256 of the text of the test's function; what the function calls or is given by fixtures is not in it. None where it has none."""
+    changed: tuple[str, ...] = ()
+    """What is not as it was for the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
 
     @property
     def key(self) -> str:

@@ -195,11 +195,19 @@ def _refuse_unplain(value: object, path: str) -> None:
 
 
 def _refuse_impossible(row: Row, path: str) -> None:
-    """Refuse figures of the right type that no measurement can have."""
-    measurement = row.measurement
-    if measurement is None:
+    if row.measurement is None:
         return
-    path = f"{path}.measurement"
+    if row.label != row.measurement.label:
+        raise SchemaError(f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}")
+    refuse_impossible(row.measurement, f"{path}.measurement")
+
+
+def refuse_impossible(measurement: Measurement, path: str) -> None:
+    """Refuse figures of the right type that no measurement can have.
+
+    Raises:
+        SchemaError: with `path` and what is below it.
+    """
     if not measurement.placements:
         raise SchemaError(f"{path}.placements: empty")
     for index, placement in enumerate(measurement.placements):
@@ -211,8 +219,6 @@ def _refuse_impossible(row: Row, path: str) -> None:
                 raise SchemaError(f"{path}.placements[{index}]: {sample!r} s is no time of a launch")
     if measurement.half_width is not None and measurement.half_width < 0:
         raise SchemaError(f"{path}.half_width: {measurement.half_width!r} is negative")
-    if row.label != measurement.label:
-        raise SchemaError(f"{path}.label: {measurement.label!r} in a row labelled {row.label!r}")
     for name, count in _counts(measurement):
         if count is not None and count < 0:
             raise SchemaError(f"{path}.{name}: {count!r} is negative")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from bench import Bench
 
+from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.memory.spaces import Memory
@@ -52,6 +53,13 @@ def test_one_thread_makes_no_requests_of_32_words(bench: Bench) -> None:
 def test_the_pattern_of_foreign_work_is_unknown(bench: Bench) -> None:
     assert bench.case(lambda memory: Case(lambda: None, reference=lambda: None)).sectors_per_request is None
     assert bench.target(lambda: None).sectors_per_request is None
+
+
+def test_a_measurement_knows_the_source_of_its_kernel(bench: Bench) -> None:
+    assert bench.measure("copy", *bench.buffers(2)).kernel_source == fingerprint("stream.cu")
+    assert bench.measure("memcpy", *bench.buffers(2)).kernel_source is None
+    assert bench.case(lambda memory: Case(lambda: None, reference=lambda: None)).kernel_source is None
+    assert bench.target(lambda: None).kernel_source is None
 
 
 # Declarations

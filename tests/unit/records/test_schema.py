@@ -41,6 +41,7 @@ MEASURED = Measurement(
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
     counted=Counted(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
+    kernel_source="a" * 64,
 )
 
 ROW = Row(
@@ -50,6 +51,8 @@ ROW = Row(
     measurement=MEASURED,
     label="warm",
     range_name="test_triad_1",
+    test_source="b" * 64,
+    changed=("driver 580.95.05 -> 590.10",),
 )
 
 seconds = st.floats(1e-9, 10.0)
