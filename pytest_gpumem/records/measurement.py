@@ -94,6 +94,42 @@ class Window:
     """What the other accesses asked of L2: "streaming" or "normal"."""
 
 
+@dataclass(frozen=True)
+class Controls:
+    """What control kernels read, which run no code of the project under test: a drift between two of these is the device's."""
+
+    dram: float | None = None
+    """Seconds of a read from DRAM; None where it was not measured."""
+    l2: float | None = None
+    """Seconds of a read from L2; None where it was not measured."""
+    launch: float | None = None
+    """Seconds between two events with an idle launch between them; None where it was not measured."""
+    source: str = ""
+    """Which control kernels, as a digest of their source: readings of others do not compare."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """When and where a process measured: processes of one session agree better than those of another hour or another card."""
+
+    utc: str
+    """Start of the process's session, ISO 8601."""
+    card: str | None = None
+    """UUID of the GPU; None where it has none."""
+    controls: Controls | None = None
+    """Readings of the control kernels at the session's start; None where none were taken."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The same measurement in another process of the same run (`--gpumem-processes`)."""
+
+    medians: tuple[float, ...]
+    """Seconds: median of each buffer placement."""
+    overhead: float | None = None
+    """Seconds of launch overhead in that process, as `Measurement.overhead`."""
+
+
 NOTHING_RAN = 1.5
 """Times `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
 NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
@@ -154,6 +190,11 @@ class Measurement:
     chain of accesses that one thread follows."""
     requested: int | None = None
     """Bytes that the threads of one launch ask for, repeats counted; None where `sectors_per_request` is."""
+    taken: Taken | None = None
+    """When and on which card; None in results from before this was recorded."""
+    further: tuple[Repeat, ...] = ()
+    """The same measurement in further processes of the run: comparisons take the mean over all processes, the other figures are of this one
+    alone."""
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -238,5 +279,9 @@ class Limits:
     """Longest latency, as written: "12 us"."""
     max_regression: str | None = None
     """Largest slow-down against the baseline, as written: "1%" or "1% + 0.2 us"."""
+    fail_if_faster: str | None = None
+    """Gain against the baseline from which on the baseline counts as stale, as written: "5%"."""
+    faster_than: str | None = None
+    """Another measurement of the same test that this one must beat, as written: "faulting", or "20 x faulting"."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where each limit came from: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

@@ -35,6 +35,14 @@ class Comparison:
     """Smallest slow-down that this comparison could have caught."""
     processes: int
     """Accepted processes that the baseline holds."""
+    sessions: int = 1
+    """Sessions that those processes are of."""
+    measured: int = 1
+    """Processes of this run behind the change."""
+    p_value: float | None = None
+    """Probability that unchanged code shows such a slow-down or a larger one."""
+    drift: float = 0.0
+    """Drift of the device, as control kernels showed it, that was taken out of `delta`; a share, slower counted up."""
 
 
 @dataclass(frozen=True)
@@ -46,5 +54,7 @@ class Verdict:
     """One sentence with the figure, the limit and the margin."""
     comparison: Comparison | None = None
     """Change against the baseline, where there is one."""
+    fails: bool = False
+    """The test fails by it, whatever the outcome: a claim of the test that does not hold beyond its interval."""
     simulated: bool = False
     """Every verdict about a simulated device says so."""
