@@ -27,8 +27,8 @@ class CountedDevice(SimulatedDevice):
         self.launched: list[Launch] = []
         """Kernels, in the order of their launch; inside a capture once."""
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
-        allocation = super().allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+    def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
+        allocation = super().allocate(nbytes, kind, **flags)
         self.live.append(allocation)
         return allocation
 

@@ -6,6 +6,7 @@ Everything above this floor is written once against it. Addresses are integers, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -44,10 +45,34 @@ class MemoryKind(str, Enum):
     REGISTERED = "registered"
     """Pageable host memory, page-locked afterwards."""
     PAGEABLE = "pageable"
+    PEER = "peer"
+    """Device memory of another GPU."""
 
     @property
     def on_host(self) -> bool:
         return self in (MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)
+
+    @property
+    def locked(self) -> bool:
+        """Whether its pages are locked in the host's RAM."""
+        return self in (MemoryKind.PINNED, MemoryKind.REGISTERED)
+
+    @property
+    def beyond_link(self) -> bool:
+        """Whether what the device moves from or to it crosses a link: to the host, or to another GPU."""
+        return self.on_host or self is MemoryKind.PEER
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The host's memory, in bytes."""
+
+    total: int
+    """RAM that this process may use: the machine's, or its control group's if that is less."""
+    available: int
+    """Of it, what new allocations can take without swapping."""
+    locked: int
+    """Bytes that are page-locked through this device now: pinned and registered."""
 
 
 @dataclass(eq=False)
@@ -131,11 +156,27 @@ class Graph(Protocol):
     """Captured work. It owns memory that was allocated during its capture for as long as it lives."""
 
 
+class Allocator(Protocol):
+    """One way of allocating memory and freeing it, whose time can be measured."""
+
+    def cycle(self, nbytes: int, stream: Stream) -> None:
+        """Allocate and free once, in the order of `stream` where the allocator has one. Raises `OutOfMemory` if less is free."""
+
+    def close(self) -> None:
+        """Give back what it keeps."""
+
+
 class Hold(Protocol):
     """A stream that waits, so that work can be queued behind it without launch gaps."""
 
     def release(self) -> None:
         """Let the stream go on. Raises `HoldExpired` later, from `synchronize`, if it had timed out before."""
+
+
+ALLOCATORS = ("cudaMalloc", "cudaMallocAsync", "cudaMallocAsync, kept", "CuPy pool", "cudaHostAlloc", "cudaHostRegister")
+"""Ways of allocating: `cudaMalloc` and `cudaFree`; a stream-ordered pool whose release threshold is 0, so that every synchronisation gives
+unused memory back, and one that keeps it; CuPy's pool; page-locking, of new memory and of memory that exists.
+Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
 
 
 class Device(Protocol):
@@ -172,6 +213,12 @@ class Device(Protocol):
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for a stream, or for the whole device. Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel."""
+
+    def join(self, stream: Stream, other: Stream) -> None:
+        """Make `stream` wait for all that is queued on `other` now (`cudaStreamWaitEvent`); the host does not wait.
+
+        Inside a capture of `stream` or `other` it is part of what is captured. The simulated device captures one stream alone.
+        """
 
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable.
@@ -219,8 +266,53 @@ class Device(Protocol):
 
     # Memory
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
-        """Allocate memory aligned to 256 bytes. Raises `OutOfMemory` before asking the driver if less is free."""
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+    ) -> Allocation:
+        """Allocate memory aligned to 256 bytes.
+
+        Args:
+            nbytes: how much.
+            kind: where. `PEER` is memory of another GPU: of the first that this one can copy from and to directly, else of the first.
+            mapped, write_combined, portable: flags of `cudaHostAlloc`, for pinned memory.
+
+        Raises:
+            OutOfMemory: less is free; the driver was not asked.
+            Unsupported: `PEER` where there is one GPU.
+        """
+
+    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        """A part of an allocation, for copies and launches: it is not freed, and lives no longer than the whole."""
+
+    def allocator(self, name: str) -> Allocator:
+        """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported` where the device has no such one."""
+
+    def memory_kind(self, address: int) -> MemoryKind | None:
+        """What kind of memory an address belongs to (unified virtual addressing, `cudaPointerGetAttributes`).
+
+        None: to no memory of this process, such as the first byte past the end of an allocation that nothing lies behind.
+        """
+
+    def host_memory(self) -> HostMemory:
+        """How much memory the host has."""
+
+    def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
+        """Run on the CPUs of one NUMA node of the host inside the block, so that memory that is allocated or touched first lies there.
+
+        Args:
+            node: its number; None: the node that the device is attached to, where the host says it.
+
+        Gives the node, or None where the block runs anywhere. The affinity of the thread is put back afterwards.
+
+        Raises:
+            Unsupported: the host has no such node, or none of its CPUs is this process's to use.
+        """
+
+    def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
+        """Let this GPU and the one that `PEER` memory lies on reach each other's memory inside the block, or not; found state put back.
+
+        Without it, copies between them are staged through the host. Raises `Unsupported` with the reason where it cannot be.
+        """
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place of its own; `seed` decides where.

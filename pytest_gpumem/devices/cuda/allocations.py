@@ -12,9 +12,9 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, is_sticky, message, translated
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, HostMemory, MemoryKind, OutOfMemory
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256
@@ -68,37 +68,49 @@ class Allocations:
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
         self._scrubbed = 0.0
         """When the driver will be done with what was freed, on the clock of `time.monotonic`."""
+        self._locked: dict[int, Allocation] = {}
+        """Page-locked memory that lives, by its address on the host."""
+        self._peer: int | None = None
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool, write_combined: bool) -> Allocation:
+    @property
+    def peer(self) -> int:
+        """The GPU that peer memory lies on. Raises `Unsupported` where there is one GPU."""
+        if self._peer is None:
+            self._peer = links.peer_of(self._index)
+        return self._peer
+
+    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool, write_combined: bool, portable: bool = True) -> Allocation:
         """Allocate. Raises `OutOfMemory` before the driver is asked if less is free, `DeviceError` if the driver refuses."""
         if nbytes <= 0:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
-        if not kind.on_host and nbytes > free - self._kept(kind):
+        if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED) and nbytes > free - self._kept(kind):
             self._empty_pools()
             self.drop_spare()
             free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
         with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
-            made = self._make(nbytes, kind, mapped, write_combined)
+            made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
             raise DeviceError(f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes")
         return made
 
-    def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool) -> Allocation:
+    def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool) -> Allocation:
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
+        if kind is MemoryKind.PEER:
+            return Allocation(kind, nbytes, links.allocate_on_peer(nbytes, self.peer), 0)
         if kind is MemoryKind.MANAGED:
             address = int(runtime.mallocManaged(nbytes))
             return Allocation(kind, nbytes, address, address)
         if kind is MemoryKind.PINNED:
-            flags = runtime.hostAllocPortable
+            flags = runtime.hostAllocPortable if portable else runtime.hostAllocDefault
             flags |= runtime.hostAllocMapped if mapped else 0
             flags |= runtime.hostAllocWriteCombined if write_combined else 0
             at = int(runtime.hostAlloc(nbytes, flags))
-            return Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at)
+            return self._lock(Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at))
         # Whole pages of its own, so that no other registration shares one.
         pages = -(-nbytes // _PAGE) * _PAGE
         raw = np.empty(pages + _PAGE, dtype=np.uint8)
@@ -171,7 +183,24 @@ class Allocations:
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
         runtime.hostRegister(at, array.nbytes, 1 | 2)  # cudaHostRegisterPortable | cudaHostRegisterMapped
-        return Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array)
+        return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array))
+
+    def _lock(self, allocation: Allocation) -> Allocation:
+        self._locked[allocation.host_address] = allocation
+        return allocation
+
+    def host_memory(self) -> HostMemory:
+        """The host's memory, and what is page-locked of it now."""
+        return HostMemory(host.total_bytes(), host.available_bytes(), sum(a.nbytes for a in self._locked.values()))
+
+    def memory_kind(self, address: int) -> MemoryKind | None:
+        """What kind of memory an address belongs to; None: to none of this process."""
+        registered = any(
+            a.kind is MemoryKind.REGISTERED and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
+            for a in self._locked.values()
+        )
+        with translated(f"asking what lies at {address:#x}"):
+            return links.memory_kind(address, self._index, registered)
 
     def _device_address(self, at: int) -> int:
         return int(runtime.pointerGetAttributes(at).devicePointer) if self._facts.can_map_host else 0
@@ -186,6 +215,8 @@ class Allocations:
                 self._left(allocation.backing)
             elif allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
                 self._give_back(allocation.address, allocation.nbytes)
+            elif allocation.kind is MemoryKind.PEER:
+                links.free_on_peer(allocation.address, self.peer)
             elif allocation.kind is MemoryKind.PINNED:
                 runtime.freeHost(allocation.host_address)
             elif allocation.kind is MemoryKind.REGISTERED:
@@ -195,6 +226,8 @@ class Allocations:
                 raise DeviceError(message(error.status, str(error), f"freeing {allocation.kind.value} memory")) from error
         finally:
             allocation.backing = None
+            if self._locked.get(allocation.host_address) is allocation:
+                del self._locked[allocation.host_address]
 
     def _left(self, region: _Region) -> None:
         """One allocation less in a region; keep the empty region, unless it is large or there is a larger one."""
@@ -210,10 +243,11 @@ class Allocations:
 
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free: oversubscription can hang a GPU."""
-        if kind is MemoryKind.PAGEABLE:
-            return host.available_bytes()
         if kind.on_host:
-            return int(host.available_bytes() * host.PINNED_SHARE)
+            return host.available_bytes()
+        if kind is MemoryKind.PEER:
+            with translated("asking for the other GPU's free memory"):
+                return max(0, links.free_bytes_on_peer(self.peer) - RESERVE)
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
         return max(0, int(free) - RESERVE) + self._kept(kind)
@@ -230,7 +264,8 @@ class Allocations:
             raise DeviceError(f"{size} elements of {dtype} do not fit in {allocation.nbytes} bytes")
         if not allocation.address:
             return host.array(allocation, dtype, size)
-        memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, self._index)
+        index = self.peer if allocation.kind is MemoryKind.PEER else self._index
+        memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
 
 

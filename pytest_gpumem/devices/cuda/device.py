@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -13,8 +14,9 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import content as contents
-from pytest_gpumem.devices.cuda import graphs, guests, holds, l2, managed
+from pytest_gpumem.devices.cuda import graphs, guests, holds, host, l2, links, managed
 from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.conditions import ConditionReader
@@ -22,14 +24,17 @@ from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, trans
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
 from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, current_stream, default_streams, elapsed
+from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import (
     Allocation,
+    Allocator,
     DeviceError,
     Event,
     Foreign,
     Graph,
     Hold,
+    HostMemory,
     Launch,
     MemoryKind,
     Stream,
@@ -103,6 +108,15 @@ class CudaDevice:
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
 
+    def join(self, stream: Stream, other: Stream) -> None:
+        try:  # not `translated`: samples repeat it
+            mark = cupy.cuda.Event(disable_timing=True)
+            runtime.eventRecord(mark.ptr, other.handle)
+            # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API, cudaEventDestroy).
+            runtime.streamWaitEvent(stream.handle, mark.ptr)
+        except CUPY_ERRORS as error:
+            raise DeviceError(message(error.status, str(error), "making a stream wait for another")) from error
+
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         if window is not None:
             check_window(window, self._facts)
@@ -149,8 +163,31 @@ class CudaDevice:
 
     # Memory
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
-        return self._allocations.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+    ) -> Allocation:
+        return self._allocations.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
+
+    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        check_part(allocation, offset, nbytes)
+        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+        # The whole stands behind it, so that NumPy's memory outlives a part of it.
+        return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
+
+    def allocator(self, name: str) -> Allocator:
+        return allocator(name, self._index)
+
+    def memory_kind(self, address: int) -> MemoryKind | None:
+        return self._allocations.memory_kind(address)
+
+    def host_memory(self) -> HostMemory:
+        return self._allocations.host_memory()
+
+    def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
+        return host.on_node(node, links.nearest_node(self._index))
+
+    def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
+        return links.peer_access(self._index, allowed)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         return self._allocations.scatter(sizes, seed)
@@ -186,12 +223,29 @@ class CudaDevice:
         return guests.guest(self._allocations, allocation, dtype, shape, like)
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
+        if allocation.kind is MemoryKind.PEER:  # a kernel of this GPU may not reach it
+            self._fill_peer(allocation, dtype, seed, cast(CudaStream, stream))
+            return
         self._content.fill_random(allocation, dtype, seed, cast(CudaStream, stream))
+
+    def _fill_peer(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
+        here = self.allocate(allocation.nbytes, MemoryKind.DEVICE)
+        try:
+            self._content.fill_random(here, dtype, seed, stream)
+            contents.copy(allocation, here, allocation.nbytes, stream)
+            self.synchronize(stream)
+        finally:
+            self.free(here)
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
         self._content.fill_cycle(allocation, node_bytes, seed, cast(CudaStream, stream))
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
+        if allocation.kind is MemoryKind.PEER:
+            self.synchronize(stream)
+            with translated("poisoning the other GPU's memory"):
+                links.set_bytes_on_peer(allocation.address, 0xFF, allocation.nbytes, self._allocations.peer)
+            return
         self._content.poison(allocation, cast(CudaStream, stream))
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:

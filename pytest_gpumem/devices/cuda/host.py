@@ -1,7 +1,10 @@
-"""The host's side: NumPy arrays over raw memory, and how much memory the host can still give."""
+"""The host's side: NumPy arrays over raw memory, how much memory the host has, and on which NUMA node new memory comes to lie."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,6 @@ import numpy as np
 from cupy.cuda import PinnedMemoryPointer
 
 from pytest_gpumem.devices.protocol import Allocation, Unsupported
-
-PINNED_SHARE = 0.5
-"""Most of the available memory that may be page-locked: locked pages cannot be swapped, and a host without free pages stalls."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,98 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
     return np.frombuffer(pointer, dtype=dtype, count=size)
 
 
+def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of RAM that this process may use: the machine's, or the limit of its control group if that is less."""
+    machine = _meminfo(proc, "MemTotal")
+    limit = _limit(cgroup)
+    return machine if limit is None else min(machine, limit)
+
+
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that new allocations of the host can take without swapping: of the machine, and of the control group if that is tighter."""
+    machine = _meminfo(proc, "MemAvailable")
+    limit = _limit(cgroup)
+    if limit is None:
+        return machine
+    used = int((cgroup / "memory.current").read_text())
+    counters = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    # File pages that were not used lately are given back on demand.
+    return max(0, min(machine, limit - used + int(counters.get("inactive_file", 0))))
+
+
+def _meminfo(proc: Path, name: str) -> int:
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    machine = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields[name].split()[0]) * 1024
+
+
+def _limit(cgroup: Path) -> int | None:
+    """The control group's limit in bytes; None without one: no group of version 2, or none with a memory controller."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        counters = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except OSError:  # no control group of version 2, or none with a memory controller
-        return machine
-    if limit == "max":
-        return machine
-    # File pages that were not used lately are given back on demand.
-    return max(0, min(machine, int(limit) - used + int(counters.get("inactive_file", 0))))
+        (cgroup / "memory.current").read_text()
+        (cgroup / "memory.stat").read_text()
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit)
+
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
+    """The CPUs of each NUMA node of the host, by its number; empty where the host does not say."""
+    found = {}
+    for folder in sorted(system.glob("node[0-9]*")):
+        try:
+            found[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _cpus(listed: str) -> frozenset[int]:
+    """CPUs of a list such as "0-3,8,10-11"."""
+    found: set[int] = set()
+    for piece in listed.strip().split(","):
+        if piece:
+            first, _, last = piece.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+@contextmanager
+def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
+    """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after it.
+
+    The kernel gives a page from the node of the CPU that touches it first, and page-locking touches (Linux, numa(7), "local allocation").
+
+    Args:
+        node: asked for; None: `nearest`, if this thread may run there at all.
+        nearest: the node that the device is attached to; None where it is not known.
+        system: where the host describes its nodes.
+
+    Gives the node, or None where the thread runs as before.
+
+    Raises:
+        Unsupported: the node is not there, or none of its CPUs is this process's to use.
+    """
+    there = nodes(system)
+    wanted = nearest if node is None else node
+    if node is not None and node not in there:
+        known = ", ".join(map(str, there)) or "none that it names"
+        raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: {known}")
+    if wanted is None or wanted not in there or not hasattr(os, "sched_setaffinity"):
+        yield None
+        return
+    before = os.sched_getaffinity(0)
+    cpus = before & there[wanted]
+    if not cpus:
+        if node is not None:
+            raise Unsupported(f"numa={node}: none of the CPUs of that NUMA node is this process's to run on")
+        yield None
+        return
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield wanted
+    finally:
+        os.sched_setaffinity(0, before)

@@ -123,6 +123,13 @@ class Content:
         self._bytes[:n] = source._bytes[:n]
         self.changed(token if whole and self.backed == source.backed else None)
 
+    def part(self, offset: int, nbytes: int) -> Content:
+        """The content of a part of the memory, as far as it is backed: both see what either writes."""
+        self._handed_out = True
+        made = Content(nbytes, over=self._bytes[offset : offset + nbytes])
+        made.backed = max(0, min(nbytes, self.backed - offset))
+        return made
+
     def read(self, dtype: str, size: int) -> NDArray[Any]:
         """A copy of the first `size` elements, or of those that are backed."""
         return self.peek(dtype, size).copy()

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window, unsupported
+from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import (
     Allocation,
+    Allocator,
     CannotCapture,
     Device,
     DeviceError,
@@ -27,6 +31,7 @@ from pytest_gpumem.devices.protocol import (
     Graph,
     Hold,
     HoldExpired,
+    HostMemory,
     Launch,
     MemoryKind,
     OutOfMemory,
@@ -35,6 +40,7 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.devices.simulated.addresses import AddressSpace
+from pytest_gpumem.devices.simulated.allocators import COSTS, SimulatedAllocator
 from pytest_gpumem.devices.simulated.content import Computation, Content, content
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import (
@@ -44,9 +50,11 @@ from pytest_gpumem.devices.simulated.engine import (
     Engine,
     HoldItem,
     Item,
+    Mark,
     Record,
     SimulatedEvent,
     SimulatedStream,
+    Wait,
     Work,
 )
 from pytest_gpumem.devices.simulated.memory import L2, Pages
@@ -68,8 +76,10 @@ _SUBMIT = 2.0e-6
 """From a host call's end to the start of its work on an idle device."""
 _IDLE = 0.1
 """Seconds without work after which a device has to warm up again."""
-_PINNABLE = 0.5
-"""Share of the host's memory that can be page-locked."""
+_JOIN = 1.5e-6
+"""An event recorded and waited for."""
+_PINNABLE = 0.9
+"""Share of the host's memory that the system lets one process lock."""
 _WRITE_COMBINED_READ = 0.02
 """Speed of host reads of write-combined memory over cached memory: each one bypasses the caches."""
 _PREPARED = 512
@@ -148,6 +158,7 @@ class SimulatedDevice:
         self._windows: dict[SimulatedStream, WindowSpec | None] = {}
         self._pages: dict[int, Pages] = {}
         self._write_combined: set[int] = set()
+        self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
         self._device_addresses = AddressSpace(0x7F00_0000_0000)
         self._host_addresses = AddressSpace(0x5500_0000_0000)
@@ -199,6 +210,16 @@ class SimulatedDevice:
             for s in streams:
                 s.expired = False
             raise HoldExpired("a held stream ran into its time-out: the work between waited for the device")
+
+    def join(self, stream: Stream, other: Stream) -> None:
+        waiting, marked = _own_stream(stream), _own_stream(other)
+        if waiting is marked:
+            return
+        if self._capturing is not None:
+            self._refuse("it uses another stream")
+        mark = Mark(marked)
+        self._queue(marked, _Step(mark), _JOIN)
+        self._queue(waiting, _Step(Wait(mark)), 0.0)
 
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         if self._capturing is not None:
@@ -272,8 +293,10 @@ class SimulatedDevice:
         """The host waits for streams; a hold that nobody released runs into its time-out."""
         for stream in streams:
             self._engine.run()
-            while (item := self._engine.held(stream)) is not None:
-                item.released, item.expired = self._engine.hold_start(stream) + item.timeout, True
+            while (held := self._engine.holding(stream)) is not None:
+                item = self._engine.held(held)
+                assert item is not None
+                item.released, item.expired = self._engine.hold_start(held) + item.timeout, True
                 self._engine.run()
             self._host = max(self._host, stream.ready)
         self._host += _SYNCHRONIZE
@@ -399,7 +422,9 @@ class SimulatedDevice:
         if source.kind.on_host:
             return partial(self._run_copy, destination, source, nbytes), HOST_TO_DEVICE, waits
         if destination.kind.on_host:
-            return partial(self._run_copy, destination, source, nbytes), DEVICE_TO_HOST, waits
+            # One copy engine serves both directions in turn (asyncEngineCount; Best Practices Guide, 9.1.2).
+            engine = DEVICE_TO_HOST if self._sheet.async_engines > 1 else HOST_TO_DEVICE
+            return partial(self._run_copy, destination, source, nbytes), engine, waits
         read = Access("source", "read", nbytes, nbytes)
         write = Access("destination", "write", nbytes, nbytes)
         return self._touching([(read, source), (write, destination)]), COMPUTE, False
@@ -412,10 +437,14 @@ class SimulatedDevice:
 
     # Memory
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False) -> Allocation:
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+    ) -> Allocation:
         self._forbid_capture("it allocates memory")
         if nbytes <= 0:
             raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
+        if kind is MemoryKind.PEER:
+            raise Unsupported("one GPU is simulated: there is no peer to copy to")
         self._take(nbytes, kind)
         address = host_address = 0
         if kind is MemoryKind.DEVICE:
@@ -433,10 +462,48 @@ class SimulatedDevice:
             self._pages[id(allocation)] = Pages(nbytes)
         if write_combined:
             self._write_combined.add(id(allocation))
-        # Locking pages goes through them one by one.
-        locked = kind in (MemoryKind.PINNED, MemoryKind.REGISTERED)
-        self._host += _ALLOCATE + (nbytes / self._sheet.host_bandwidth if locked else 0.0)
+        self._live[id(allocation)] = allocation
+        self._host += _ALLOCATE + self._locking(nbytes, kind)
         return allocation
+
+    def _locking(self, nbytes: int, kind: MemoryKind) -> float:
+        """Seconds for locking pages: the system goes through them one by one."""
+        return nbytes / self._sheet.host_bandwidth if kind.locked else 0.0
+
+    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        check_part(allocation, offset, nbytes)
+        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+        return Allocation(allocation.kind, nbytes, device, on_host, _live(allocation).part(offset, nbytes))
+
+    def allocator(self, name: str) -> Allocator:
+        if name not in COSTS:
+            raise DeviceError(f"no allocator {name!r}; there are: {', '.join(COSTS)}")
+        return SimulatedAllocator(self, name)
+
+    def spend(self, seconds: float) -> None:
+        """The host is busy for some seconds of virtual time."""
+        self._host += seconds
+
+    def memory_kind(self, address: int) -> MemoryKind | None:
+        for allocation in self._live.values():
+            for start in (allocation.address, allocation.host_address):
+                if start and start <= address < start + allocation.nbytes:
+                    return allocation.kind
+        return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
+
+    def host_memory(self) -> HostMemory:
+        locked = self._used[MemoryKind.PINNED] + self._used[MemoryKind.REGISTERED]
+        total = self._sheet.host_memory_bytes
+        return HostMemory(total, total - locked - self._used[MemoryKind.PAGEABLE], locked)
+
+    @contextmanager
+    def near_host(self, node: int | None) -> Iterator[int | None]:
+        if node not in (None, 0):
+            raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: 0")
+        yield 0
+
+    def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
+        raise Unsupported("one GPU is simulated: there is no peer to copy to")
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
@@ -465,7 +532,10 @@ class SimulatedDevice:
         kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
         self._take(array.nbytes, kind)
         address = self._device_addresses.take(array.nbytes) if register else 0
-        return Allocation(kind, array.nbytes, address, array.ctypes.data, Content(array.nbytes, over=array))
+        allocation = Allocation(kind, array.nbytes, address, array.ctypes.data, Content(array.nbytes, over=array))
+        self._live[id(allocation)] = allocation
+        self._host += _ALLOCATE + self._locking(array.nbytes, kind) if register else 0.0
+        return allocation
 
     def free(self, allocation: Allocation) -> None:
         if allocation.freed:
@@ -475,6 +545,7 @@ class SimulatedDevice:
         allocation.freed = True
         self._used[allocation.kind] -= allocation.nbytes
         self._l2.forget(allocation)
+        self._live.pop(id(allocation), None)
         self._pages.pop(id(allocation), None)
         self._write_combined.discard(id(allocation))
         for key in [k for k, p in self._prepared.items() if any(a is allocation for a in p.launch.arrays.values())]:

@@ -51,7 +51,23 @@ class HoldItem:
     expired: bool = False
 
 
-Item = Work | Record | HoldItem
+@dataclass(eq=False)
+class Mark:
+    """An item that stamps a point which other streams wait for."""
+
+    stream: SimulatedStream
+    time: float | None = None
+    """Virtual time at which all before it was done; None until then."""
+
+
+@dataclass(eq=False)
+class Wait:
+    """An item that waits for a mark on another stream."""
+
+    mark: Mark
+
+
+Item = Work | Record | HoldItem | Mark | Wait
 
 
 @dataclass(eq=False)
@@ -121,6 +137,15 @@ class Engine:
                         return
                     self._step(best, start)
 
+    def holding(self, stream: SimulatedStream) -> SimulatedStream | None:
+        """The stream whose hold stops a stream after `run`: itself, or one that it waits for; None if it is drained."""
+        while stream.queue:
+            item = stream.queue[0][1]
+            if not isinstance(item, Wait):
+                return stream
+            stream = item.mark.stream
+        return None
+
     def held(self, stream: SimulatedStream) -> HoldItem | None:
         """The hold at which a stream stands after `run`, or None if it is drained."""
         if stream.queue and isinstance(stream.queue[0][1], HoldItem):
@@ -136,6 +161,8 @@ class Engine:
         start = max(stream.ready, issued + self._submit)
         if isinstance(item, HoldItem):
             return None if item.released is None else max(start, item.released)
+        if isinstance(item, Wait):
+            return None if item.mark.time is None else max(start, item.mark.time)
         if isinstance(item, Work):
             return max(start, self._free[item.engine])
         return start
@@ -151,6 +178,12 @@ class Engine:
             item.event.time = round(end / self._tick) * self._tick
             item.event.pending -= 1
             stream.after_work = False
+        elif isinstance(item, Mark):
+            end = item.time = start
+        elif isinstance(item, Wait):
+            end = start
+            # A record behind it waits for the writes of what was waited for.
+            stream.after_work = True
         else:
             end = start
             stream.expired = stream.expired or item.expired

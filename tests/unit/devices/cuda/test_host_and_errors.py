@@ -65,6 +65,12 @@ def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(m
     assert host.available_bytes(*machine) == 0
 
 
+def test_the_total_is_the_machines_or_the_control_groups(machine: tuple[Path, Path]) -> None:
+    assert host.total_bytes(*machine) == 200 * GIB
+    (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
+    assert host.total_bytes(*machine) == 64 * GIB
+
+
 @pytest.fixture
 def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
     monkeypatch.setattr(allocations.host, "available_bytes", lambda: 10 * GIB)
@@ -78,8 +84,8 @@ def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
     [
         (MemoryKind.DEVICE, 2 * GIB - allocations.RESERVE),
         (MemoryKind.MANAGED, 2 * GIB - allocations.RESERVE),
-        (MemoryKind.PINNED, 5 * GIB),
-        (MemoryKind.REGISTERED, 5 * GIB),
+        (MemoryKind.PINNED, 10 * GIB),
+        (MemoryKind.REGISTERED, 10 * GIB),
         (MemoryKind.PAGEABLE, 10 * GIB),
     ],
 )

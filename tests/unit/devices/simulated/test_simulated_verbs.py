@@ -26,6 +26,9 @@ from pytest_gpumem.devices.simulated.content import BACKED_BYTES
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, LaunchShape, Parameter, Role
 
+KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
+"""Of memory that one GPU has."""
+
 
 @pytest.mark.parametrize("name", sorted(DATASHEETS))
 def test_facts_say_simulated_and_follow_from_the_datasheet(name: str) -> None:
@@ -57,7 +60,7 @@ def test_addresses_are_aligned_distinct_and_used_again(bench: Workbench) -> None
 
 
 def test_addresses_by_kind(bench: Workbench) -> None:
-    device, managed, pinned, registered, pageable = (bench.memory(4096, k) for k in MemoryKind)
+    device, managed, pinned, registered, pageable = (bench.memory(4096, k) for k in KINDS)
     assert device.host_address == 0
     assert managed.address == managed.host_address != 0
     assert pinned.address == pinned.host_address != 0
@@ -99,7 +102,7 @@ def test_freed_memory_is_refused(bench: Workbench) -> None:
 
 
 def test_host_content_round_trip(bench: Workbench) -> None:
-    for kind in MemoryKind:
+    for kind in KINDS:
         memory = bench.memory(4096, kind)
         content = np.arange(1024, dtype="i4")
         bench.device.from_host(memory, content)
@@ -179,8 +182,8 @@ def test_poison_is_nan_and_minus_one(bench: Workbench) -> None:
 
 
 def test_copy_between_all_kinds(bench: Workbench) -> None:
-    for source in MemoryKind:
-        for destination in MemoryKind:
+    for source in KINDS:
+        for destination in KINDS:
             a, b = bench.memory(4096, source), bench.memory(4096, destination)
             content = np.arange(1024, dtype="i4")
             bench.device.from_host(a, content)

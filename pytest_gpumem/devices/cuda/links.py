@@ -1,0 +1,145 @@
+"""What lies where in the one address space of host and devices, and copies between two GPUs.
+
+Source: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming Guide, Peer-to-Peer Memory Access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cupy
+from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import runtime as R  # noqa: N812
+from cupy.cuda import runtime
+
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.process_memory import is_mapped
+from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
+
+_HOST, _DEVICE, _MANAGED = 1, 2, 3
+"""`cudaMemoryType`; 0 is memory that CUDA does not know."""
+
+
+def memory_kind(address: int, index: int, registered: bool) -> MemoryKind | None:
+    """What kind of memory an address belongs to, as the driver says.
+
+    Args:
+        address: on the host or on any device.
+        index: the device whose memory is "device", not "peer".
+        registered: whether the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
+            memory as it does what `cudaHostAlloc` gave.
+    """
+    try:
+        seen = runtime.pointerGetAttributes(address)
+        kind, device = int(seen.type), int(seen.device)
+    except CUPY_ERRORS:  # before CUDA 11 an address that CUDA does not know was an error
+        kind, device = 0, index
+    if kind == 0:
+        return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
+    if _past_the_end(address):
+        return None
+    if kind == _MANAGED:
+        return MemoryKind.MANAGED
+    if kind == _DEVICE:
+        return MemoryKind.DEVICE if device == index else MemoryKind.PEER
+    if kind != _HOST:
+        raise DeviceError(f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents")
+    if registered:
+        return MemoryKind.REGISTERED
+    # cudaHostGetFlags "will fail if the input pointer does not reside in an address range allocated by cudaHostAlloc()": then somebody
+    # else has registered it, or it comes from a pool of pinned memory, which that call does not know either.
+    refused = int(R.cudaHostGetFlags(address)[0]) != 0
+    if refused:
+        R.cudaGetLastError()
+    return MemoryKind.REGISTERED if refused else MemoryKind.PINNED
+
+
+def _past_the_end(address: int) -> bool:
+    """Whether the driver's allocation ends before an address that lies in the pages which it took for it."""
+    error, base, size = D.cuMemGetAddressRange(address)
+    return int(error) == 0 and not int(base) <= address < int(base) + int(size)
+
+
+def nearest_node(index: int) -> int | None:
+    """The NUMA node of the host that a device is attached to; None where the system does not say."""
+    attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
+    if attribute is None:
+        return None
+    error, node = R.cudaDeviceGetAttribute(attribute, index)
+    return int(node) if int(error) == 0 and int(node) >= 0 else None
+
+
+def peer_of(index: int) -> int:
+    """The GPU that peer memory is allocated on: the first that this one can copy with directly, else the first other one.
+
+    Raises:
+        Unsupported: there is one GPU.
+    """
+    with translated("looking for another GPU"):
+        others = [other for other in range(runtime.getDeviceCount()) if other != index]
+        if not others:
+            raise Unsupported("this process sees one GPU: there is no peer to copy to")
+        return next((other for other in others if _reaches(index, other)), others[0])
+
+
+def _reaches(index: int, other: int) -> bool:
+    return bool(runtime.deviceCanAccessPeer(index, other)) and bool(runtime.deviceCanAccessPeer(other, index))
+
+
+def allocate_on_peer(nbytes: int, peer: int) -> int:
+    """Address of new memory on another GPU."""
+    with cupy.cuda.Device(peer):
+        return int(runtime.malloc(nbytes))
+
+
+def free_on_peer(address: int, peer: int) -> None:
+    """Give it back."""
+    with cupy.cuda.Device(peer):
+        runtime.free(address)
+
+
+def free_bytes_on_peer(peer: int) -> int:
+    """Bytes that the other GPU has free."""
+    with cupy.cuda.Device(peer):
+        return int(runtime.memGetInfo()[0])
+
+
+def set_bytes_on_peer(address: int, value: int, nbytes: int, peer: int) -> None:
+    """Set memory of another GPU to one byte value, and wait: it needs no peer access, as a kernel of this GPU would."""
+    with cupy.cuda.Device(peer):
+        runtime.memset(address, value, nbytes)
+        runtime.deviceSynchronize()
+
+
+@contextmanager
+def peer_access(index: int, allowed: bool) -> Iterator[None]:
+    """Peer access between device `index` and its peer, both ways, on or off inside the block; the state that was found is put back.
+
+    Raises:
+        Unsupported: there is one GPU, or the two cannot reach each other and access was asked for.
+    """
+    peer = peer_of(index)
+    if allowed and not _reaches(index, peer):
+        raise Unsupported(f"devices {index} and {peer} cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)")
+    changed = []
+    try:
+        for device, other in ((index, peer), (peer, index)):
+            if _set_access(device, other, allowed):
+                changed.append((device, other))
+        yield
+    finally:
+        for device, other in changed:
+            _set_access(device, other, not allowed)
+
+
+def _set_access(device: int, other: int, allowed: bool) -> bool:
+    """Allow or forbid one device to reach another's memory; gives whether that changed anything."""
+    state = R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled if allowed else R.cudaError_t.cudaErrorPeerAccessNotEnabled
+    with cupy.cuda.Device(device):
+        result = R.cudaDeviceEnablePeerAccess(other, 0) if allowed else R.cudaDeviceDisablePeerAccess(other)
+        if int(result[0]) == int(state):
+            R.cudaGetLastError()  # that nothing had to be changed is no error to be found later
+            return False
+        check(result, f"{'allowing' if allowed else 'forbidding'} device {device} to reach the memory of device {other}")
+    return True

@@ -1,0 +1,33 @@
+"""What the operating system says of this process's memory. Linux alone says it; elsewhere the answers are None."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SELF = Path("/proc/self")
+
+
+def is_mapped(address: int, proc: Path = _SELF) -> bool | None:
+    """Whether an address lies in memory that this process has mapped (proc(5), /proc/pid/maps)."""
+    try:
+        lines = (proc / "maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        first, _, last = line.split(" ", 1)[0].partition("-")
+        if int(first, 16) <= address < int(last, 16):
+            # Address space that a driver has reserved and that nobody can read is no memory yet.
+            return line.split(" ", 2)[1].startswith("r")
+    return False
+
+
+def locked_bytes(proc: Path = _SELF) -> int | None:
+    """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin).
+
+    A driver may lock pages without booking them there: 0 while something is allocated says nothing.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
+    except OSError:
+        return None
+    return sum(int(fields[name].split()[0]) * 1024 for name in ("VmLck", "VmPin") if name in fields)

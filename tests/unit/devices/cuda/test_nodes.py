@@ -1,0 +1,66 @@
+"""NUMA nodes of the host, and where a thread runs while memory is allocated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.protocol import Unsupported
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """Two nodes: the CPUs that this thread may run on, and none of them."""
+    mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    for node, cpus in ((0, mine), (1, "100000-100003,100008")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
+    (tmp_path / "node2").mkdir()  # its list cannot be read
+    return tmp_path
+
+
+def test_cpus_are_read_from_lists(system: Path) -> None:
+    found = host.nodes(system)
+    assert found == {0: frozenset(os.sched_getaffinity(0)), 1: frozenset([100000, 100001, 100002, 100003, 100008])}
+
+
+def test_the_thread_runs_on_the_node_and_goes_back_also_after_an_error(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[set[int]] = []
+    monkeypatch.setattr(host.os, "sched_setaffinity", lambda pid, cpus: set_to.append(set(cpus)))
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    (system / "node1" / "cpulist").write_text("2-5\n")
+
+    def fail() -> None:
+        with host.on_node(1, None, system) as node:
+            assert node == 1
+            assert set_to == [{2, 3}]
+            raise ValueError("in the block")
+
+    with pytest.raises(ValueError, match="in the block"):
+        fail()
+    assert set_to == [{2, 3}, {0, 1, 2, 3}]
+
+
+@pytest.mark.parametrize("nearest", [None, 1, 7])
+def test_nobody_asked_for_a_node_that_cannot_be_had(system: Path, nearest: int | None) -> None:
+    before = os.sched_getaffinity(0)
+    with host.on_node(None, nearest, system) as node:
+        assert node is None
+        assert os.sched_getaffinity(0) == before
+
+
+def test_the_nearest_node_is_taken_unasked(system: Path) -> None:
+    with host.on_node(None, 0, system) as node:
+        assert node == 0
+
+
+def test_a_node_that_was_asked_for_must_be_there(system: Path) -> None:
+    with pytest.raises(Unsupported, match=r"numa=5: the host has no such NUMA node; it has: 0, 1$"), host.on_node(5, 0, system):
+        pass
+    with pytest.raises(Unsupported, match="numa=1: none of the CPUs of that NUMA node"), host.on_node(1, 0, system):
+        pass

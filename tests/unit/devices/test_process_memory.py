@@ -1,0 +1,53 @@
+"""What the operating system says of a process's memory, and where parts of an allocation may lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_gpumem.devices.parts import check_part
+from pytest_gpumem.devices.process_memory import is_mapped, locked_bytes
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind
+
+MAPS = """\
+1000-3000 rw-p 00000000 00:00 0                          [heap]
+4000-5000 ---p 00000000 00:00 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "mapped"), [(0xFFF, False), (0x1000, True), (0x2FFF, True), (0x3000, False), (0x4800, False), (0x5000, False)]
+)
+def test_an_address_is_mapped_where_it_can_be_read(tmp_path: Path, address: int, mapped: bool) -> None:
+    (tmp_path / "maps").write_text(MAPS)
+    assert is_mapped(address, tmp_path) is mapped
+
+
+def test_this_process_knows_its_own_arrays() -> None:
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("only Linux says what a process has mapped")
+    assert is_mapped(np.zeros(1000).ctypes.data)
+    assert not is_mapped(8)
+
+
+def test_locked_and_pinned_pages_are_added(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("Name:\tpython\nVmLck:\t    2048 kB\nVmPin:\t     512 kB\nVmRSS:\t   99 kB\n")
+    assert locked_bytes(tmp_path) == 2560 * 1024
+
+
+def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
+    assert is_mapped(0x1000, tmp_path) is None
+    assert locked_bytes(tmp_path) is None
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)])
+def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
+    whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
+    check_part(whole, 96, 4)
+    with pytest.raises(DeviceError, match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory"):
+        check_part(whole, offset, nbytes)
+    whole.freed = True
+    with pytest.raises(DeviceError, match="freed"):
+        check_part(whole, 0, 4)
