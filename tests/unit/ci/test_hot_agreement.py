@@ -11,18 +11,32 @@ from triad_bench import TriadBench, prepared
 
 def test_placements_cancel_in_the_difference() -> None:
     theirs = [2.0e-6, 2.1e-6, 2.2e-6, 2.05e-6]
-    found = hot_agreement.summary([(1.005 * value, value) for value in theirs])
-    assert found["difference"] == pytest.approx(0.005)
-    assert found["low"] == pytest.approx(found["high"])
-    assert found["between_placements_ours"] == pytest.approx(found["between_placements_theirs"])
+    found = hot_agreement.summary([(1.005 * value, 1.02 * value, value) for value in theirs])
+    assert found["less_median"] == pytest.approx(0.005)
+    assert found["less_median_low"] == pytest.approx(found["less_median_high"])
+    assert found["less_mean"] == pytest.approx(1.005 / 1.02 - 1)
+    assert found["between_placements_ours"] == pytest.approx(found["between_placements_median"])
     assert found["between_placements_ours"] > 0.03
-    assert found["correlation"] == pytest.approx(1)
 
 
 def test_the_interval_is_students() -> None:
-    found = hot_agreement.summary([(1.01e-6, 1e-6), (2.04e-6, 2e-6), (1.03e-6, 1e-6), (2.04e-6, 2e-6)])
+    found = hot_agreement.summary([(1.01e-6, 1e-6, 1e-6), (2.04e-6, 2e-6, 2e-6), (1.03e-6, 1e-6, 1e-6), (2.04e-6, 2e-6, 2e-6)])
     # t(0.975, 3) = 3.182; the differences deviate by 0.00816
-    assert found["high"] - found["low"] == pytest.approx(2 * 3.182 * 0.008165 / 2, rel=1e-3)
+    assert found["less_mean_high"] - found["less_mean_low"] == pytest.approx(2 * 3.182 * 0.008165 / 2, rel=1e-3)
+
+
+def test_the_table_names_both_of_their_values() -> None:
+    record = {
+        "device": {"name": "NVIDIA H200", "driver": "580"},
+        "ended": "2026-11-21T00:00:00",
+        "pairs": {"2": [[2.0e-6, 2.1e-6, 2.01e-6], [2.1e-6, 2.2e-6, 2.11e-6], [2.2e-6, 2.3e-6, 2.2e-6]]},
+        "launches": {"2": [1500, 1510, 1490]},
+        "lengths": {"triad, 2 MiB, around": {str(length): 2e-6 for length in hot_agreement.LENGTHS}},
+    }
+    text = hot_agreement.table(record)
+    assert "do_bench_cudagraph, mean" in text
+    assert "do_bench_cudagraph, median" in text
+    assert "1500" in text
 
 
 def test_a_simulated_device_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
