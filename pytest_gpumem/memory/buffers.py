@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
+from pytest_gpumem.memory.pinned import PinnedCap, touch
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
 
 Home = Literal["host", "device", "prefetched", "as left"]
@@ -94,7 +96,7 @@ class Buffer:
     @property
     def facts(self) -> ArrayFacts:
         """What a kernel's formulas need to know of it."""
-        return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.on_host)
+        return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.beyond_link)
 
     @property
     def home(self) -> Home:
@@ -192,10 +194,17 @@ class Buffer:
 
 
 class Arena:
-    """Everything that one test allocates; `close` frees it, whatever happened."""
+    """Everything that one test allocates; `close` frees it, whatever happened.
 
-    def __init__(self, device: Device, seed: int) -> None:
+    Args:
+        device: where.
+        seed: of the content.
+        pinned: how much of the host's RAM may be page-locked.
+    """
+
+    def __init__(self, device: Device, seed: int, pinned: PinnedCap | None = None) -> None:
         self.device = device
+        self.pinned = pinned or PinnedCap()
         self.stream = device.stream()
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
@@ -214,6 +223,8 @@ class Arena:
         populate: bool = True,
         write_combined: bool = False,
         mapped: bool = True,
+        portable: bool = True,
+        numa: int | None = None,
     ) -> Buffer:
         """A new buffer with seeded random content.
 
@@ -224,15 +235,22 @@ class Arena:
             home: where managed pages are before every sample; "host" means that the host touches them first, "prefetched" that they
                 are prefetched from there.
             populate: leave the pages of managed memory untouched if False.
-            write_combined, mapped: flags of `cudaHostAlloc`.
+            write_combined, mapped, portable: flags of `cudaHostAlloc`.
+            numa: NUMA node of the host on which host memory is to lie; None: the one that the device is attached to, where it is known.
 
         Raises:
             BadBuffer: the size is not positive or does not hold whole elements, or the type is not a plain one.
             OutOfMemory: less is free; nothing was allocated.
+            TooMuchPinned: it would pass the cap on page-locked memory; nothing was allocated.
+            Unsupported: the host has no such NUMA node.
         """
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
-        allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined)
+        if kind.locked:
+            self.pinned.check(self.device, nbytes)
+        # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
+        with self.device.near_host(numa) if kind.on_host else nullcontext():
+            allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
         self._allocations[id(allocation)] = allocation
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
@@ -251,8 +269,11 @@ class Arena:
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
 
+        Pages that nobody has touched yet come to lie on the NUMA node that the device is attached to.
+
         Raises:
             BadBuffer: the array is not C-contiguous, is empty, or its type is not a plain one.
+            TooMuchPinned: registering it would pass the cap on page-locked memory.
         """
         _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
@@ -263,7 +284,12 @@ class Arena:
             for held in self._allocations.values():
                 if held.kind is MemoryKind.REGISTERED and held.host_address < end and first < held.host_address + held.nbytes:
                     raise BadBuffer("this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now")
-        allocation = self.device.adopt(array, register=register)
+        if register:
+            self.pinned.check(self.device, array.nbytes)
+        with self.device.near_host(None):
+            if array.flags.writeable:
+                touch(array)
+            allocation = self.device.adopt(array, register=register)
         self._allocations[id(allocation)] = allocation
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 

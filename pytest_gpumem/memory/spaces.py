@@ -66,7 +66,15 @@ class Memory:
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="prefetched"), like)
 
     def pinned(
-        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, mapped: bool = True, write_combined: bool = False, like: Any = None
+        self,
+        shape: int | str | Sequence[int],
+        dtype: Any = "f4",
+        *,
+        mapped: bool = True,
+        write_combined: bool = False,
+        portable: bool = True,
+        numa: int | None = None,
+        like: Any = None,
     ) -> Any:
         """Page-locked host memory by `cudaHostAlloc` (CUDA C++ Best Practices Guide, 9.1.1).
 
@@ -74,11 +82,39 @@ class Memory:
             shape, dtype, like: as for every kind.
             mapped: visible to kernels (zero copy, 9.1.3).
             write_combined: fast for the host to write and for the link, slow for the host to read.
+            portable: page-locked for every CUDA context, not for that of this device alone.
+            numa: NUMA node of the host on which it is to lie; None: the one that the device is attached to, where the host says it.
+
+        Raises:
+            TooMuchPinned: it would pass the cap on page-locked memory (`--gpumem-pinned-share`).
+            Unsupported: the device cannot map host memory, or the host has no such NUMA node; the test skips.
         """
+        if numa is not None and (isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0):
+            raise BadBuffer(f"numa={numa!r}; it is the number of a NUMA node of the host, or None")
         if mapped and not self.arena.device.facts.can_map_host:
             raise Unsupported(f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)")
-        buffer = self.arena.buffer(shape, dtype, MemoryKind.PINNED, home="as left", mapped=mapped, write_combined=write_combined)
+        buffer = self.arena.buffer(
+            shape,
+            dtype,
+            MemoryKind.PINNED,
+            home="as left",
+            mapped=mapped,
+            write_combined=write_combined,
+            portable=portable,
+            numa=None if numa is None else int(numa),
+        )
         return self._give(buffer, like)
+
+    def peer(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+        """Device memory of another GPU (CUDA C++ Programming Guide, Peer-to-Peer Memory Access).
+
+        Copies from and to it are direct while `peer_access(True)` of the device holds, else staged through the host; kernels of this
+        device see it only then.
+
+        Raises:
+            Unsupported: there is one GPU; the test skips.
+        """
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.PEER, home="as left"), like)
 
     def registered(self, array: Any, dtype: Any = "f4", *, like: Any = None) -> Any:
         """Pageable host memory, page-locked afterwards by `cudaHostRegister`.
@@ -100,7 +136,9 @@ class Memory:
         generator = np.random.default_rng(self.arena.seed)
         block = generator.integers(0, 2**31 - 1, 4096, dtype=np.int32) if element.kind in "iu" else generator.random(4096)
         # np.resize repeats the block: the pages must exist, their content need not be unique for a link.
-        return self.arena.adopt(np.resize(block.astype(element), shape), register=register)
+        with self.arena.device.near_host(None):
+            made = np.resize(block.astype(element), shape)
+        return self.arena.adopt(made, register=register)
 
     def _needs_migration(self) -> None:
         facts = self.arena.device.facts
