@@ -4,9 +4,11 @@
 
 A marker stands on a line of its own before a ```text block, which is replaced:
 
-    <!-- record: FILE -->   the device, the day and the table of a run, from pytest-benchmark JSON below the repository, or from the
-                            record of a script of ci/bench; a line that says so where there is none yet
-    <!-- output: FILE -->   what a script of this repository prints
+    <!-- record: FILE -->               the device, the day and the table of a run, from pytest-benchmark JSON below the repository, or
+                                        from the record of a script of ci/bench; a line that says so where there is none yet
+    <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
+    <!-- record: FILE without NODEID -->    all others
+    <!-- output: FILE -->               what a script of this repository prints
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-BLOCK = re.compile(r"(<!-- (record|output): (\S+) -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(<!-- (record|output): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 
 
-def record(name: str) -> str:
-    """The device, the day and the table of a recorded run."""
+def record(name: str, which: str | None = None, nodeid: str = "") -> str:
+    """The device, the day and the table of a recorded run; of the rows whose node id begins with `nodeid`, or ("without") of the others."""
     if not (ROOT / name).exists():
         return f"not recorded yet: {name}"
     run = json.loads((ROOT / name).read_text())
@@ -37,7 +39,8 @@ def record(name: str) -> str:
     document = document_from_json(run["gpumem"])
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
-    return f"{head}\n\n{table(document.rows, device, width=WIDTH, colour=False, notes=False)}"
+    rows = [row for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
+    return f"{head}\n\n{table(rows, device, width=WIDTH, colour=False, notes=False)}"
 
 
 def bench_table(run: dict[str, Any]) -> str:
@@ -48,7 +51,7 @@ def bench_table(run: dict[str, Any]) -> str:
     return str(module.table(run))
 
 
-def output(name: str) -> str:
+def output(name: str, *_: str | None) -> str:
     """What a script prints."""
     return subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, check=True).stdout.rstrip()
 
@@ -56,7 +59,7 @@ def output(name: str) -> str:
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
     draw = {"record": record, "output": output}
-    return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3])}\n```", text)
+    return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
 
 
 def main() -> int:

@@ -12,3 +12,13 @@ import renew_tables
 def test_a_record_is_drawn_by_its_script(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(kind), "table", lambda run: f"drawn from {run['kind']}")
     assert renew_tables.bench_table({"kind": kind}) == f"drawn from {kind}"
+
+
+def test_rows_of_a_run_are_chosen_by_their_node_id() -> None:
+    record = "ci/records/nvidia-h200/suite.json"
+    all_rows, of, without = (
+        renew_tables.record(record, *chosen).count("PASS")
+        for chosen in ((), ("of", "tests/memory/test_stream.py"), ("without", "tests/memory/test_stream.py"))
+    )
+    assert 0 < of < all_rows
+    assert of + without == all_rows
