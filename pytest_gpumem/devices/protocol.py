@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.migrations import PageCounts
 
 
 class DeviceError(Exception):
@@ -30,6 +31,10 @@ class Unsupported(DeviceError):
 
 class OutOfMemory(DeviceError):
     """Not enough free memory; raised before anything was allocated."""
+
+
+class NotCounted(DeviceError):
+    """What managed pages do cannot be counted here; the reason, in words that follow on "not counted:"."""
 
 
 class HoldExpired(DeviceError):
@@ -73,6 +78,17 @@ class HostMemory:
     """Of it, what new allocations can take without swapping."""
     locked: int
     """Bytes that are page-locked through this device now: pinned and registered."""
+
+
+class Advice(str, Enum):
+    """What the driver is told about the use of managed memory (`cudaMemAdvise`; CUDA C++ Programming Guide, Data Usage Hints)."""
+
+    READ_MOSTLY = "read_mostly"
+    """Mostly read: whoever reads gets a copy of its own, and a write drops the other copies. It has no place."""
+    PREFERRED_LOCATION = "preferred_location"
+    """Pages stay at this place where they can, and are mapped from elsewhere."""
+    ACCESSED_BY = "accessed_by"
+    """This place has the pages mapped wherever they are, so that its accesses do not fault."""
 
 
 @dataclass(eq=False)
@@ -405,6 +421,30 @@ class Device(Protocol):
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         """`cudaMemPrefetchAsync` to the device or to the host. Raises `Unsupported` without `concurrentManagedAccess`."""
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        """Managed memory that may be more than the device has free, up to half of what the host has: pages are then evicted to the host.
+
+        That can hang a GPU. Raises `OutOfMemory` before asking the driver.
+        """
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        """`cudaMemAdvise` for the device or for the host: set (`on`) or unset, at once and in no stream's order.
+
+        Raises `Unsupported` without `concurrentManagedAccess`.
+        """
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        """Tell the driver that the content is of no use any more (`cudaMemDiscardBatchAsync`): pages then move without being copied.
+
+        What is read before the next write is undefined. Raises `Unsupported` where driver or bindings are older than CUDA 13.
+        """
+
+    def count_pages(self, work: Callable[[], None]) -> PageCounts:
+        """What the pages of this process's managed memory do while `work` runs, which waits for what it queues.
+
+        Counting costs time; nothing counts before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
+        """
 
     # Conditions
 

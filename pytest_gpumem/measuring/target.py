@@ -18,6 +18,7 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.placements import padding, side_by_side
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside, persisting
+from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.traffic import beyond_arguments, two_declarations
@@ -209,7 +210,7 @@ class KernelTarget:
         self._saved: dict[str, Allocation] = {}
         self.name = bound.name
         device = arena.device
-        self.notes: tuple[str, ...] = _window_notes(device, window)
+        self.notes: tuple[str, ...] = (*_window_notes(device, window), *managed_notes(device.facts, self._buffers.values()))
         if window is not None and window.where != "stream" and bound.kernel.source is None:
             raise BadCall(f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window')
         self._graphs: list[Graph] = []
@@ -459,7 +460,7 @@ class CallableTarget:
         notes = [] if self._movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
         if moved is not None and (said := beyond_arguments(moved, _nbytes((*arguments, *keywords.values())))):
             notes.append(said)
-        self.notes: tuple[str, ...] = (*notes, *_window_notes(arena.device, window))
+        self.notes: tuple[str, ...] = (*notes, *_window_notes(arena.device, window), *managed_notes(arena.device.facts, arena.managed))
         self._graph: Graph | None = None
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
@@ -654,7 +655,7 @@ class CaseTarget:
 
     def _make(self) -> _Built:
         # The same seed for every placement: the same content at other addresses.
-        arena = Arena(self._device, self._parent.seed)
+        arena = Arena(self._device, self._parent.seed, oversubscribes=self._parent.oversubscribes)
         with ExitStack() as stack:
             stack.callback(arena.close)
             case = self._build(Memory(arena, self._own_stream))
@@ -667,7 +668,11 @@ class CaseTarget:
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
             self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
-            self.notes = (*_notes(case, len(case.writes) - len(writes)), *_same_memory(self._addresses))
+            self.notes = (
+                *_notes(case, len(case.writes) - len(writes)),
+                *_same_memory(self._addresses),
+                *managed_notes(self._device.facts, arena.managed),
+            )
             return _Built(case, arena, stack.pop_all(), None, reads, writes, arena.homes, persistent)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 

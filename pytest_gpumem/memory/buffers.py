@@ -200,11 +200,13 @@ class Arena:
         device: where.
         seed: of the content.
         pinned: how much of the host's RAM may be page-locked.
+        oversubscribes: managed memory may be more than the device has free.
     """
 
-    def __init__(self, device: Device, seed: int, pinned: PinnedCap | None = None) -> None:
+    def __init__(self, device: Device, seed: int, pinned: PinnedCap | None = None, *, oversubscribes: bool = False) -> None:
         self.device = device
         self.pinned = pinned or PinnedCap()
+        self.oversubscribes = oversubscribes
         self.stream = device.stream()
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
@@ -225,6 +227,8 @@ class Arena:
         mapped: bool = True,
         portable: bool = True,
         numa: int | None = None,
+        handle: type[Buffer] = Buffer,
+        allocation: Allocation | None = None,
     ) -> Buffer:
         """A new buffer with seeded random content.
 
@@ -237,6 +241,8 @@ class Arena:
             populate: leave the pages of managed memory untouched if False.
             write_combined, mapped, portable: flags of `cudaHostAlloc`.
             numa: NUMA node of the host on which host memory is to lie; None: the one that the device is attached to, where it is known.
+            handle: class of the buffer.
+            allocation: memory for it that was allocated already; it is the arena's from now on.
 
         Raises:
             BadBuffer: the size is not positive or does not hold whole elements, or the type is not a plain one.
@@ -248,23 +254,29 @@ class Arena:
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
             self.pinned.check(self.device, nbytes)
-        # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
-        with self.device.near_host(numa) if kind.on_host else nullcontext():
-            allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
+        if allocation is None:
+            # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
+            with self.device.near_host(numa) if kind.on_host else nullcontext():
+                allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
         self._allocations[id(allocation)] = allocation
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
             raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
-        buffer = Buffer(self, allocation, elements, element, home)
+        buffer = handle(self, allocation, elements, element, home)
         if kind is MemoryKind.MANAGED:
             self._managed.append(buffer)
         self._made += 1
         if populate:
-            seed = self.seed * 1_000_003 + self._made
-            self.device.fill_random(allocation, buffer.dtype_name, seed, self.stream)
-            buffer.put_home(self.stream)
-            self.device.synchronize(self.stream)
+            self.populate(buffer)
         return buffer
+
+    def populate(self, buffer: Buffer, *, content: bool = True) -> None:
+        """Give the buffer that was made last its seeded content, unless `content` is False, and put its pages home."""
+        if content:
+            seed = self.seed * 1_000_003 + self._made
+            self.device.fill_random(buffer.allocation, buffer.dtype_name, seed, self.stream)
+        buffer.put_home(self.stream)
+        self.device.synchronize(self.stream)
 
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
@@ -298,6 +310,11 @@ class Arena:
         array = self.device.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
         self._guests[id(array)] = (array, buffer)
         return array
+
+    @property
+    def managed(self) -> tuple[Buffer, ...]:
+        """All managed buffers."""
+        return tuple(self._managed)
 
     @property
     def homes(self) -> tuple[Buffer, ...]:

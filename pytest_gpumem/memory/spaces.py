@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import MemoryKind, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
+from pytest_gpumem.memory.managed import Advised, Place, advised, managed
 
 
 class Memory:
@@ -42,6 +43,10 @@ class Memory:
         dtype: Any = "f4",
         *,
         first_touch: Literal["host", "device", "none"] = "host",
+        read_mostly: bool = False,
+        preferred_location: Place | None = None,
+        accessed_by: Any = None,
+        discard: bool = False,
         like: Any = None,
     ) -> Any:
         """Managed memory whose pages are, before every sample, where `first_touch` says.
@@ -50,20 +55,35 @@ class Memory:
             shape, dtype, like: as for every kind.
             first_touch: "host" (kernels then fault the pages in), "device", or "none": no page exists until somebody
                 touches it, and samples find the pages where the one before left them.
+            read_mostly, preferred_location, accessed_by: advice that holds from the start; `ManagedBuffer.advise` says what each does.
+            discard: drop the content before every sample, after the pages were put back: for what a launch writes whole
+                (`cudaMemDiscardBatchAsync`, CUDA 13).
 
         Source: CUDA C++ Programming Guide, Unified Memory Programming.
         """
         homes: dict[str, Home] = {"host": "host", "device": "device", "none": "as left"}
         if first_touch not in homes:
             raise BadBuffer(f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}")
-        self._needs_migration()
-        buffer = self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home=homes[first_touch], populate=first_touch != "none")
+        advice = advised(Advised(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        buffer = managed(self.arena, shape, dtype, home=homes[first_touch], populate=first_touch != "none", advice=advice, discard=discard)
         return self._give(buffer, like)
 
-    def prefetched(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
-        """Managed memory that goes back to the host and is prefetched to the device before every sample."""
-        self._needs_migration()
-        return self._give(self.arena.buffer(shape, dtype, MemoryKind.MANAGED, home="prefetched"), like)
+    def prefetched(
+        self,
+        shape: int | str | Sequence[int],
+        dtype: Any = "f4",
+        *,
+        read_mostly: bool = False,
+        preferred_location: Place | None = None,
+        accessed_by: Any = None,
+        like: Any = None,
+    ) -> Any:
+        """Managed memory that goes back to the host and is prefetched to the device before every sample.
+
+        Args as for `managed`.
+        """
+        advice = advised(Advised(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        return self._give(managed(self.arena, shape, dtype, home="prefetched", populate=True, advice=advice), like)
 
     def pinned(
         self,
@@ -139,11 +159,6 @@ class Memory:
         with self.arena.device.near_host(None):
             made = np.resize(block.astype(element), shape)
         return self.arena.adopt(made, register=register)
-
-    def _needs_migration(self) -> None:
-        facts = self.arena.device.facts
-        if not facts.concurrent_managed_access:
-            raise Unsupported(f"{facts.name} does not migrate managed pages on demand here (concurrentManagedAccess is 0)")
 
     def _give(self, buffer: Any, like: Any) -> Any:
         return buffer if like is None else self.arena.guest(buffer, like)

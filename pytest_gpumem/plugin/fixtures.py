@@ -91,7 +91,8 @@ def device_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 
 @pytest.fixture
 def managed_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
-    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host")`: managed memory that kernels fault in."""
+    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None)`:
+    managed memory that kernels fault in, with advice."""
     return _gpumem_memory.managed
 
 

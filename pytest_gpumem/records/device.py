@@ -51,6 +51,8 @@ class DeviceFacts:
     """`sharedMemPerMultiprocessor`: shared memory of one SM, for all blocks that it holds."""
     max_shared_bytes_per_block: int | None = None
     """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts in."""
+    host_page_tables: bool = False
+    """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and reads host pages without a fault."""
     uuid: str | None = None
     """UUID of the GPU or of the MIG instance."""
     ecc: bool | None = None

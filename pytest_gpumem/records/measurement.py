@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.units import format_bytes
 
 REPEATED = 3
@@ -184,6 +185,8 @@ class Measurement:
     """What counters saw a launch of the same test and label move, where `gpumem traffic` has counted it."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for anybody else's code."""
+    migrations: Migrations | None = None
+    """Page faults and migrations of managed memory in an untimed pass, where it was asked for (`--gpumem-count`)."""
     sectors_per_request: float | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a
@@ -277,6 +280,10 @@ class Limits:
     """Least bandwidth, as written: "2.4 TB/s" or "85% of peak"."""
     max_latency: str | None = None
     """Longest latency, as written: "12 us"."""
+    max_gpu_page_faults: str | None = None
+    """Most page faults of the GPU during one launch, as written: "0"."""
+    max_migrated: str | None = None
+    """Most bytes that managed memory moves during one launch, as written: "64 MiB"."""
     max_regression: str | None = None
     """Largest slow-down against the baseline, as written: "1%" or "1% + 0.2 us"."""
     fail_if_faster: str | None = None

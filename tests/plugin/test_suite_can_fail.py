@@ -15,7 +15,8 @@ from pytest_gpumem.devices.protocol import Launch, MemoryKind
 from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
-from pytest_gpumem.devices.simulated.memory import L2, Lines, Pages
+from pytest_gpumem.devices.simulated.memory import L2, Lines
+from pytest_gpumem.devices.simulated.pages import Pages, Touched
 from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
@@ -83,13 +84,13 @@ def pages_stay_where_they_are(patch: Patch) -> None:
 
 def pages_never_stay(patch: Patch) -> None:
     """Whatever a kernel or a prefetch brings to the device is back on the host at the next access: every launch faults."""
-    to_device = Pages.to_device
+    touched = Pages.touched_by_device
 
-    def faulting(self: Pages, share: float) -> tuple[float, float]:
+    def faulting(self: Pages, share: float, *, writes: bool) -> Touched:
         self.to_host()
-        return to_device(self, share)
+        return touched(self, share, writes=writes)
 
-    patch.setattr(Pages, "to_device", faulting)
+    patch.setattr(Pages, "touched_by_device", faulting)
 
 
 def pageable_instead_of_pinned(patch: Patch) -> None:

@@ -117,6 +117,17 @@ class Allocations:
         start = -_address(raw) % _PAGE
         return self._over(raw[start : start + pages], nbytes, register=kind is MemoryKind.REGISTERED)
 
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        """Managed memory, whatever the device has free. Raises `OutOfMemory` if it is more than half of what the host has available."""
+        most = host.available_bytes() // 2
+        if not 0 < nbytes <= most:
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {most / 2**30:.3g} GiB for evicted pages"
+            )
+        with translated(f"allocating {nbytes} bytes of managed memory"):
+            address = int(runtime.mallocManaged(nbytes))
+        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
+
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
         region = self._region(needed_bytes(sizes))

@@ -20,6 +20,7 @@ from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.conditions import ConditionReader
+from pytest_gpumem.devices.cuda.counters import Counters
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
@@ -27,6 +28,7 @@ from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, current_st
 from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import (
+    Advice,
     Allocation,
     Allocator,
     DeviceError,
@@ -42,6 +44,7 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.migrations import PageCounts
 
 
 class CudaDevice:
@@ -63,6 +66,7 @@ class CudaDevice:
         self._capturing = graphs.Capturing()
         self._holds: holds.Holds | None = None
         self._conditions = ConditionReader(facts)
+        self._counters = Counters(index)
         self._streams: WeakSet[CudaStream] = WeakSet()
 
     @property
@@ -275,6 +279,18 @@ class CudaDevice:
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         managed.prefetch(allocation, self._index, to_host, cast(CudaStream, stream), self._facts)
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        return self._allocations.oversubscribe(nbytes)
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        managed.advise(allocation, self._index, advice, to_host, self._facts, on=on)
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        managed.discard(allocation, cast(CudaStream, stream), self._facts)
+
+    def count_pages(self, work: Callable[[], None]) -> PageCounts:
+        return self._counters.count(work)
 
     # Conditions
 

@@ -141,6 +141,7 @@ def _read(driver: Any, device: Any, runtime: int) -> DeviceFacts:
         integrated=bool(attribute("INTEGRATED")),
         shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
         max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,
+        host_page_tables=bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
         uuid=_uuid(driver, device, mig=profile is not None),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,

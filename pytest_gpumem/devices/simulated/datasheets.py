@@ -145,6 +145,10 @@ class Datasheet:
     """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
     fault_group_time: float = 75e-6
     """Time of one group of page faults. Fit set: row "faulting" of H100."""
+    faults_per_group: float = 159 / 26
+    """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above."""
+    cpu_fault_bytes: int = 16 * MIB // 48
+    """Bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise."""
     populate_bytes: int = 2 * MIB
     """Page size of a first touch by the device."""
     populate_time: float = 4e-6

@@ -21,6 +21,7 @@ from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window, unsupported
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import (
+    Advice,
     Allocation,
     Allocator,
     CannotCapture,
@@ -57,13 +58,15 @@ from pytest_gpumem.devices.simulated.engine import (
     Wait,
     Work,
 )
-from pytest_gpumem.devices.simulated.memory import L2, Pages
+from pytest_gpumem.devices.simulated.memory import L2
 from pytest_gpumem.devices.simulated.noise import Noise
+from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.timing import Timing, work_of
 from pytest_gpumem.devices.simulated.timing import Work as LaunchWork
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.migrations import PageCounts
 
 # Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
 _RECORD = 1.0e-6
@@ -409,7 +412,7 @@ class SimulatedDevice:
         for memory in (destination, source):
             pages = self._pages.get(id(memory))
             if pages is not None:
-                pages.to_device(1.0)
+                pages.to_device()
         self._l2.forget(destination)
         seconds = self._sheet.launch + self._timing.copy(destination, source, nbytes)
         seconds *= self._noise.sample(seconds)
@@ -559,7 +562,7 @@ class SimulatedDevice:
         used = self._used
         if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
             taken = used[MemoryKind.DEVICE] + used[MemoryKind.MANAGED]
-            return self._sheet.memory_bytes - self._sheet.context_bytes - taken
+            return max(0, self._sheet.memory_bytes - self._sheet.context_bytes - taken)
         host = self._sheet.host_memory_bytes
         locked = used[MemoryKind.PINNED] + used[MemoryKind.REGISTERED]
         if kind is MemoryKind.PAGEABLE:
@@ -582,7 +585,9 @@ class SimulatedDevice:
         memory = _live(allocation)
         self._wait(self._engine.streams)
         nbytes = size * np.dtype(dtype).itemsize
-        self._host += self._host_access(allocation) + nbytes / self._host_speed(allocation, self._sheet.pageable_to_host, read=True)
+        self._host += self._host_access(allocation, writes=False) + nbytes / self._host_speed(
+            allocation, self._sheet.pageable_to_host, read=True
+        )
         return memory.read(dtype, size)
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
@@ -590,17 +595,15 @@ class SimulatedDevice:
         memory = _live(allocation)
         self._wait(self._engine.streams)
         array = np.asarray(content)
-        self._host += self._host_access(allocation)
+        self._host += self._host_access(allocation, writes=True)
         self._host += array.nbytes / self._host_speed(allocation, self._sheet.pageable_to_device, read=False)
         memory.write(array)
 
-    def _host_access(self, allocation: Allocation) -> float:
+    def _host_access(self, allocation: Allocation, *, writes: bool) -> float:
         """The host touches memory: managed pages come to it. Seconds that this takes."""
         pages = self._pages.get(id(allocation))
         self._l2.forget(allocation)
-        if pages is None:
-            return 0.0
-        return pages.to_host() / (self._sheet.pinned_bandwidth * self._sheet.migration_share)
+        return 0.0 if pages is None else self._timing.pages.host_touched(pages.touched_by_host(writes=writes))
 
     def _host_speed(self, allocation: Allocation, device: float, *, read: bool) -> float:
         if allocation.kind is MemoryKind.DEVICE:
@@ -617,7 +620,7 @@ class SimulatedDevice:
             raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory, or another library")
         if allocation.kind is MemoryKind.MANAGED:
             self._wait(self._engine.streams)
-            self._host += self._host_access(allocation)
+            self._host += self._host_access(allocation, writes=True)
         array = self.view(allocation, dtype, math.prod(shape))
         if array.size == math.prod(shape):
             return array.reshape(shape)
@@ -711,21 +714,65 @@ class SimulatedDevice:
     # Managed memory
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        if allocation.kind is not MemoryKind.MANAGED:
-            raise DeviceError(f"only managed memory can be prefetched, not {allocation.kind.value} memory")
+        pages = self._pages_of(allocation, "prefetched")
         self._forbid_capture("a prefetch cannot be captured")
-        duration = partial(self._run_prefetch, allocation, self._pages[id(allocation)], to_host)
+        duration = partial(self._run_prefetch, allocation, pages, to_host)
         engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
         self._queue(_own_stream(stream), _Step(Work(engine, duration)), _LAUNCH)
 
     def _run_prefetch(self, allocation: Allocation, pages: Pages, to_host: bool, start: float) -> float:
-        sheet = self._sheet
-        moved, fresh = (pages.to_host(), 0.0) if to_host else pages.to_device(1.0)
+        if to_host:
+            moved = pages.to_host()
+            seconds = self._timing.pages.prefetched_to_host(moved)
+        else:
+            touched = pages.to_device()
+            moved = touched.moved
+            seconds = self._timing.pages.prefetched(touched)
         if moved:
             self._l2.forget(allocation)
-        seconds = sheet.launch + moved / (sheet.pinned_bandwidth * sheet.migration_share)
-        seconds += fresh / sheet.populate_bytes * sheet.populate_time
+        seconds += self._sheet.launch
         return seconds * self._noise.sample(seconds)
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        self._forbid_capture("it allocates memory")
+        room, host = max(0, self.free_bytes(MemoryKind.MANAGED)), self._sheet.host_memory_bytes // 2
+        if not 0 < nbytes <= host:
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {host / 2**30:.3g} GiB for evicted pages"
+            )
+        self._used[MemoryKind.MANAGED] += nbytes
+        self._host += _ALLOCATE
+        address = self._device_addresses.take(nbytes)
+        allocation = Allocation(MemoryKind.MANAGED, nbytes, address, address, Content(nbytes))
+        self._pages[id(allocation)] = Pages(nbytes, room=room)
+        return allocation
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        pages = self._pages_of(allocation, "advised about")
+        self._engine.run()  # at once on the host's clock, but not before what was queued
+        self._host += _CALL
+        pages.advise(advice, to_host, on=on)
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        pages = self._pages_of(allocation, "discarded")
+        self._forbid_capture("a discard cannot be captured")
+        self._queue(_own_stream(stream), _Step(Work(COMPUTE, partial(self._run_discard, pages))), _LAUNCH)
+
+    def _run_discard(self, pages: Pages, start: float) -> float:
+        pages.discard()
+        return self._sheet.launch
+
+    def _pages_of(self, allocation: Allocation, done: str) -> Pages:
+        if allocation.kind is not MemoryKind.MANAGED:
+            raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+        return self._pages[id(allocation)]
+
+    def count_pages(self, work: Callable[[], None]) -> PageCounts:
+        self._engine.run()
+        self._timing.pages.take()
+        work()
+        self._engine.run()
+        return self._timing.pages.take()
 
     # Conditions
 

@@ -1,4 +1,4 @@
-"""The state of the memory system between launches: lines in L2, pages of managed memory.
+"""The state of L2 between launches: which lines are there.
 
 L2 is modelled by bytes per allocation, least recently used first. It knows three things about the lines of an allocation: how many
 are there with the normal property, how many persist in the set-aside, and how many are dirty, so that their write-back is billed to
@@ -153,26 +153,3 @@ class L2:
                 persisting -= taken
             if line.normal <= 0.0 and line.persisting <= 0.0 and line.dirty <= 0.0:
                 del self._lines[key]
-
-
-@dataclass
-class Pages:
-    """Where the pages of one managed allocation are; what is on neither side was never touched."""
-
-    nbytes: int
-    on_host: float = 0.0
-    on_device: float = 0.0
-
-    def to_host(self) -> float:
-        """All pages move to the host; gives the bytes that cross the link."""
-        moved, self.on_device, self.on_host = self.on_device, 0.0, float(self.nbytes)
-        return moved
-
-    def to_device(self, share: float) -> tuple[float, float]:
-        """A share of the pages moves to the device; gives bytes that cross the link, and bytes that are touched for the first time."""
-        migrated = self.on_host * share
-        fresh = max(0.0, self.nbytes - self.on_host - self.on_device)
-        populated = min(fresh, max(0.0, share * self.nbytes - migrated - self.on_device)) if share < 1.0 else fresh
-        self.on_host -= migrated
-        self.on_device += migrated + populated
-        return migrated, populated

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.memory import L2, Pages, miss_ratio
+from pytest_gpumem.devices.simulated.memory import L2, miss_ratio
+from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
 _SECTORS = 4.0
@@ -172,13 +173,15 @@ class Timing:
     def __init__(self, sheet: Datasheet, l2: L2) -> None:
         self._sheet = sheet
         self._l2 = l2
+        self.pages = PageLog(sheet)
+        """What managed pages did."""
 
     def kernel(self, work: Work, window: WindowSpec | None) -> float:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them."""
         sheet, l2 = self._sheet, self._l2
-        faults, managed = self._migrate(work)
+        faults, managed, remote = self._migrate(work)
         local = work.local
-        link = self._link_time(work)
+        link = self._link_time(work) + remote / (sheet.pinned_bandwidth * sheet.zero_copy_share)
         total = work.footprint
         # How busy writes keep the memory decides how much of the cache waits to be written back.
         write_time = work.written / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
@@ -231,22 +234,19 @@ class Timing:
         p = self._sheet.overlap
         return float(top * sum((b / top) ** p for b in bounds) ** (1.0 / p))
 
-    def _migrate(self, work: Work) -> tuple[float, float]:
-        """Seconds of page faults, and bytes of managed memory touched."""
-        sheet = self._sheet
-        seconds = managed = 0.0
+    def _migrate(self, work: Work) -> tuple[float, float, float]:
+        """Seconds of page faults, bytes of managed memory touched, and of them bytes that are read or written across the link."""
+        seconds = managed = remote = 0.0
         for u in work.uses:
             if u.pages is None:
                 continue
             managed += u.footprint
-            moved, fresh = u.pages.to_device(min(1.0, u.footprint / u.allocation.nbytes))
-            if moved > 0.0:
+            touched = u.pages.touched_by_device(min(1.0, u.footprint / u.allocation.nbytes), writes=u.writes > 0.0)
+            if touched.moved or touched.evicted:
                 self._l2.forget(u.allocation)
-                groups = max(1.0, moved / sheet.fault_group_bytes)
-                seconds += groups * sheet.fault_group_time + moved / (sheet.pinned_bandwidth * sheet.migration_share)
-            if fresh > 0.0:
-                seconds += max(1.0, fresh / sheet.populate_bytes) * sheet.populate_time
-        return seconds, managed
+            seconds += self.pages.faulted(u.allocation.address, touched, writes=u.writes > 0.0)
+            remote += touched.remote
+        return seconds, managed, remote
 
     def _link_time(self, work: Work) -> float:
         if len(work.local) == len(work.uses):

@@ -1,0 +1,201 @@
+"""Page faults and migrations of managed memory, counted by CUPTI through `cupti-python` (the extra `cupti`).
+
+Nothing is imported before somebody counts, and CUPTI's counters are off again before `Counters.count` returns.
+Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+
+BUFFER_BYTES = 8 * 2**20
+"""Of one buffer of records; CUPTI asks for more when it is full."""
+NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
+"""Counters without which nothing is counted."""
+WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")
+"""Counters that not every platform has."""
+CAUSES = {
+    "USER": "prefetch",
+    "COHERENCE": "fault",
+    "PREFETCH": "speculation",
+    "EVICTION": "eviction",
+    "ACCESS_COUNTERS": "access counters",
+}
+"""CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved "speculatively", of its own accord."""
+
+
+class Event(NamedTuple):
+    """One record of a counter."""
+
+    kind: str
+    """Name of its CUpti_ActivityUnifiedMemoryCounterKind, such as "GPU_PAGE_FAULT"."""
+    value: int
+    """Bytes moved or mapped; of GPU faults how many the driver took together on one page; of a CPU fault the program counter."""
+    start: int
+    """Nanoseconds."""
+    end: int
+    """Nanoseconds."""
+    address: int
+    """First page."""
+    why: str
+    """Why bytes moved, or what access faulted."""
+
+
+class Counters:
+    """CUPTI's counters of unified memory, for one device."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._cupti: Any = None
+        self._errors: tuple[type[Exception], ...] = ()
+        self._events: list[Event] = []
+        self._failed: Exception | None = None
+
+    def count(self, work: Callable[[], None]) -> PageCounts:
+        """What is counted while `work` runs, which waits for what it queues.
+
+        Raises:
+            NotCounted: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
+        """
+        cupti = self._load()
+        self._events, self._failed = [], None
+        try:
+            self._configure(cupti, NEEDED)
+            also = [name for name in WANTED if self._try(cupti, name)]
+            cupti.activity_enable(cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
+        except self._errors as error:
+            raise NotCounted(f"CUPTI refuses to count unified memory: {_text(error)}{_hint(error)}") from error
+        try:
+            work()
+            self._flush(cupti)
+        finally:
+            cupti.activity_disable(cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
+        if self._failed is not None:
+            raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
+        self._refuse_losses(cupti)
+        return counted(self._events, maps="REMOTE_MAP" in also)
+
+    def _load(self) -> Any:
+        if self._cupti is None:
+            try:
+                from cupti import cupti
+            except ImportError as error:
+                raise NotCounted(f"cupti-python cannot be imported ({error}): pip install 'pytest-gpumem[cupti]'") from error
+            self._errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti, or an old one
+            try:
+                cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
+            except self._errors as error:
+                raise NotCounted(f"CUPTI does not start: {_text(error)}{_hint(error)}") from error
+            self._cupti = cupti
+        return self._cupti
+
+    def _configure(self, cupti: Any, names: Sequence[str]) -> None:
+        configs = cupti.ActivityUnifiedMemoryCounterConfig(len(names))
+        for i, name in enumerate(names):
+            configs[i].scope = int(cupti.ActivityUnifiedMemoryCounterScope.PROCESS_SINGLE_DEVICE)
+            configs[i].kind = int(getattr(cupti.ActivityUnifiedMemoryCounterKind, name))
+            configs[i].device_id = self._index
+            configs[i].enable = 1
+        cupti.activity_configure_unified_memory_counter(configs.ptr, len(names))
+
+    def _try(self, cupti: Any, name: str) -> bool:
+        if not hasattr(cupti.ActivityUnifiedMemoryCounterKind, name):
+            return False
+        try:
+            self._configure(cupti, [name])
+        except self._errors:
+            return False
+        return True
+
+    def _flush(self, cupti: Any) -> None:
+        """Have CUPTI deliver all records: it reads them from the driver in a thread of its own."""
+        seen = -1
+        while len(self._events) != seen:
+            seen = len(self._events)
+            cupti.activity_flush_all(1)
+
+    def _completed(self, activities: Iterable[Any]) -> None:
+        # A record is read while CUPTI still holds its buffer. What is raised here would be lost in CUPTI's thread.
+        try:
+            for activity in activities:
+                if int(activity.kind) == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
+                    self._events.append(event(self._cupti, activity))
+        except Exception as error:
+            self._failed = error
+
+    def _refuse_losses(self, cupti: Any) -> None:
+        dropped = np.zeros(1, np.uint64)
+        try:
+            cupti.activity_get_num_dropped_records(0, 0, dropped.ctypes.data)
+        except self._errors:
+            return  # not every version answers without a context
+        if dropped[0]:
+            raise NotCounted(f"CUPTI dropped {int(dropped[0])} records")
+
+
+def event(cupti: Any, activity: Any) -> Event:
+    """A record of CUPTI as plain values."""
+    kind = cupti.ActivityUnifiedMemoryCounterKind(int(activity.counter_kind)).name
+    causes = cupti.ActivityUnifiedMemoryAccessType if kind == "GPU_PAGE_FAULT" else cupti.ActivityUnifiedMemoryMigrationCause
+    known = {int(member): member.name for member in causes}
+    why = known.get(int(activity.flags_), "UNKNOWN")
+    return Event(kind, int(activity.value), int(activity.start), int(activity.end), int(activity.address), why)
+
+
+def counted(events: Sequence[Event], *, maps: bool) -> PageCounts:
+    """Add records up.
+
+    Args:
+        events: all records, in any order.
+        maps: whether mappings were among the counters.
+    """
+    by_kind: dict[str, list[Event]] = {}
+    for one in sorted(events, key=lambda e: e.start):
+        by_kind.setdefault(one.kind, []).append(one)
+    faults = by_kind.get("GPU_PAGE_FAULT", [])
+    down, up, across = (by_kind.get(f"BYTES_TRANSFER_{way}", []) for way in ("HTOD", "DTOH", "DTOD"))
+    causes: dict[str, int] = {}
+    for one in (*down, *up, *across):
+        cause = CAUSES.get(one.why, "unknown")
+        causes[cause] = causes.get(cause, 0) + one.value
+    return PageCounts(
+        gpu_faults=sum(one.value for one in faults),
+        gpu_groups=len(faults),
+        gpu_pages=len({one.address for one in faults}),
+        # The value of a CPU fault is where the program was: each record is one fault.
+        cpu_faults=len(by_kind.get("CPU_PAGE_FAULT_COUNT", [])),
+        to_device=sum(one.value for one in down),
+        to_host=sum(one.value for one in up),
+        between_devices=sum(one.value for one in across),
+        mapped=sum(one.value for one in by_kind.get("REMOTE_MAP", [])) if maps else None,
+        causes=causes,
+        to_device_seconds=busy(down),
+        to_host_seconds=busy(up),
+        groups=tuple(FaultGroup(one.address, one.value, one.why.lower()) for one in faults[:SHOWN_GROUPS]),
+    )
+
+
+def busy(events: Sequence[Event]) -> float:
+    """Seconds in which at least one of the copies was under way; they are in the order of their starts."""
+    total = until = 0
+    for one in events:
+        total += max(0, one.end - max(one.start, until))
+        until = max(until, one.end)
+    return total / 1e9
+
+
+def _text(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _hint(error: Exception) -> str:
+    if "MULTIPLE_SUBSCRIBERS" in str(error):
+        return " (another tool, such as a profiler, holds CUPTI in this process)"
+    return " (its version must be that of libcupti)" if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper() else ""

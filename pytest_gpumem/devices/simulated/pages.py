@@ -1,0 +1,260 @@
+"""Pages of managed memory: where they are, what advice does to them, and what is counted when somebody touches them.
+
+Pages are bytes, not a list: a launch that touches a share of an allocation touches that share of what lies on each side. Rules of
+advice: CUDA C++ Programming Guide, Data Usage Hints; CUDA Runtime API, cudaMemAdvise and cudaMemDiscardBatchAsync.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from pytest_gpumem.devices.protocol import Advice
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
+from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+
+PAGE_BYTES = 64 * 1024
+"""What one GPU page fault is about."""
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What a touch by the device did, in bytes."""
+
+    moved: float = 0.0
+    """Copied from the host."""
+    evicted: float = 0.0
+    """Copied to the host to make room."""
+    fresh: float = 0.0
+    """Mapped on the device without a copy: touched for the first time, or discarded."""
+    mapped: float = 0.0
+    """Mapped where they were, on the host, after a fault."""
+    unshared: float = 0.0
+    """Whose copies on the host were dropped by a write, after a fault."""
+    remote: float = 0.0
+    """Read or written on the host, across the link."""
+
+
+@dataclass
+class Pages:
+    """Where the pages of one managed allocation are, in bytes; what is nowhere was never touched."""
+
+    nbytes: int
+    room: float = math.inf
+    """Bytes that the device can hold of them."""
+    on_host: float = 0.0
+    on_device: float = 0.0
+    on_both: float = 0.0
+    """Read-only copies on both sides."""
+    mapped: float = 0.0
+    """Of those on the host, mapped by the device."""
+    discarded: float = 0.0
+    """Of those on the host, without content."""
+    read_mostly: bool = False
+    preferred: str | None = None
+    """"host" or "device"."""
+    accessed_by_device: bool = False
+
+    @property
+    def untouched(self) -> float:
+        return max(0.0, self.nbytes - self.on_host - self.on_device - self.on_both)
+
+    def advise(self, advice: Advice, to_host: bool, *, on: bool) -> None:
+        """Set or unset an advice; nothing moves. Without ReadMostly, copies on both sides become one."""
+        if advice is Advice.READ_MOSTLY:
+            self.read_mostly = on
+            if not on:
+                kept, self.on_both = self.on_both, 0.0
+                if self.preferred == "device":
+                    self.on_device += kept
+                else:
+                    self.on_host += kept
+        elif advice is Advice.PREFERRED_LOCATION:
+            self.preferred = ("host" if to_host else "device") if on else None
+        elif not to_host:
+            self.accessed_by_device = on
+            self.mapped = self.on_host if on else 0.0
+
+    def discard(self) -> None:
+        """No content is of use; where the pages are stays as it is."""
+        self.discarded = self.on_host
+
+    def to_host(self) -> float:
+        """A prefetch to the host; gives the bytes that cross the link."""
+        moved = self.on_device
+        if self.read_mostly:
+            self.on_both += self.on_device
+            self.on_host = self.nbytes - self.on_both
+        else:
+            self.on_host, self.on_both = float(self.nbytes), 0.0
+        self.on_device = 0.0
+        self.mapped = self.on_host if self.accessed_by_device else 0.0
+        self.discarded = 0.0
+        return moved
+
+    def to_device(self) -> Touched:
+        """A prefetch to the device. It undoes a discard, so the content is copied."""
+        moved, fresh = self.on_host, self.untouched
+        self._arrive(moved, fresh, copies=self.read_mostly)
+        self.on_host = self.mapped = self.discarded = 0.0
+        return Touched(moved=moved, fresh=fresh, evicted=self._evict())
+
+    def touched_by_host(self, *, writes: bool) -> float:
+        """The host reads or writes everything; gives the bytes that cross the link."""
+        moved = self.on_device
+        if self.read_mostly and not writes:
+            self.on_both += self.on_device
+            self.on_host = self.nbytes - self.on_both
+        else:
+            self.on_host, self.on_both = float(self.nbytes), 0.0
+        self.on_device = 0.0
+        self.mapped = self.on_host if self.accessed_by_device else 0.0
+        self.discarded = 0.0
+        return moved
+
+    def touched_by_device(self, share: float, *, writes: bool) -> Touched:
+        """A launch touches a share of the pages."""
+        host, untouched = self.on_host * share, self.untouched
+        populated = min(untouched, max(0.0, share * self.nbytes - host - self.on_device - self.on_both)) if share < 1.0 else untouched
+        unshared = self.on_both * share if writes else 0.0
+        self.on_both -= unshared
+        self.on_device += unshared
+        if self.accessed_by_device or self.preferred == "host":
+            # Never touched pages come into being where they are preferred; the others stay on the host and are mapped.
+            stays = populated if self.preferred == "host" else 0.0
+            self.on_host += stays
+            newly = 0.0 if self.accessed_by_device else max(0.0, host + stays - self.mapped)
+            self.mapped = max(self.mapped, host + stays)
+            self.on_device += populated - stays
+            return Touched(fresh=populated - stays, mapped=newly, unshared=unshared, remote=host + stays, evicted=self._evict())
+        dropped = self.discarded * share
+        moved = host - dropped
+        again = 0.0
+        if self.nbytes > self.room:
+            # Least recently used first, and more than fits: what was there is gone when its turn comes.
+            again = min(self.on_device, share * self.nbytes)
+            moved, self.on_device = moved + again, self.on_device - again
+        self.on_host -= host
+        self.discarded -= dropped
+        self._arrive(moved, dropped + populated, copies=self.read_mostly and not writes)
+        return Touched(moved=moved, fresh=dropped + populated, unshared=unshared, evicted=again + self._evict())
+
+    def _arrive(self, moved: float, fresh: float, *, copies: bool) -> None:
+        if copies:
+            self.on_both += moved
+        else:
+            self.on_device += moved
+        self.on_device += fresh
+
+    def _evict(self) -> float:
+        excess = max(0.0, self.on_device + self.on_both - self.room)
+        self.on_device -= excess
+        self.on_host += excess
+        return excess
+
+
+@dataclass
+class _Tally:
+    gpu_faults: float = 0.0
+    gpu_groups: int = 0
+    cpu_faults: int = 0
+    to_device: float = 0.0
+    to_host: float = 0.0
+    mapped: float = 0.0
+    causes: dict[str, float] = field(default_factory=dict)
+    to_device_seconds: float = 0.0
+    to_host_seconds: float = 0.0
+    groups: list[FaultGroup] = field(default_factory=list)
+
+
+class PageLog:
+    """Counts what pages do, and says how long it takes.
+
+    Args:
+        sheet: the device.
+    """
+
+    def __init__(self, sheet: Datasheet) -> None:
+        self._sheet = sheet
+        self._tally = _Tally()
+
+    def take(self) -> PageCounts:
+        """What happened since the last look."""
+        tally, self._tally = self._tally, _Tally()
+        return PageCounts(
+            gpu_faults=round(tally.gpu_faults),
+            gpu_groups=tally.gpu_groups,
+            gpu_pages=round(tally.gpu_faults),  # no duplicates here: the model does not know which warps touch a page together
+            cpu_faults=tally.cpu_faults,
+            to_device=round(tally.to_device),
+            to_host=round(tally.to_host),
+            mapped=round(tally.mapped),
+            causes={cause: round(nbytes) for cause, nbytes in tally.causes.items()},
+            to_device_seconds=tally.to_device_seconds,
+            to_host_seconds=tally.to_host_seconds,
+            groups=tuple(tally.groups),
+        )
+
+    def faulted(self, address: int, touched: Touched, *, writes: bool) -> float:
+        """A launch touched pages; gives the seconds that it lost."""
+        sheet = self._sheet
+        seconds = 0.0
+        for nbytes in (touched.moved, touched.mapped, touched.unshared):
+            if nbytes > 0.0:
+                groups = max(1.0, nbytes / sheet.fault_group_bytes)
+                seconds += groups * sheet.fault_group_time
+                self._groups(address, nbytes, groups, writes)
+        if touched.moved > 0.0:
+            faulted = min(touched.moved, max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group * PAGE_BYTES)
+            seconds += self._down(faulted, "fault") + self._down(touched.moved - faulted, "speculation")
+        if touched.evicted > 0.0:
+            seconds += self._up(touched.evicted, "eviction")
+        if touched.fresh > 0.0:
+            groups = max(1.0, touched.fresh / sheet.populate_bytes)
+            seconds += groups * sheet.populate_time
+            self._groups(address, touched.fresh, groups, writes)
+        self._tally.mapped += touched.mapped
+        return seconds
+
+    def prefetched(self, touched: Touched) -> float:
+        """A prefetch to the device; gives its seconds."""
+        seconds = self._down(touched.moved, "prefetch") if touched.moved else 0.0
+        seconds += self._up(touched.evicted, "eviction") if touched.evicted else 0.0
+        return seconds + touched.fresh / self._sheet.populate_bytes * self._sheet.populate_time
+
+    def prefetched_to_host(self, moved: float) -> float:
+        """A prefetch to the host; gives its seconds."""
+        return self._up(moved, "prefetch") if moved else 0.0
+
+    def host_touched(self, moved: float) -> float:
+        """The host touched pages that were on the device; gives the seconds that it lost."""
+        if not moved:
+            return 0.0
+        self._tally.cpu_faults += max(1, round(moved / self._sheet.cpu_fault_bytes))
+        return self._up(moved, "fault")
+
+    def _groups(self, address: int, nbytes: float, groups: float, writes: bool) -> None:
+        count = math.ceil(groups)
+        faults = min(groups * self._sheet.faults_per_group, max(1.0, nbytes / PAGE_BYTES))
+        tally = self._tally
+        tally.gpu_groups += count
+        tally.gpu_faults += faults
+        shown = range(min(count, SHOWN_GROUPS - len(tally.groups)))
+        access = "write" if writes else "read"
+        tally.groups += [FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access) for i in shown]
+
+    def _down(self, nbytes: float, cause: str) -> float:
+        seconds = self._crossed(nbytes, cause)
+        self._tally.to_device += nbytes
+        self._tally.to_device_seconds += seconds
+        return seconds
+
+    def _up(self, nbytes: float, cause: str) -> float:
+        seconds = self._crossed(nbytes, cause)
+        self._tally.to_host += nbytes
+        self._tally.to_host_seconds += seconds
+        return seconds
+
+    def _crossed(self, nbytes: float, cause: str) -> float:
+        self._tally.causes[cause] = self._tally.causes.get(cause, 0.0) + nbytes
+        return nbytes / (self._sheet.pinned_bandwidth * self._sheet.migration_share)

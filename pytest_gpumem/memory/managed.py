@@ -1,0 +1,227 @@
+"""Managed memory: where its pages are before every sample, what the driver is told about their use, and where it cannot be had.
+
+Sources: CUDA C++ Programming Guide, Unified Memory Programming; CUDA Runtime API, cudaMemAdvise.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pytest_gpumem.devices.protocol import Advice, Allocation, MemoryKind, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import format_bytes
+
+Place = Literal["device", "host"]
+PLACES = ("device", "host")
+NOT_GIVEN: Any = object()
+"""Default of an advice that stays as it is."""
+
+
+@dataclass(frozen=True)
+class Advised:
+    """The advice that holds for a buffer."""
+
+    read_mostly: bool = False
+    """`cudaMemAdviseSetReadMostly`."""
+    preferred_location: Place | None = None
+    """`cudaMemAdviseSetPreferredLocation`."""
+    accessed_by: frozenset[Place] = frozenset()
+    """`cudaMemAdviseSetAccessedBy`, for each of them."""
+
+    def calls(self, before: Advised) -> Iterator[tuple[Advice, bool, bool]]:
+        """What has to be called to come here from `before`: the advice, whether its place is the host, whether it is set."""
+        if self.read_mostly != before.read_mostly:
+            yield Advice.READ_MOSTLY, False, self.read_mostly
+        if self.preferred_location != before.preferred_location:
+            if before.preferred_location is not None:
+                yield Advice.PREFERRED_LOCATION, before.preferred_location == "host", False
+            if self.preferred_location is not None:
+                yield Advice.PREFERRED_LOCATION, self.preferred_location == "host", True
+        for place in PLACES:
+            if (place in self.accessed_by) != (place in before.accessed_by):
+                yield Advice.ACCESSED_BY, place == "host", place in self.accessed_by
+
+
+def advised(before: Advised, **changes: Any) -> Advised:
+    """`before` with what was asked for; `NOT_GIVEN` leaves an advice as it is.
+
+    Raises:
+        BadBuffer: a place other than "device" and "host", or a `read_mostly` that is no bool.
+    """
+    given = {name: value for name, value in changes.items() if value is not NOT_GIVEN}
+    if not isinstance(given.get("read_mostly", False), bool):
+        raise BadBuffer(f"read_mostly={given['read_mostly']!r}; accepted are True and False")
+    if (place := given.get("preferred_location")) is not None and place not in PLACES:
+        raise BadBuffer(f'preferred_location={place!r}; accepted are "device", "host" and None')
+    if "accessed_by" in given:
+        places = given["accessed_by"]
+        given["accessed_by"] = frozenset({places} if isinstance(places, str) else places or ())
+        if not given["accessed_by"] <= set(PLACES):
+            raise BadBuffer(f'accessed_by={places!r}; accepted are "device", "host", both in a tuple, and None')
+    return replace(before, **given)
+
+
+class ManagedBuffer(Buffer):
+    """Managed memory, which lives where it is touched. A move keeps its advice.
+
+    `managed_buffer` and `prefetched_buffer` make it.
+    """
+
+    _wanted = Advised()
+    _advised: tuple[Allocation | None, Advised] = (None, Advised())
+    """Which memory the driver was told what about."""
+    discards = False
+    """Whether its content is dropped before every sample, after its pages were put back."""
+    oversubscribed = False
+    """Whether the device cannot hold it."""
+
+    @property
+    def advice(self) -> Advised:
+        """The advice that holds."""
+        return self._wanted
+
+    def advise(self, *, read_mostly: bool = NOT_GIVEN, preferred_location: Place | None = NOT_GIVEN, accessed_by: Any = NOT_GIVEN) -> None:
+        """Set or unset advice, at once; what is not given stays.
+
+        Args:
+            read_mostly: readers get copies of their own; a write drops the others. False takes it back, which leaves one copy.
+            preferred_location: "device" or "host", where pages stay and from where they are mapped; None takes it back.
+            accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a fault; None takes it back.
+
+        Raises:
+            BadBuffer: another place, or a `read_mostly` that is no bool.
+            Unsupported: the device has no `concurrentManagedAccess`.
+        """
+        self._wanted = advised(self._wanted, read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        self._arena.device.synchronize()  # an advice is in no stream's order
+        self._apply(self._wanted)
+
+    def prefetch(self, place: Place) -> None:
+        """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`).
+
+        Raises:
+            BadBuffer: another place.
+        """
+        if place not in PLACES:
+            raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
+        device, stream = self._arena.device, self._arena.stream
+        device.synchronize()
+        device.prefetch(self._allocation, place == "host", stream)
+        device.synchronize(stream)
+
+    def discard(self) -> None:
+        """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
+
+        Raises:
+            Unsupported: driver or bindings are older than CUDA 13.
+        """
+        device, stream = self._arena.device, self._arena.stream
+        device.synchronize()
+        device.discard(self._allocation, stream)
+        device.synchronize(stream)
+
+    def put_home(self, stream: Stream) -> None:
+        """Put pages back to where they are before every sample; waits where an advice has to change, which is in no stream's order."""
+        device = self._arena.device
+        # Copies on both sides would survive a prefetch: only without the advice do they become one.
+        alone = replace(self._wanted, read_mostly=False)
+        if self._in_force != alone:
+            device.synchronize(stream)
+            self._apply(alone)
+        if not self._wanted.read_mostly:
+            super().put_home(stream)
+        else:
+            if self.home != "as left":
+                device.prefetch(self._allocation, self.home != "device", stream)
+            device.synchronize(stream)
+            self._apply(self._wanted)
+            if self.home == "prefetched":
+                device.prefetch(self._allocation, False, stream)  # leaves a copy on the host
+        if self.discards:
+            device.discard(self._allocation, stream)
+
+    @property
+    def _in_force(self) -> Advised:
+        """The advice that the driver knows; none for a fresh allocation."""
+        return self._advised[1] if self._advised[0] is self._allocation else Advised()
+
+    def _apply(self, wanted: Advised) -> None:
+        for advice, to_host, on in wanted.calls(self._in_force):
+            self._arena.device.advise(self._allocation, advice, to_host, on=on)
+        self._advised = (self._allocation, wanted)
+
+
+def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: Advised, discard: bool = False) -> ManagedBuffer:
+    """A managed buffer with its advice, its pages where `home` says.
+
+    Raises:
+        Unsupported: see `no_migration`; or discarding is asked for and the driver cannot.
+        OutOfMemory: it is more than the device has free, and the test did not opt in to that.
+        BadBuffer: as `Arena.buffer`, or `discard` without a home.
+    """
+    if (why := no_migration(arena.device.facts)) is not None:
+        raise Unsupported(why)
+    if discard and home == "as left":
+        raise BadBuffer('discard=True goes with first_touch="host" or "device": pages are put there first')
+    elements, element = parse_shape(shape, dtype)
+    allocation, over = _allocate(arena, math.prod(elements) * element.itemsize)
+    buffer = arena.buffer(elements, element, MemoryKind.MANAGED, home=home, populate=False, handle=ManagedBuffer, allocation=allocation)
+    assert isinstance(buffer, ManagedBuffer)
+    buffer.oversubscribed = over
+    buffer._wanted = advice
+    buffer.discards = discard
+    arena.populate(buffer, content=populate)
+    return buffer
+
+
+def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
+    """Managed memory, and whether it is more than the device has free."""
+    device = arena.device
+    free = device.free_bytes(MemoryKind.MANAGED)
+    if nbytes <= free:
+        return device.allocate(nbytes, MemoryKind.MANAGED), False
+    if not arena.oversubscribes:
+        raise OutOfMemory(
+            f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are free on the device: more than fits can hang "
+            "a GPU, so it needs @pytest.mark.gpumem_oversubscribe on the test"
+        )
+    return device.oversubscribe(nbytes), True
+
+
+def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:
+    """Why managed pages do not migrate on demand on this device; None where they do.
+
+    Args:
+        facts: the device.
+        system: "Windows", "WSL" or another; None: this machine's.
+    """
+    if facts.concurrent_managed_access:
+        return None
+    system = _system() if system is None else system
+    why = {
+        "Windows": "on Windows the driver moves managed memory as a whole at every launch",
+        "WSL": "under WSL the driver moves managed memory as a whole at every launch",
+    }.get(system, "managed memory moves as a whole at every launch")
+    return f"{facts.name} does not migrate managed pages on demand here (concurrentManagedAccess is 0): {why}"
+
+
+def _system() -> str:
+    return "WSL" if "microsoft" in platform.release().lower() else platform.system()
+
+
+def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
+    """What a reader of figures of managed memory must know of this device and of these buffers."""
+    pages = [buffer for buffer in buffers if buffer.kind is MemoryKind.MANAGED]
+    if not pages:
+        return
+    if facts.host_page_tables:
+        yield "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, and access counters decide what migrates"
+    elif facts.pageable_memory_access:
+        yield "HMM: the GPU also faults on plain malloc memory (pageableMemoryAccess is 1); managed memory migrates as without it"
+    if over := sum(b.nbytes for b in pages if isinstance(b, ManagedBuffer) and b.oversubscribed):
+        yield f"{format_bytes(over)} of managed memory are more than the device had free: pages are evicted to the host meanwhile"
