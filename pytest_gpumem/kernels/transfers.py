@@ -1,16 +1,30 @@
-"""Copies by the copy engine, and work to overlap them with (`kernels/transfers.cu`)."""
+"""Copies by the copy engine, work to overlap them with, and reads of memory that stays on the host (`kernels/transfers.cu`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pytest_gpumem.kernels.arrays import Arrays, Scalars, element
-from pytest_gpumem.kernels.calls import all_of, same_size, thread_per_element, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import (
+    SECTORS_COALESCED,
+    SECTORS_SCATTERED,
+    all_of,
+    ceil_div,
+    grid,
+    same_size,
+    thread_per_element,
+    touch,
+    typed,
+    whole_number,
+)
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 _COPIED = ("f4", "f8", "i4", "i8", "u1", "u4")
 _COMPUTED = ("f4", "f8")
+_REREAD = ("f4", "i4")  # the sectors of a strided read hold for 4-byte words
+_THREADS = 256
+_BLOCKS_PER_SM = 8
 
 
 def _no_grid(_facts: DeviceFacts, _call: Call) -> LaunchShape:
@@ -51,6 +65,31 @@ def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     return {"x": result}
 
 
+def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
+    """As many blocks as run at once: every pass goes through the whole array before the next begins."""
+    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, ceil_div(call.arrays["y"].size, _THREADS)), _THREADS)
+
+
+def _reread_accesses(call: Call) -> tuple[Access, ...]:
+    requests = call.arrays["x"].size * int(call.scalars["times"])
+    sectors = min(SECTORS_COALESCED * int(call.scalars["stride"]), SECTORS_SCATTERED)
+    return (touch("x", "read", call, requests=requests, sectors=sectors), touch("y", "write", call, requests=requests))
+
+
+def _reread_arguments(call: Call) -> tuple[str | int, ...]:
+    return ("y", "x", call.arrays["x"].size, int(call.scalars["times"]), int(call.scalars["stride"]))
+
+
+def _reread(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    # The first part alone: what follows it lies far behind, beyond the end of arrays that are cut.
+    return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
+
+
+def _whole_rows(call: Call) -> str | None:
+    size, stride = call.arrays["x"].size, int(call.scalars["stride"])
+    return f"stride is {stride}, which does not divide the {size} elements" if size % stride else None
+
+
 KERNELS = (
     Kernel(
         name="memcpy",
@@ -76,6 +115,25 @@ KERNELS = (
         dtypes=_COMPUTED,
         section="CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with Computation",
         check=all_of(typed(_COMPUTED), whole_number("rounds", 1)),
+        relative_tolerance=0.0,
+    ),
+    Kernel(
+        name="reread",
+        parameters=(
+            Parameter("y", Role.WRITE),
+            Parameter("x", Role.READ),
+            Parameter("times", Role.SCALAR, 1),
+            Parameter("stride", Role.SCALAR, 1),
+        ),
+        shape=_reread_shape,
+        accesses=_reread_accesses,
+        source="transfers.cu",
+        entry="reread<{dtype}>",
+        reference=_reread,
+        launch_arguments=_reread_arguments,
+        dtypes=_REREAD,
+        section="CUDA C++ Best Practices Guide 9.1.3 Zero Copy",
+        check=all_of(typed(_REREAD), same_size("y", "x"), whole_number("times", 1), whole_number("stride", 1), _whole_rows),
         relative_tolerance=0.0,
     ),
 )

@@ -104,5 +104,6 @@ def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> 
         "permuted_copy": {"odata": size, "idata": size},
         "memcpy": {"destination": size, "source": size},
         "elementwise": {"x": size},
+        "reread": {"y": size, "x": size},
     }
     return {parameter: random_array(rng, n, dtype) for parameter, n in sizes[name].items()}

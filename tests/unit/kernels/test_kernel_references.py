@@ -173,6 +173,11 @@ def test_elementwise_is_the_logistic_map():
         assert actual == value
 
 
+def test_rereading_at_a_stride_brings_each_rows_first_elements_first():
+    x = np.arange(12, dtype="i4")
+    assert result("reread", {"times": 2, "stride": 3}, y=np.zeros(12, "i4"), x=x)["y"].tolist() == [0, 3, 6, 9]
+
+
 def test_elementwise_stays_random():
     x = np.random.default_rng(0).random(4096).astype("f4")
     got = result("elementwise", {"rounds": 2000}, x=x)["x"]
@@ -181,7 +186,7 @@ def test_elementwise_stays_random():
     assert np.unique(got).size > 1000
 
 
-MANY_TO_ONE = ("read", "dot", "l2_read", "transpose", "transpose_tiled", "transpose_padded")
+MANY_TO_ONE = ("read", "dot", "l2_read", "transpose", "transpose_tiled", "transpose_padded", "reread")
 """Kernels whose result may be decided by a prefix to a lesser length only."""
 ALL = [(k.name, dtype) for k in CATALOGUE.values() for dtype in k.dtypes]
 SCALARS = {

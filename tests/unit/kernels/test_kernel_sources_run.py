@@ -99,6 +99,7 @@ SCALARS = {
     "chase": [{"steps": 1}, {"steps": 12345, "start": 2}],
     "chase_onward": [{"steps": 1}, {"steps": 12345}],
     "elementwise": [{"rounds": 1}, {"rounds": 9}],
+    "reread": [{"times": 1}, {"times": 3}],
 }
 
 # A lone vector's rest, one tile and a rest, several tiles, more than a 64 KiB page.
@@ -150,6 +151,18 @@ def test_matrices_of_any_shape_are_transposed(name, width, height, library, h100
     run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
     assert guarded["odata"].intact
     np.testing.assert_array_equal(guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 32, 1000])
+@pytest.mark.parametrize("blocks", [None, 1, 3])
+def test_rereading_goes_through_every_element_whatever_the_stride(stride, blocks, library, h100):
+    kernel, x = CATALOGUE["reread"], np.arange(32_000, dtype="i4")
+    call = call_of(kernel, {"y": x, "x": x}, blocks, times=2, stride=stride)
+    assert kernel.check(call) is None
+    guarded = {"y": Guarded(np.full_like(x, -1)), "x": Guarded(x)}
+    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+    assert guarded["y"].intact
+    np.testing.assert_array_equal(guarded["y"].array, x.reshape(-1, stride).T.reshape(-1))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])

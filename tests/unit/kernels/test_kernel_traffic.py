@@ -18,7 +18,7 @@ ONE_STEP = {"steps": 1, "start": 0}
 
 
 def traffic(name, arrays, **scalars):
-    got = CATALOGUE[name].traffic(Call(arrays, {"width": 1024, "height": N // 1024} | scalars))
+    got = CATALOGUE[name].traffic(Call(arrays, {"width": 1024, "height": N // 1024, "times": 1, "stride": 1} | scalars))
     return got.reads, got.writes
 
 
@@ -44,12 +44,23 @@ def traffic(name, arrays, **scalars):
         ("permuted_copy", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
         ("memcpy", sized(destination=N, source=N), 512 * MiB, 512 * MiB),
         ("elementwise", sized(x=N), 512 * MiB, 512 * MiB),
+        ("reread", sized(y=N, x=N), 512 * MiB, 512 * MiB),
         ("transpose", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
         ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
     ],
 )
 def test_compulsory_bytes(name, arrays, reads, writes):
     assert traffic(name, arrays) == (reads, writes)
+
+
+def test_rereading_asks_again_and_moves_whole_sectors():
+    kernel, arrays = CATALOGUE["reread"], sized(y=1024, x=1024)
+    read, write = kernel.accesses(Call(arrays, {"times": 3, "stride": 1}))
+    assert (read.footprint, read.requested, read.sectors_per_request) == (4096, 3 * 4096, 4)
+    assert (write.footprint, write.requested, write.sectors_per_request) == (4096, 3 * 4096, 4)
+    assert [kernel.accesses(Call(arrays, {"times": 1, "stride": s}))[0].sectors_per_request for s in (2, 8, 32)] == [8, 32, 32]
+    assert kernel.check(Call(arrays, {"times": 1, "stride": 3})) == "stride is 3, which does not divide the 1024 elements"
+    assert kernel.check(Call(arrays, {"times": 0, "stride": 1})) == "times is 0; a whole number of at least 1 is needed"
 
 
 def test_copies_count_the_words_they_copy():
