@@ -100,6 +100,12 @@ def _max_regression(value: Any) -> str:
     return str(value).strip()
 
 
+def _revision(value: object) -> str:
+    if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
+        return value.strip()
+    raise units.QuantityError(f'{value!r} is no revision; accepted is a branch, tag or commit such as "origin/main"')
+
+
 def _path(what: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if isinstance(value, str) and value.strip() and "\0" not in value:
@@ -229,6 +235,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
     Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
     Option(
+        "baseline_of",
+        _revision,
+        None,
+        "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
+        "REVISION",
+    ),
+    Option("baseline_window", _count, 20, "Newest accepted processes of each row that are compared with. Default: 20.", "N"),
+    Option(
         "strict",
         _flag,
         False,
@@ -286,6 +300,10 @@ class Settings(NamedTuple):
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None
     """Folder of the baselines, as written; None: pytest-benchmark's storage."""
+    baseline_of: str | None = None
+    """Branch or commit whose history, as far as HEAD shares it, the baseline is taken from; None: all of it."""
+    baseline_window: int = 20
+    """Newest accepted processes of each row that are compared with."""
     strict: bool = False
     """Everything but PASS fails."""
     report: str | None = None

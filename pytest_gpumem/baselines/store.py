@@ -1,69 +1,37 @@
 """The baseline on disk: one JSON file for each process whose rows were accepted, one folder for each kind of device.
 
-`<folder>/<key>/gpumem/<utc>-<revision>-<unique>.json`, each a schema document with the revision and the time. Files are written
-under a temporary name and renamed; readers take names that end in `.json` alone, so that they never see half a file.
+`<folder>/<key>/gpumem/<utc>-<revision>-<unique>.json`, laid out as `layout` says. Files are written under a temporary name and renamed,
+and none is ever written twice, so that any number of writers need no lock; readers take names that end in `.json` alone, so that they
+never see half a file.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from pytest_gpumem.baselines.acceptance import improvement, refusal, unfit
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Epoch, Process, assemble
+from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, written
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document, document_from_json
-from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.units import QuantityError, parse_margin
+from pytest_gpumem.revisions import DIRTY, Ancestry
 
 SUBFOLDER = "gpumem"
 """Below the device's key, beside what pytest-benchmark keeps there."""
-FORMING = 3
-"""Processes up to which a baseline of one row is still forming: fewer say nothing about their own spread."""
+IMPROVED = "--gpumem-save"
+"""`Epoch.who` of an improvement that was accepted by the way."""
 
 
 class BaselineError(Exception):
     """A baseline that cannot be used; one line that names the file."""
-
-
-@dataclass(frozen=True)
-class History:
-    """What a baseline knows about one row."""
-
-    measurements: tuple[Measurement, ...]
-    """Accepted measurements, one for each process, oldest first."""
-    reason: str | None = None
-    """Why there are none that can be compared."""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """All accepted rows of one kind of device."""
-
-    rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
-    """By row key: one row for each process that has it, oldest first."""
-    processes: int = 0
-    """Files, each of one process."""
-    note: str | None = None
-    """Why it is empty, and which other devices have baselines there."""
-
-    def history(self, row_key: str, mode: str) -> History:
-        """What may be compared with a measurement: rows of its key that were measured in its mode."""
-        rows = self.rows.get(row_key, ())
-        measured = [row.measurement for row in rows if row.measurement is not None]
-        alike = tuple(m for m in measured if m.mode == mode)
-        if alike:
-            return History(alike)
-        if measured:
-            return History((), f"its rows are {' and '.join(sorted({m.mode for m in measured}))}; this one is {mode}")
-        return History((), self.note or f"none of the {self.processes} accepted processes holds {row_key}")
 
 
 @dataclass(frozen=True)
@@ -75,11 +43,14 @@ class Saved:
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]
     """Rows that stay out, each with the reason."""
+    improved: tuple[Epoch, ...] = ()
+    """Epochs that improvements among the accepted rows begin."""
 
     def lines(self) -> list[str]:
         """What to tell the user, one sentence a line."""
         count = len(self.accepted)
         told = [f"{count} row{'' if count == 1 else 's'} accepted into {self.path}" if self.path else "no row was accepted"]
+        told += [f"new epoch of {epoch.key}: {epoch.reason}" for epoch in self.improved]
         return told + [f"refused {row.key}: {why}" for row, why in self.refused]
 
 
@@ -95,38 +66,50 @@ class Store:
         """
         self._root = folder
         self._facts = facts
-        self.folder = folder / facts.key / SUBFOLDER
+        self.folder = place(folder, facts.key)
         """Where this device's files are."""
 
-    def load(self) -> Baseline:
+    def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
         """All accepted rows of this device.
 
-        Raises:
-            BaselineError: a file that cannot be read, is no document of this schema, is of another device or mixes simulated
-                and real, or holds a row that may not be in a baseline. Nothing is skipped.
-        """
-        try:
-            paths = sorted(p for p in self.folder.iterdir() if p.suffix == ".json") if self.folder.is_dir() else []
-        except OSError as error:
-            raise BaselineError(f"{self.folder}: {error.strerror or error}") from None
-        rows: dict[str, list[Row]] = {}
-        for path in paths:
-            for row in self._read(path):
-                rows.setdefault(row.key, []).append(row)
-        note = None if paths else self._absence()
-        return Baseline({key: tuple(found) for key, found in rows.items()}, len(paths), note)
+        Args:
+            ancestry: sorts the revisions of all files by the history that holds them; then only processes count whose revision the
+                change is built on, and besides these what the change itself accepts. None: all count.
+            window: newest processes of a row that are compared with.
 
-    def save(self, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object] | None = None) -> Saved:
+        Raises:
+            BaselineError: a file that cannot be read, is of another layout, another device or mixes simulated and real, was edited, or
+                holds a row that may not be in a baseline; or two files of one process. Nothing is skipped.
+        """
+        found = dict(_files(self.folder))
+        for path, content in found.items():
+            self._check_device(path, content)
+        counting, left_out = _counting(found, ancestry)
+        rows = [row for content in counting if content.process is not None for row in content.rows]
+        epochs = [epoch for content in counting for epoch in content.epochs]
+        processes = sum(content.process is not None for content in counting)
+        baseline = assemble(rows, epochs, processes, window)
+        return replace(baseline, note=None if processes else self._absence(left_out), left_out=left_out)
+
+    def save(
+        self,
+        rows: Sequence[Row],
+        revision: str | None,
+        settings: Mapping[str, object] | None = None,
+        baseline: Baseline | None = None,
+    ) -> Saved:
         """Accept the rows that passed, in a new file.
 
         Args:
             rows: of this process, judged.
             revision: of the code that was measured, such as a commit id; None if unknown.
             settings: plain values that the rows were measured under.
+            baseline: what they were judged by, whose epochs they join; None: what is there now.
 
         Raises:
-            BaselineError: the file cannot be written.
+            BaselineError: the file cannot be written, or, without `baseline`, what `load` raises.
         """
+        epochs = (baseline if baseline is not None else self.load()).epochs
         accepted: dict[str, Row] = {}
         refused: list[tuple[Row, str]] = []
         for row in rows:
@@ -138,89 +121,182 @@ class Store:
             else:
                 refused.append((row, why))
         kept = tuple(accepted.values())
-        path = self._write(kept, revision, settings or {}) if kept else None
-        return Saved(path, kept, tuple(refused))
+        if not kept:
+            return Saved(None, (), tuple(refused))
+        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts)
+        begun = {
+            row.key: Epoch(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, revision)
+            for row in kept
+            if (gain := improvement(row)) is not None
+        }
+        current = {**epochs, **begun}
+        stored = []
+        for row in kept:
+            assert row.measurement is not None  # `refusal` has seen to it
+            epoch = current[row.key].id if row.key in current else None
+            stored.append(Accepted(row.nodeid, reduced(row.measurement, process), process, epoch, row.test_source))
+        text = written(
+            id=process.id,
+            utc=process.utc,
+            revision=revision,
+            key=self._facts.key,
+            written_by=_ourselves(),
+            device=self._facts,
+            settings=settings,
+            rows=stored,
+            epochs=tuple(begun.values()),
+        )
+        path = _write(self.folder, text, process.utc, revision, process.id)
+        return Saved(path, kept, tuple(refused), tuple(begun.values()))
 
-    def _write(self, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object]) -> Path:
-        now = datetime.now(timezone.utc)
-        content: dict[str, Any] = document(self._facts, rows, settings)
-        content |= {"revision": revision, "utc": now.isoformat(timespec="seconds")}
-        text = json.dumps(content, allow_nan=False, indent=1)
-        short = re.sub(r"[^A-Za-z0-9.]+", "-", revision or "").strip("-.")[:12] or "unknown"
-        # The random part keeps two processes apart that write in the same second.
-        final = self.folder / f"{now:%Y%m%dT%H%M%SZ}-{short}-{secrets.token_hex(6)}.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(final, text)
-        except OSError as error:
-            raise BaselineError(f"{self.folder}: cannot write the baseline: {error.strerror or error}") from None
-        return final
-
-    def _read(self, path: Path) -> Iterator[Row]:
-        try:
-            read = document_from_json(json.loads(path.read_bytes()))
-        except OSError as error:
-            raise BaselineError(f"{path}: {error.strerror or error}") from None
-        except SchemaError as error:
-            raise BaselineError(f"{path}: {error}") from None
-        # ValueError: not JSON, not UTF-8, or a number of too many digits.
-        except (ValueError, RecursionError) as error:
-            raise BaselineError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
-        if read.device.simulated != self._facts.simulated:
-            kinds = ("simulated", "real") if read.device.simulated else ("real", "simulated")
+    def _check_device(self, path: Path, content: Content) -> None:
+        device = content.process.device if content.process is not None else None
+        if device is not None and device.simulated != self._facts.simulated:
+            kinds = ("simulated", "real") if device.simulated else ("real", "simulated")
             raise BaselineError(f"{path}: of a {kinds[0]} device, this one is {kinds[1]}")
-        if read.device.key != self._facts.key:
-            raise BaselineError(f"{path}: of {read.device.key}, this device is {self._facts.key}")
-        seen: set[str] = set()
-        for index, row in enumerate(read.rows):
-            if (why := refusal(row, self._facts.simulated)) is not None:
-                raise BaselineError(f"{path}: $.rows[{index}] does not belong into a baseline: {why}")
-            if row.key in seen:
-                raise BaselineError(f"{path}: holds {row.key} twice")
-            seen.add(row.key)
-        yield from read.rows
+        if content.key != self._facts.key:
+            raise BaselineError(f"{path}: of {content.key}, this device is {self._facts.key}")
 
-    def _absence(self) -> str:
-        try:
-            others = sorted(p.parent.name for p in self._root.glob(f"*/{SUBFOLDER}") if any(p.glob("*.json")))
-        except OSError:
-            others = []
-        others = [key for key in others if key != self._facts.key]
+    def _absence(self, left_out: str | None) -> str:
+        if left_out is not None:
+            return f"no process counts for {self._facts.key} in {self._root}: {left_out}"
+        others = [key for key in keys(self._root) if key != self._facts.key]
         also = f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
         return f"no baseline of {self._facts.key} in {self._root}{also}"
 
 
-def refusal(row: Row, simulated: bool) -> str | None:
-    """Why a row may not enter a baseline; None if it may.
-
-    Accepted are rows of tests that passed, judged PASS, or NO BASELINE where theirs is the first. INCONCLUSIVE is accepted only while
-    the row's baseline is forming and the measured change does not exceed half of what is allowed: a baseline of one process is
-    often too small to decide, and could otherwise never grow.
-    """
-    measurement, verdict = row.measurement, row.verdict
-    if measurement is None:
-        return "nothing was measured"
-    if row.failed:
-        return "its test failed"
-    if verdict.simulated != simulated:
-        return "it is simulated" if verdict.simulated else "it is not simulated"
-    if measurement.profiled:
-        return "it was measured under a profiler"
-    if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons}):
-        return f"it was measured under throttling ({', '.join(throttled)})"
-    if verdict.comparison is not None and verdict.comparison.low > 0 and verdict.outcome is not Outcome.FAIL:
-        return f"it is slower than the baseline by {verdict.comparison.delta:.2%}, which accepting would make the new normal"
-    if verdict.outcome in (Outcome.PASS, Outcome.NO_BASELINE) or (verdict.outcome is Outcome.INCONCLUSIVE and _forming(row)):
-        return None
-    return f"{verdict.outcome.value}: {verdict.reason}"
+def place(folder: Path, key: str) -> Path:
+    """Where the files of one kind of device are."""
+    return folder / key / SUBFOLDER
 
 
-def _forming(row: Row) -> bool:
-    comparison, written = row.verdict.comparison, row.limits.max_regression
-    if comparison is None or written is None or row.measurement is None or comparison.processes >= FORMING:
-        return False
+def keys(folder: Path) -> list[str]:
+    """Kinds of device that have baselines in a folder."""
     try:
-        allowed = parse_margin(written).over(row.measurement.latency)
-    except QuantityError:
-        return False
-    return comparison.delta <= allowed / 2
+        return sorted(p.parent.name for p in folder.glob(f"*/{SUBFOLDER}") if any(p.glob("*.json")))
+    except OSError:
+        return []
+
+
+def accept(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
+    """Begin a new epoch of rows whose change is accepted: later runs compare them only with processes saved from then on.
+
+    Args:
+        folder: holds a folder for each device key.
+        key: of the kind of device.
+        rows: keys of the rows.
+        reason: why.
+        who: who accepts it.
+        revision: of the code that is accepted.
+
+    Returns:
+        The new file.
+
+    Raises:
+        BaselineError: it cannot be written.
+    """
+    utc, unique = datetime.now(timezone.utc), secrets.token_hex(8)
+    epochs = [Epoch(secrets.token_hex(8), row, reason, who, utc, revision) for row in rows]
+    text = written(id=unique, utc=utc, revision=revision, key=key, written_by=_ourselves(), epochs=epochs)
+    return _write(place(folder, key), text, utc, revision, f"accept-{unique}")
+
+
+def row_keys(folder: Path, key: str) -> dict[str, str]:
+    """By key, the node id of every row that the files of one kind of device hold.
+
+    Raises:
+        BaselineError: as `Store.load`.
+    """
+    return {row.key: row.nodeid for _, content in _files(place(folder, key)) for row in content.rows}
+
+
+def load_file(path: Path) -> Content:
+    """One file, checked by itself.
+
+    Raises:
+        BaselineError: as `Store.load`.
+    """
+    try:
+        # A pipe would be waited for, a device read without end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BaselineError(f"{path}: {'Is a directory' if path.is_dir() else 'no file'}")
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+    except OSError as error:
+        raise BaselineError(f"{path}: {error.strerror or error}") from None
+    if len(text) > LARGEST:
+        raise BaselineError(f"{path}: larger than {LARGEST >> 20} MiB, which no baseline is")
+    try:
+        content = read(text)
+    except LayoutError as error:
+        raise BaselineError(f"{path}: {' '.join(str(error).split())}") from None
+    seen: set[str] = set()
+    for index, row in enumerate(content.rows):
+        if (why := unfit(row.measurement)) is not None:
+            raise BaselineError(f"{path}: row {index}, {row.key}, does not belong into a baseline: {why}")
+        if row.key in seen:
+            raise BaselineError(f"{path}: holds {row.key} twice")
+        seen.add(row.key)
+    for stored in content.judged:
+        if (why := refusal(stored, stored.verdict.simulated)) is not None:
+            raise BaselineError(f"{path}: {stored.key} does not belong into a baseline: {why}")
+    return content
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, Content]]:
+    """Every file of a folder, in the order of their names."""
+    try:
+        paths = sorted(p for p in folder.iterdir() if p.suffix == ".json") if folder.is_dir() else []
+    except OSError as error:
+        raise BaselineError(f"{folder}: {error.strerror or error}") from None
+    seen: dict[str, Path] = {}
+    for path in paths:
+        content = load_file(path)
+        if content.id in seen:
+            raise BaselineError(f"{path}: of the same process as {seen[content.id].name}: as a copy it would count twice")
+        seen[content.id] = path
+        yield path, content
+
+
+def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[Content], str | None]:
+    """The files that count, and a sentence about the others."""
+    if ancestry is None:
+        return list(found.values()), None
+    sorted_out = ancestry(frozenset(content.revision for content in found.values() if content.revision is not None))
+    counting: list[Content] = []
+    unknown = dirty = other = 0
+    for content in found.values():
+        # What the change itself accepts counts for it; what it measured does not: that is what is judged.
+        if content.revision in sorted_out.base or (content.process is None and content.revision in sorted_out.head):
+            counting.append(content)
+        elif content.revision is None:
+            unknown += 1
+        elif content.revision.endswith(DIRTY):
+            dirty += 1
+        elif content.revision in sorted_out.unknown:
+            unknown += 1
+        else:
+            other += 1
+    why = (
+        (other, f"are not of the history of {sorted_out.merge_base[:12]}"),
+        (dirty, "of uncommitted changes"),
+        (unknown, "of a revision that this repository does not know"),
+    )
+    said = ", ".join(f"{count} {what}" for count, what in why if count)
+    return counting, f"{len(found) - len(counting)} of {len(found)} files do not count: {said}" if said else None
+
+
+def _ourselves() -> str:
+    return f"pytest-gpumem {version('pytest-gpumem')}"
+
+
+def _write(folder: Path, text: str, utc: datetime, revision: str | None, unique: str) -> Path:
+    short = re.sub(r"[^A-Za-z0-9.]+", "-", revision or "").strip("-.")[:12] or "unknown"
+    # The unique part keeps two processes apart that write in the same second.
+    final = folder / f"{utc:%Y%m%dT%H%M%SZ}-{short}-{unique}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(final, text)
+    except OSError as error:
+        raise BaselineError(f"{folder}: cannot write the baseline: {error.strerror or error}") from None
+    return final

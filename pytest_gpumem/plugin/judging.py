@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpumem.plugin.context import in_context
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Outcome, Verdict
@@ -51,6 +52,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     ]
     if failed and not rows and test.replay is not None:
         rows = [unmeasured(item, session, str(error))]
+    rows = [in_context(row, item, session) for row in rows]
     item.stash[ROWS] = rows
     for row in rows:
         figures = summary(row, session)

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.baselines.store import Baseline, BaselineError, Store
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.store import BaselineError, Store
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
@@ -33,6 +34,7 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Counted, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
+from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
 
 WORKER_BASELINE = "gpumem_baseline"
@@ -55,10 +57,14 @@ def start(config: pytest.Config, settings: Settings) -> None:
     chosen = _choose(settings)
     folder = _baseline_folder(config, settings)
     store = Store(folder, chosen.facts)
+    # Where the change left the history that it is compared with is asked of the project's repository.
+    shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
     try:
-        baseline = store.load()
+        baseline = store.load(shared, settings.baseline_window)
     except BaselineError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
+    except RevisionError as error:
+        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     replay.default_storage(config, chosen.facts.key)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew

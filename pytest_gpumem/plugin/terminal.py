@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.store import Baseline, BaselineError
+from pytest_gpumem.baselines.forks import untrusted
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.store import BaselineError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.session import GpuSession
@@ -48,7 +52,8 @@ class TerminalHooks:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        return baseline_line(baseline.processes, resolvable(baseline), str(self._session.store.folder))
+        line = baseline_line(baseline.processes, resolvable(baseline), str(self._session.store.folder))
+        return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self) -> list[str]:
         ledger = self._session.ledger
@@ -108,15 +113,21 @@ class TerminalHooks:
         if not len(gpu.rows):
             yield "nothing was measured, nothing is stored"
             return
-        saved = gpu.store.save(list(gpu.rows), replay.revision(gpu.config), gpu.settings.to_json())
+        if (fork := untrusted(os.environ)) is not None:
+            yield f"nothing is stored of code that is not ours: {fork}"
+            return
+        saved = gpu.store.save(list(gpu.rows), replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline)
         if saved.path is not None:
             yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {saved.path}"
         else:
             yield "no row was accepted, nothing is stored"
+        for epoch in saved.improved:
+            yield f"{epoch.key} is {epoch.reason}: a new epoch begins, older processes do not count for it any more"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
-        if saved.refused and gpu.baseline.processes:
-            yield f"to accept a change on purpose, remove the files in {gpu.store.folder} and save anew"
+        if changed := [row.key for row, _ in saved.refused if row.key in gpu.baseline.rows]:
+            tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
+            yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.baseline_folder))} --reason '...'"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         session, writer = self._session, terminalreporter

@@ -149,6 +149,8 @@ def _sentences(rows: Sequence[Row], facts: DeviceFacts, usual: tuple[str, str] |
         span = best if best == worst else f"{best} to {worst}, by test"
         text.append("change is against the baseline, in its interval (99.9 % below, 99 % above)")
         text.append(f"smallest slow-down that could be resolved: {span}")
+    for what, count in Counter(what for row in rows for what in row.changed).items():
+        text.append(f"changed since the baseline: {what} ({count} of {len(rows)})")
     slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
     if slower:
         text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")

@@ -1,0 +1,49 @@
+"""What a row says besides its verdict: what is not as it was for its baseline, and what it has crept away from."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import textwrap
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.baselines.context import changes
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.verdicts.creep import creep
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.session import GpuSession
+
+
+def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
+    """The row with its test's source, what has changed since the baseline in its verdict's reason, and creep among its notes."""
+    measurement = row.measurement
+    source = source_of(item)
+    if measurement is None:
+        return replace(row, test_source=source)
+    history = session.baseline.history(row.key, measurement.mode)
+    changed = changes(measurement, session.facts, source, history.accepted)
+    verdict = row.verdict
+    if changed:
+        verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")
+    if said := creep(measurement, [one.measurement for one in history.anchor], history.processes):
+        measurement = replace(measurement, notes=(*measurement.notes, said))
+    return replace(row, measurement=measurement, verdict=verdict, test_source=source, changed=changed)
+
+
+def source_of(item: pytest.Item) -> str | None:
+    """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one.
+
+    What the function calls, closes over or is given by fixtures is not followed.
+    """
+    function = getattr(item, "function", None)
+    if function is None:
+        return None
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):  # made by a program
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()

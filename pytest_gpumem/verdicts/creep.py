@@ -1,0 +1,31 @@
+"""Creep: many small slow-downs, each within its margin, that the moving window of a baseline follows. Said of a row, never judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.units import format_share
+from pytest_gpumem.verdicts.finding import change, counted
+from pytest_gpumem.verdicts.judge import how
+from pytest_gpumem.verdicts.screen import compare
+
+
+def creep(measurement: Measurement, anchor: Sequence[Measurement], processes: int) -> str | None:
+    """What the row has slowed down by since the first processes of its epoch; None where nothing is beyond doubt (99.9 %).
+
+    Args:
+        measurement: this run's.
+        anchor: the first processes, measured in the same mode.
+        processes: how many the epoch has by now.
+    """
+    alike = [past for past in anchor if how(past) == how(measurement)]
+    if not alike:
+        return None
+    found = compare(measurement, alike, 0.0)
+    if found.low <= 0:
+        return None
+    return (
+        f"since the anchor {change(found.delta)}: slower than the first {len(alike)} of {counted(processes, 'process')} of its epoch "
+        f"by {format_share(found.low)} or more with 99.9 %"
+    )

@@ -1,0 +1,45 @@
+"""Rows and devices that the tests of baselines store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from known_devices import H100
+
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+
+A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
+SIMULATED = replace(H100, simulated=True)
+
+MEASURED = ("mode", "sampler", "target", "profiled", "conditions", "overhead", "kernel_source", "taken", "notes")
+"""Arguments of `row` that belong to its measurement."""
+
+
+def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome = Outcome.PASS, **changes: Any) -> Row:
+    measured = {key: changes.pop(key) for key in MEASURED if key in changes}
+    measurement = Measurement(
+        label="",
+        placements=((latency, latency * 1.001), (latency, latency * 0.999)),
+        half_width=1e-7,
+        traffic=Traffic(2, 1),
+        footprint=3,
+        floor=1.28e-6,
+        sampler_reason="",
+        **{"target": "triad", "mode": "clean-cold", "sampler": "graph", "conditions": (Conditions(), Conditions()), **measured},
+    )
+    given = {
+        "nodeid": f"tests/test_a.py::{name}",
+        "limits": Limits(),
+        "verdict": Verdict(outcome, "because"),
+        "measurement": measurement,
+    }
+    return Row(**{**given, **changes})
+
+
+def improved(delta: float, high: float, written: str | None = "1%", **changes: Any) -> Row:
+    """A row that passed with a gain: `delta` and the upper end of its interval, as shares."""
+    verdict = Verdict(Outcome.PASS, "because", Comparison(delta, 2 * delta - high, high, 0.008, 5))
+    return row(verdict=verdict, limits=Limits(max_regression=written), **changes)
