@@ -22,7 +22,7 @@ MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
 DEFAULT_BUDGET = 1.0
 """Seconds for each measurement, where nobody says otherwise."""
-LIMITS = ("min_bandwidth", "max_latency", "max_regression")
+LIMITS = ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than")
 COMMAND_VARIABLES = ("GPUMEM_NCU",)
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
@@ -97,6 +97,18 @@ def _max_latency(value: Any) -> str:
 
 def _max_regression(value: Any) -> str:
     units.parse_margin(value)
+    return str(value).strip()
+
+
+def _fail_if_faster(value: Any) -> str:
+    share = units.parse_share(value)
+    if not 0 < share < 1:
+        raise units.QuantityError(f"{value!r} is no gain; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
+    return str(value).strip()
+
+
+def _faster_than(value: Any) -> str:
+    units.parse_claim(value)
     return str(value).strip()
 
 
@@ -232,6 +244,14 @@ OPTIONS: tuple[Option, ...] = (
         "TIME",
         on_marker=True,
     ),
+    Option(
+        "fail_if_faster",
+        _fail_if_faster,
+        None,
+        'Gain against the baseline, such as "5%", that fails because the baseline is stale. Default: none.',
+        "SHARE",
+        on_marker=True,
+    ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
     Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
     Option(
@@ -266,7 +286,9 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-MARKER_KEYWORDS = tuple(option.name for option in OPTIONS if option.on_marker)
+_ON_TESTS_ALONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"faster_than": _faster_than})
+"""Keywords of the marker and of a measurement that mean something inside one test only, hence are no options: each with its parser."""
+MARKER_KEYWORDS = (*(option.name for option in OPTIONS if option.on_marker), *_ON_TESTS_ALONE)
 
 
 class Settings(NamedTuple):
@@ -295,6 +317,8 @@ class Settings(NamedTuple):
     min_bandwidth: str | None = None
     """Default limit, as written."""
     max_latency: str | None = None
+    """Default limit, as written."""
+    fail_if_faster: str | None = None
     """Default limit, as written."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
@@ -464,7 +488,7 @@ def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings)
                 values[name], origin[name] = getattr(level, name), level.origin[name]
                 break
         else:
-            if (value := getattr(settings, name)) is not None:
+            if (value := getattr(settings, name, None)) is not None:
                 values[name], origin[name] = value, settings.origins.get(name, "settings")
     return Limits(**values, origin=origin)
 
@@ -484,20 +508,21 @@ def _resolve_one(
     ):
         # Empty means not set, except where somebody typed it.
         if written is not None and (written != "" or origin == option.flag):
-            return _parse(option, written, origin), origin
+            return _parse(option.parse, written, origin), origin
     return option.default, "default"
 
 
-def _parse(option: Option, written: object, origin: str) -> Any:
+def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
     try:
-        return option.parse(written)
+        return parse(written)
     except units.QuantityError as error:
         raise SettingsError(f"{origin}: {error}") from None
 
 
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
     _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
-    return {name: None if value is None else _parse(_BY_NAME[name], value, f"{origin}: {name}") for name, value in keywords.items()}
+    parsers = {**{name: option.parse for name, option in _BY_NAME.items()}, **_ON_TESTS_ALONE}
+    return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -> None:

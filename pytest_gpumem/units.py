@@ -30,6 +30,7 @@ TIMES_ACCEPTED = 'a time such as "12 us", "0.6 ms" or "1 s" (units ns, us, ms, s
 RATES_ACCEPTED = 'a rate such as "2.4 TB/s" or "900 GB/s", or "85% of peak"'
 SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
+CLAIMS_ACCEPTED = 'the label of another measurement of the test such as "faulting", or with a factor of 1 or more "20 x faulting"'
 BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
 
 # Bounded, so that no text makes a number of a million digits.
@@ -38,6 +39,7 @@ _NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3
 _QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
 _SHARE = rf"({_NUMBER})\s*%"
 _SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
+_CLAIM = rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))"
 _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
 
 
@@ -157,6 +159,21 @@ def parse_margin(value: str) -> Margin:
     if not relative and not absolute:
         raise _refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
     return Margin(relative or 0.0, absolute or 0.0)
+
+
+def parse_claim(value: str) -> tuple[float, str]:
+    """The factor and the label that "20 x faulting" names; "faulting" alone means 1.
+
+    Raises:
+        QuantityError: no label, or a factor below 1.
+    """
+    match = re.fullmatch(_CLAIM, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise _refused(value, CLAIMS_ACCEPTED)
+    factor = _finite(value, CLAIMS_ACCEPTED, float(match[1])) if match[1] is not None else 1.0
+    if factor < 1:
+        raise _refused(value, CLAIMS_ACCEPTED, "claims less than no difference")
+    return factor, match[2]
 
 
 def parse_budget(value: str | float) -> Budget:

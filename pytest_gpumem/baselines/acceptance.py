@@ -7,8 +7,9 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import QuantityError, format_share, parse_margin
 
-FORMING = 3
-"""Processes up to which a baseline of one row is still forming: fewer say nothing about their own spread."""
+FORMING = 20
+"""Processes up to which a baseline of one row is still forming: what one run of a short kernel can be held to grows with them, and a row
+that needs twenty to resolve its limit would otherwise stay INCONCLUSIVE, and its baseline small, for ever."""
 USUAL_LIMIT = 0.01
 """Slow-down that counts as allowed where a row is held to no max_regression, when a gain is to be told from noise."""
 
@@ -17,8 +18,8 @@ def refusal(row: Row, simulated: bool) -> str | None:
     """Why a row may not enter a baseline; None if it may.
 
     Accepted are rows of tests that passed, judged PASS, or NO BASELINE where theirs is the first. INCONCLUSIVE is accepted only while
-    the row's baseline is forming and the measured change does not exceed half of what is allowed: a baseline of one process is
-    often too small to decide, and could otherwise never grow.
+    the row's baseline is forming and the measured change does not exceed half of what is allowed: a small baseline is often
+    too small to decide, and could otherwise never grow.
     """
     measurement, verdict = row.measurement, row.verdict
     if measurement is None:

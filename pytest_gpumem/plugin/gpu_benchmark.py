@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
+from pytest_gpumem.verdicts.limits import loosened
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.protocol import Stream
@@ -27,7 +29,7 @@ NOT_GIVEN: Any = object()
 """Default of a limit: the marker's and the session's apply."""
 
 
-KEYWORDS = ("label", "stream", "moved", "mode", "min_bandwidth", "max_latency", "max_regression")
+KEYWORDS = ("label", "stream", "moved", "mode", "min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than")
 """Keywords of a measurement; what is not among them goes to the function."""
 
 
@@ -58,6 +60,8 @@ class GpuBenchmark:
         min_bandwidth: str | float | None = NOT_GIVEN,
         max_latency: str | float | None = NOT_GIVEN,
         max_regression: str | float | None = NOT_GIVEN,
+        fail_if_faster: str | None = NOT_GIVEN,
+        faster_than: str | None = NOT_GIVEN,
         **kwargs: Any,
     ) -> Result:
         """Measure a kernel of `gpu_kernels`, or any callable that launches on the current stream.
@@ -70,8 +74,9 @@ class GpuBenchmark:
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
-            min_bandwidth, max_latency, max_regression: limits of this measurement; they go before the marker's and the
+            min_bandwidth, max_latency, max_regression, fail_if_faster: limits of this measurement; they go before the marker's and the
                 session's, and None lifts those.
+            faster_than: label of another measurement of this test that this one must beat, or "20 x faulting" for a factor.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
@@ -84,7 +89,13 @@ class GpuBenchmark:
             if isinstance(function, BoundKernel) and (near := difflib.get_close_matches(name, KEYWORDS, n=1)):
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}; did you mean {near[0]!r}?")
         label = self._check_label(label)
-        limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
+        limits = self._limits(
+            min_bandwidth=min_bandwidth,
+            max_latency=max_latency,
+            max_regression=max_regression,
+            fail_if_faster=fail_if_faster,
+            faster_than=faster_than,
+        )
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
         result = self._measure(target, label, limits, mode)
@@ -101,6 +112,8 @@ class GpuBenchmark:
         min_bandwidth: str | float | None = NOT_GIVEN,
         max_latency: str | float | None = NOT_GIVEN,
         max_regression: str | float | None = NOT_GIVEN,
+        fail_if_faster: str | None = NOT_GIVEN,
+        faster_than: str | None = NOT_GIVEN,
     ) -> Result:
         """Measure a `Case`, built anew by `build(memory)` for each placement.
 
@@ -109,7 +122,13 @@ class GpuBenchmark:
         __tracebackhide__ = True
         test = self._test
         label = self._check_label(label)
-        limits = self._limits(min_bandwidth=min_bandwidth, max_latency=max_latency, max_regression=max_regression)
+        limits = self._limits(
+            min_bandwidth=min_bandwidth,
+            max_latency=max_latency,
+            max_regression=max_regression,
+            fail_if_faster=fail_if_faster,
+            faster_than=faster_than,
+        )
         result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode)
         if test.session.settings.l2_sweep and result.measurement.window is not None:
             test.l2_sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
@@ -127,9 +146,31 @@ class GpuBenchmark:
             measurement = test.conductor.measure(
                 target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name
             )
-        measurement = replace(measurement, counted=test.session.counts.get(key_of(test.item.nodeid, label)))
+        settings = test.session.settings
+        said = loosened(limits, settings._asdict(), settings.origins)
+        measurement = replace(
+            measurement, counted=test.session.counts.get(key_of(test.item.nodeid, label)), notes=(*measurement.notes, *said)
+        )
         test.taken.append((measurement, limits))
-        return Result(measurement, test.device.facts)
+        return Result(measurement, test.device.facts, self._claim)
+
+    def _claim(self, label: str, other: str, by: float) -> None:
+        """Hold a measurement of this test to `Result.faster_than`, whose verdict the test's end gives."""
+        test = self._test
+        if test.judged:
+            raise BadCall("this test was judged already: claim in its body, not while fixtures are torn down")
+        labels = [measurement.label for measurement, _ in test.taken]
+        if other not in labels or other == label:
+            known = ", ".join(repr(one) for one in labels if one != label) or "none"
+            raise BadCall(f"faster_than({other!r}): no other measurement of this test has that label; others are {known}")
+        if isinstance(by, bool) or not isinstance(by, (int, float)) or not (math.isfinite(by) and by >= 1):
+            raise BadCall(f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20")
+        at = labels.index(label)
+        measurement, limits = test.taken[at]
+        if limits.origin.get("faster_than") == "result":
+            raise BadCall(f"faster_than({other!r}): this measurement is held to {limits.faster_than} already")
+        origin = {**limits.origin, "faster_than": "result"}
+        test.taken[at] = (measurement, replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
     def _check_label(self, label: str | None) -> str:
         if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):

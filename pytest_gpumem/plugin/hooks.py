@@ -133,10 +133,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"gpumem: {nodeid}: {mistake}{more}")
 
 
+def marks_of(item: pytest.Item) -> list[pytest.Mark]:
+    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's.
+
+    pytest gives the function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
+    """
+    callspec = getattr(item, "callspec", None)
+    own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
+    return [*own, *(mark for mark in item.iter_markers(MARKER) if not any(mark is one for one in own))]
+
+
 def _mistake(item: pytest.Item) -> str | None:
     """What is wrong with a test's markers."""
     try:
-        keywords = marker_keywords(item.iter_markers(MARKER))
+        keywords = marker_keywords(marks_of(item))
         marker_limits(keywords)
         marker_overrides(keywords)
     except SettingsError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,7 +44,8 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         return []
     test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
-    verdicts = [_verdict(test, measurement, limits, error if skipped else None) for measurement, limits in test.taken]
+    siblings = {measurement.label: measurement for measurement, _ in test.taken}
+    verdicts = [_verdict(test, measurement, limits, siblings, error if skipped else None) for measurement, limits in test.taken]
     failed = error is not None and not skipped
     failed = failed or any(is_failure(verdict, session.settings.strict) for verdict in verdicts)
     rows = [
@@ -62,13 +64,27 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     return [row for row in rows if is_failure(row.verdict, session.settings.strict)] if error is None else []
 
 
-def _verdict(test: GpuTest, measurement: Measurement, limits: Limits, skip: BaseException | None) -> Verdict:
+def _verdict(
+    test: GpuTest, measurement: Measurement, limits: Limits, siblings: Mapping[str, Measurement], skip: BaseException | None
+) -> Verdict:
     facts = test.device.facts
     if skip is not None:
         return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
     history = test.session.baseline.history(key_of(test.item.nodeid, measurement.label), measurement.mode)
-    strict = test.session.settings.strict
-    return judge(measurement, limits, facts, history.measurements, strict=strict, no_history=history.reason)
+    session = test.session
+    verdict = judge(
+        measurement,
+        limits,
+        facts,
+        history.measurements,
+        strict=session.settings.strict,
+        no_history=history.reason,
+        siblings=siblings,
+        family=session.family,
+    )
+    if limits.max_regression is not None or limits.fail_if_faster is not None:
+        session.family = session.family.after(verdict)
+    return verdict
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, why: str) -> Row:

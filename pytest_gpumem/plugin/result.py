@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
@@ -21,6 +22,25 @@ class Result:
     """Everything that was recorded."""
     device: DeviceFacts
     """The device, with its `peak_bandwidth` in bytes per second."""
+    _claim: Callable[[str, str, float], None] | None = None
+    """Holds a measurement, by its label, to be faster than another by a factor."""
+
+    def faster_than(self, label: str, by: float = 1.0) -> None:
+        """Claim that this measurement is faster than another of the same test.
+
+        The claim is judged when the test ends: it passes where the factor holds beyond the interval within which a repetition may lie
+        (99 %, one-sided); where it does not, the row is FAIL or, with the factor inside the interval, INCONCLUSIVE, and the test fails.
+
+        Args:
+            label: of the other measurement, taken before.
+            by: times as fast, 1 or more.
+
+        Raises:
+            BadCall: no such measurement, a factor below 1, or another claim was made of this measurement.
+        """
+        if self._claim is None:
+            raise ValueError("faster_than() is for results that gpu_benchmark gave")
+        self._claim(self.measurement.label, label, by)
 
     @property
     def latency(self) -> float:

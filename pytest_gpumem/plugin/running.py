@@ -18,7 +18,7 @@ from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, pers
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-from pytest_gpumem.plugin.hooks import MARKER
+from pytest_gpumem.plugin.hooks import marks_of
 from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.mistakes import where
@@ -53,7 +53,7 @@ class GpuTest:
     def __init__(self, item: pytest.Item, session: GpuSession) -> None:
         self.item = item
         self.session = session
-        keywords = marker_keywords(item.iter_markers(MARKER))
+        keywords = marker_keywords(marks_of(item))
         self.limits = marker_limits(keywords)
         self.overrides = marker_overrides(keywords)
         self.range_name = session.names.unique(item.nodeid)

@@ -23,7 +23,7 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.exclusive import exclusive
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
-from pytest_gpumem.plugin.hooks import MARKER, SESSION
+from pytest_gpumem.plugin.hooks import SESSION, marks_of
 from pytest_gpumem.plugin.judging import TEST
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.leftovers import LeftoverHooks
@@ -36,6 +36,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
+from pytest_gpumem.verdicts.suite import Family
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
@@ -183,6 +184,8 @@ class GpuSession:
         self.rows = Rows()
         self.ledger: Ledger | None = None
         """The total budget, once the tests are collected; None where each measurement has its own."""
+        self.family = Family()
+        """The rows that are compared with the baseline, as far as they were judged."""
         self.watch: Watch | None = None
         """Of persisting L2, once the device is open."""
         self._device: Device | None = None
@@ -229,6 +232,11 @@ class GpuSession:
             budgets.append(self.ledger.share(nodeid, label))
         return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
 
+    def open_family(self, items: Iterable[pytest.Item]) -> None:
+        """Count the rows that may be compared with the baseline: those of the collected tests that it knows."""
+        collected = {item.nodeid for item in items}
+        self.family = Family(size=max(1, sum(rows[-1].nodeid in collected for rows in self.baseline.rows.values() if rows)))
+
     def open_ledger(self, items: Iterable[pytest.Item]) -> None:
         """Share a total budget out over the tests that measure, by what they cost in the baseline."""
         total = self.settings.total_budget
@@ -244,7 +252,7 @@ class GpuSession:
             if not uses(item, BENCHMARK_FIXTURE):
                 continue
             try:
-                own = marker_overrides(marker_keywords(item.iter_markers(MARKER))).budget
+                own = marker_overrides(marker_keywords(marks_of(item))).budget
             except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
                 continue
             measured = known.get(item.nodeid, {})
@@ -274,6 +282,7 @@ class SessionHooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session.names = Names(item.nodeid for item in session.items)
         self._session.open_ledger(session.items)
+        self._session.open_family(session.items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, ROWS_ATTRIBUTE, None)

@@ -33,3 +33,8 @@ def change(share: float) -> str:
     """ "+1.20 %": a change of a latency, slower counted up."""
     # A change of less than a millionth is none: it is what floating point leaves of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
+
+
+def chance(p: float) -> str:
+    """A probability: "p = 1.2e-05", "p = 0.03"."""
+    return f"p = {p:.2g}" if p > 0 else "p < 1e-300"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN, Limits, Measurement, Window
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
-from pytest_gpumem.units import format_bytes, format_time
+from pytest_gpumem.units import format_bytes, format_share, format_time
+from pytest_gpumem.verdicts.claims import Claim, beats
+from pytest_gpumem.verdicts.drift import KINDS, LIMIT, Drift, drift_of
 from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
-from pytest_gpumem.verdicts.screen import allowed, compare, judge_change, limit_name
+from pytest_gpumem.verdicts.screen import allowed, compared, difference, judge_change, judge_gain, limit_name
+from pytest_gpumem.verdicts.suite import ALONE, Family
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
 
@@ -24,6 +28,8 @@ def judge(
     *,
     strict: bool,
     no_history: str | None = None,
+    siblings: Mapping[str, Measurement] | None = None,
+    family: Family = ALONE,
 ) -> Verdict:
     """Judge one measurement.
 
@@ -35,6 +41,8 @@ def judge(
             was measured in another way, that is a SUSPECT.
         strict: only tells the reason's reader that an outcome other than PASS fails; the outcome does not depend on it.
         no_history: why there is no history, for NO BASELINE.
+        siblings: the other measurements of its test by label, for `faster_than`.
+        family: the rows of the suite that are compared with a baseline.
 
     Raises:
         QuantityError: a limit that cannot be read.
@@ -45,13 +53,24 @@ def judge(
     past = [m for m in past if m.mode == measurement.mode and not m.profiled]
     alike = [m for m in past if how(m) == how(measurement)]
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts)]
+    claim = None
+    if limits.faster_than is not None:
+        claim = beats(measurement, Claim.parse(limits.faster_than), limits.origin.get("faster_than", "limit"), siblings or {})
+        findings += [claim] if claim is not None else []
     comparison = None
     if alike:
+        drift = drift_of(measurement, alike, facts)
+        if drift is not None and drift.too_large:
+            return _verdict(Outcome.UNRELIABLE, f"{_drifted(drift)}: no limit was judged", None, facts, strict)
         delta = allowed(limits.max_regression, alike)
-        comparison = compare(measurement, alike, delta)
+        found = difference(measurement, alike, drift)
+        comparison = compared(found, delta)
         if limits.max_regression is not None:
             name = limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
-            findings.append(_same_work(measurement, alike[-1], judge_change(measurement, comparison, delta, name)))
+            findings.append(_same_work(measurement, alike[-1], judge_change(measurement, comparison, delta, name, family)))
+        if limits.fail_if_faster is not None:
+            gain = judge_gain(found, limits.fail_if_faster, limits.origin.get("fail_if_faster", "limit"), family)
+            findings += [_same_work(measurement, alike[-1], gain)] if gain is not None else []
     elif limits.max_regression is not None:
         name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
         if past:
@@ -64,11 +83,20 @@ def judge(
             )
     if not findings:
         shown = f", {change(comparison.delta)} against {counted(comparison.processes, 'process')}" if comparison else ""
+        shown += f", resolves {format_share(comparison.resolvable)}" if comparison else ""
         return _verdict(Outcome.PASS, f"no limit set{shown}", comparison, facts, strict)
     outcome = min((f.outcome for f in findings), key=_WORST_FIRST.index)
     told = [f for f in findings if f.outcome is not Outcome.PASS] or findings
     told.sort(key=lambda f: _WORST_FIRST.index(f.outcome))
-    return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict)
+    fails = claim is not None and claim.outcome is not Outcome.PASS
+    return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict, fails=fails)
+
+
+def _drifted(drift: Drift) -> str:
+    return (
+        f"the device is not as it was for the baseline: {KINDS[drift.kind]} that runs no code of the project changed by "
+        f"{change(math.expm1(drift.log))}, more than the {format_share(LIMIT)} that can be taken out"
+    )
 
 
 def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
@@ -98,14 +126,16 @@ def how(measurement: Measurement) -> tuple[str, str]:
 
 
 def is_failure(verdict: Verdict, strict: bool) -> bool:
-    """Whether a test with this verdict fails: FAIL always, under `strict` everything but PASS."""
-    return verdict.outcome is Outcome.FAIL or (strict and verdict.outcome is not Outcome.PASS)
+    """Whether a test with this verdict fails: FAIL and a claim that does not hold always, under `strict` everything but PASS."""
+    return verdict.outcome is Outcome.FAIL or verdict.fails or (strict and verdict.outcome is not Outcome.PASS)
 
 
-def _verdict(outcome: Outcome, reason: str, comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:
+def _verdict(
+    outcome: Outcome, reason: str, comparison: Comparison | None, facts: DeviceFacts, strict: bool, *, fails: bool = False
+) -> Verdict:
     if strict and outcome not in (Outcome.PASS, Outcome.FAIL):
         reason += " (strict: this fails)"
-    return Verdict(outcome, reason, comparison, simulated=facts.simulated)
+    return Verdict(outcome, reason, comparison, fails=fails, simulated=facts.simulated)
 
 
 def _unreliable(measurement: Measurement) -> Iterator[str]:

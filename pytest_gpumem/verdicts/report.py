@@ -22,7 +22,7 @@ def report(row: Row, facts: DeviceFacts) -> str:
 def _facts(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
     if row.measurement is not None:
         yield from _measured(row.measurement, facts)
-    for name in ("min_bandwidth", "max_latency", "max_regression"):
+    for name in ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than"):
         if (written := getattr(row.limits, name)) is not None:
             yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
     if (past := row.verdict.comparison) is not None:

@@ -1,15 +1,17 @@
-"""The screen: one run against the accepted processes of its baseline.
+"""The screen: one run against the accepted processes of its baseline (docs/gate.md).
 
 The datum is the logarithm of a process's latency, with the launch overhead put to what all of them have on average, where it is
 known: processes differ in what a launch costs more than in what a kernel takes (docs/measuring.md).
 
-`max_regression` = delta allows a slow-down of delta; the test's margin is delta/2, because a test against delta itself has no power
-at delta. With the change measured against the baseline's mean,
+`max_regression` = delta: a slow-down of delta is caught with 99 %, and unchanged code raises an alarm in at most 1e-3 of verdicts and in
+at most 5 % of suites. The test's margin is delta/2, because a test against delta itself has no power at delta. With the change measured
+against the baseline's mean,
 
-- flagged: its lower bound (99.9 %) is above the margin; an unchanged kernel is flagged in at most 1e-3 of verdicts;
-- FAIL: flagged, and the measured change itself is above delta; SUSPECT: flagged, and it is not;
-- PASS: its upper bound (99 %) is below delta: a slow-down of delta passes in at most 1 % of verdicts;
-- else INCONCLUSIVE, with the smallest slow-down that would have been flagged with 99 %.
+- flagged: its lower bound (99.9 %) is above the margin;
+- FAIL: flagged, and its p-value survives Holm's procedure over the suite; SUSPECT: flagged, and it does not, or the baseline has fewer
+  than three processes and the lower bound is not above delta itself;
+- INCONCLUSIVE: not flagged, and the smallest slow-down that would be flagged with 99 % is above delta;
+- PASS: not flagged, though a slow-down of delta would be with 99 %.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.verdict import Comparison, Outcome
-from pytest_gpumem.units import Margin, format_share, parse_margin
-from pytest_gpumem.verdicts.finding import Finding, basis, change, counted
-from pytest_gpumem.verdicts.spread import level, of_difference
+from pytest_gpumem.units import Margin, format_share, parse_margin, parse_share
+from pytest_gpumem.verdicts.drift import Drift
+from pytest_gpumem.verdicts.finding import Finding, basis, chance, change, counted
+from pytest_gpumem.verdicts.reading import Reading, readings, sessions
+from pytest_gpumem.verdicts.spread import Variance, level, of_difference
+from pytest_gpumem.verdicts.suite import ALONE, ALPHA, Family
 
 NO_ALARM = 0.999
 """Confidence of the lower bound."""
@@ -32,9 +38,27 @@ POWER = 0.99
 """Confidence of the upper bound, and of catching what is called resolvable."""
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A run less its baseline."""
+
+    log: float
+    """Mean log(latency) of the run's processes less that of the baseline's; the device's drift is taken out."""
+    variance: Variance
+    """Of `log`, if nothing changed."""
+    processes: int
+    """Of the baseline."""
+    sessions: int
+    """Of the baseline."""
+    measured: int
+    """Processes of the run."""
+    drift: float = 0.0
+    """Log-ratio that was taken out."""
+
+
 def baseline_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the history's processes, at least one."""
-    return math.exp(statistics.fmean(math.log(latency) for latency in level(history)))
+    return math.exp(statistics.fmean(math.log(latency) for latency in level(_all(history))))
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -46,52 +70,124 @@ def allowed(written: str | None, history: Sequence[Measurement]) -> float:
     return parse_margin(written).over(baseline_latency(history)) if written is not None else 0.0
 
 
-def compare(measurement: Measurement, history: Sequence[Measurement], delta: float) -> Comparison:
+def difference(measurement: Measurement, history: Sequence[Measurement], drift: Drift | None = None) -> Difference:
+    """The run less its baseline.
+
+    Args:
+        measurement: this run's, with the further processes that it may have.
+        history: the baseline's, at least one.
+        drift: of the device, to be taken out; None where none is known.
+    """
+    run, past = readings(measurement), _all(history)
+    logs = [math.log(latency) for latency in level([*run, *past])]
+    log = statistics.fmean(logs[: len(run)]) - statistics.fmean(logs[len(run) :])
+    variance = of_difference(run, past)
+    taken_out = 0.0
+    if drift is not None and drift.beyond_noise:
+        taken_out, variance = drift.log, variance + drift.variance
+    return Difference(log - taken_out, variance, len(past), len(set(sessions(past))), len(run), taken_out)
+
+
+def compare(measurement: Measurement, history: Sequence[Measurement], delta: float, drift: Drift | None = None) -> Comparison:
     """The change against the baseline.
 
     Args:
         measurement: this run's.
         history: those of the baseline's processes, at least one.
         delta: allowed slow-down as a share; `Comparison.resolvable` refers to its margin, delta/2.
+        drift: of the device, to be taken out; None where none is known.
     """
-    now, *past = level([measurement, *history])
-    difference = math.log(now) - statistics.fmean(math.log(latency) for latency in past)
-    variance = of_difference(measurement, history)
-    below, above = variance.reach(NO_ALARM), variance.reach(POWER)
+    return compared(difference(measurement, history, drift), delta)
+
+
+def compared(found: Difference, delta: float) -> Comparison:
+    """A difference as shares, with its interval and what it resolves beside a margin of delta/2."""
+    below, above = found.variance.reach(NO_ALARM), found.variance.reach(POWER)
     return Comparison(
-        delta=math.expm1(difference),
-        low=math.expm1(difference - below),
-        high=math.expm1(difference + above),
+        delta=math.expm1(found.log),
+        low=math.expm1(found.log - below),
+        high=math.expm1(found.log + above),
         resolvable=math.expm1(math.log1p(delta / 2) + below + above),
-        processes=len(history),
+        processes=found.processes,
+        sessions=found.sessions,
+        measured=found.measured,
+        p_value=found.variance.chance(found.log),
+        drift=math.expm1(found.drift),
     )
 
 
-def judge_change(measurement: Measurement, comparison: Comparison, delta: float, limit: str) -> Finding:
-    """The finding about a change; `limit` names the limit and its origin."""
-    against = f"{change(comparison.delta)} against {counted(comparison.processes, 'process')} of the baseline"
-    interval = f"between {change(comparison.low)} and {change(comparison.high)}"
-    tail = f"margin {format_share(delta / 2)}, {basis(measurement)}"
+def judge_change(measurement: Measurement, comparison: Comparison, delta: float, limit: str, family: Family = ALONE) -> Finding:
+    """The finding about a slow-down.
+
+    Args:
+        measurement: this run's.
+        comparison: what `compare` gave for it.
+        delta: the slow-down that is to be caught, as a share.
+        limit: names the limit and its origin.
+        family: the suite that the row belongs to.
+    """
+    against = _against(comparison)
+    tail = f"margin {format_share(delta / 2)}, resolves {format_share(comparison.resolvable)}, {basis(measurement)}"
     if comparison.low > delta / 2:
-        if comparison.delta > delta and _thin(measurement, comparison):
-            why = f"a measurement by {measurement.sampler} on {counted(len(measurement.placements), 'placement')}"
-            doubt = f"{why} needs a baseline of {SPREAD_KNOWN} processes to be beyond doubt"
-            return Finding(Outcome.SUSPECT, f"slower than {limit} allows: {against}, {interval}, {tail}; {doubt}")
-        if comparison.delta > delta:
-            return Finding(Outcome.FAIL, f"slower than {limit} allows: {against}, {interval}, {tail}")
-        return Finding(Outcome.SUSPECT, f"slower, though less than {limit}: {against}, {interval}, {tail}")
-    if comparison.high < delta:
-        return Finding(Outcome.PASS, f"{against}, {interval}: within {limit}, {tail}")
+        if (doubt := _doubt(measurement, comparison, delta)) is not None:
+            return Finding(Outcome.SUSPECT, f"slower than {limit} allows: {against}, {tail}; {doubt}")
+        p_value = comparison.p_value or 0.0
+        if p_value > family.threshold:
+            doubt = (
+                f"alone it would fail, but unchanged code shows as much with {chance(p_value)}, and among {family.size} compared rows "
+                f"only {chance(family.threshold)} is beyond doubt ({ALPHA:.0%} a suite)"
+            )
+            return Finding(Outcome.SUSPECT, f"slower than {limit} allows: {against}, {tail}; {doubt}")
+        return Finding(Outcome.FAIL, f"slower than {limit} allows: {against}, {tail}")
+    if comparison.resolvable <= delta:
+        return Finding(Outcome.PASS, f"{against}: within {limit}, {tail}")
     return Finding(
         Outcome.INCONCLUSIVE,
-        f"{limit} cannot be decided: {against}, {interval}, {tail}; a slow-down of "
+        f"{limit} cannot be decided: {against}, margin {format_share(delta / 2)}, {basis(measurement)}; a slow-down of "
         f"{format_share(comparison.resolvable)} could have been resolved",
     )
 
 
-def _thin(measurement: Measurement, comparison: Comparison) -> bool:
-    """Whether too little is known of how processes differ: the priors are those of device-timed kernels over several placements."""
-    return comparison.processes < SPREAD_KNOWN and (measurement.sampler == "host" or len(measurement.placements) < 2)
+def judge_gain(found: Difference, written: str, origin: str, family: Family = ALONE) -> Finding | None:
+    """The finding about a gain that makes the baseline stale; None where there is none beyond doubt.
+
+    The test's margin is half of `written`, as with a slow-down.
+
+    Raises:
+        QuantityError: a limit that cannot be read.
+    """
+    limit = parse_share(written)
+    above = found.variance.reach(NO_ALARM)
+    if found.log + above >= math.log1p(-limit / 2) or found.variance.chance(-found.log) > family.threshold:
+        return None
+    return Finding(
+        Outcome.FAIL,
+        f"faster than fail_if_faster {written} ({origin}) takes for the same code: {_against(compared(found, 0.0))}, margin "
+        f"{format_share(limit / 2)}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
+    )
+
+
+def _against(comparison: Comparison) -> str:
+    held = f"{counted(comparison.processes, 'process')} of the baseline"
+    if comparison.sessions > 1:
+        held += f" in {counted(comparison.sessions, 'session')}"
+    text = f"{change(comparison.delta)} against {held}, between {change(comparison.low)} and {change(comparison.high)}"
+    if comparison.measured > 1:
+        text += f", over {counted(comparison.measured, 'process')} of this run"
+    if comparison.drift:
+        text += f", a drift of the device of {change(comparison.drift)} taken out"
+    return text
+
+
+def _doubt(measurement: Measurement, comparison: Comparison, delta: float) -> str | None:
+    """Why too little is known of how processes differ; None where enough is, or where the slow-down is beyond that doubt."""
+    if comparison.processes >= SPREAD_KNOWN:
+        return None
+    needed = f"needs a baseline of {SPREAD_KNOWN} processes to be beyond doubt"
+    # What is expected of processes is that of device-timed kernels over several placements.
+    if measurement.sampler == "host" or len(measurement.placements) < 2:
+        return f"a measurement by {measurement.sampler} on {counted(len(measurement.placements), 'placement')} {needed}"
+    return None if comparison.low > delta else f"a slow-down that may lie within the limit {needed}"
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:
@@ -99,3 +195,7 @@ def limit_name(written: str, origin: str, delta: float) -> str:
     margin: Margin = parse_margin(written)
     total = f" = {format_share(delta)} here" if margin.absolute else ""
     return f"max_regression {written}{total} ({origin})"
+
+
+def _all(history: Sequence[Measurement]) -> list[Reading]:
+    return [reading for measurement in history for reading in readings(measurement)]

@@ -184,3 +184,99 @@ def test_rows_of_a_failed_body_are_no_baseline(pytester: pytest.Pytester, gpumem
 def test_an_expected_failure_stays_one(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(LIMITED.replace("@pytest.mark.gpumem", "@pytest.mark.xfail\n@pytest.mark.gpumem"))
     gpumem("--gpumem-strict").assert_outcomes(passed=1, xfailed=1)
+
+
+# One measurement of a test against another
+
+TWO = """
+import os
+import pytest
+
+def case(gpu_benchmark, device_buffer, gpu_kernels, nbytes, **keywords):
+    return gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), **keywords)
+
+def test_result(gpu_benchmark, device_buffer, gpu_kernels):
+    case(gpu_benchmark, device_buffer, gpu_kernels, 64 << 20, label="large")
+    small = case(gpu_benchmark, device_buffer, gpu_kernels, 16 << 20, label="small")
+    small.faster_than("large", by=float(os.environ.get("BY", 2)))
+
+@pytest.mark.gpumem(faster_than="2 x large")
+def test_marker(gpu_benchmark, device_buffer, gpu_kernels):
+    case(gpu_benchmark, device_buffer, gpu_kernels, 64 << 20, label="large")
+    case(gpu_benchmark, device_buffer, gpu_kernels, 16 << 20, label="small")
+
+def test_call(gpu_benchmark, device_buffer, gpu_kernels):
+    case(gpu_benchmark, device_buffer, gpu_kernels, 16 << 20, label="small", faster_than="2 x large")
+    case(gpu_benchmark, device_buffer, gpu_kernels, 64 << 20, label="large")
+"""
+
+
+def test_claims_between_two_measurements(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(TWO)
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=3)
+    rows = rows_of(pytester.path / "out.json")
+    for test, origin in (("test_result", "result"), ("test_marker", "marker"), ("test_call", "call")):
+        reason = rows[f"{test}[small]"]["verdict"]["reason"]
+        assert "times as fast, between " in reason
+        assert f"2 x large ({origin}) holds" in reason
+    monkeypatch.setenv("BY", "100")
+    result = gpumem("-k", "test_result")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["FAIL (simulated) *::test_result[[]small]: * of large is *faster_than 100 x large (result) does not hold*"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ('faster_than("lagre")', "*BadCall: faster_than('lagre'): no other measurement of this test has that label; others are 'large'*"),
+        ('faster_than("small")', "*BadCall: faster_than('small'): no other measurement*"),
+        ('faster_than("large", by=0.5)', "*BadCall: faster_than(..., by=0.5); accepted is a factor of 1 or more*"),
+        ('faster_than("large", by="2")', "*BadCall: faster_than(..., by='2'); accepted is*"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged(pytester: pytest.Pytester, gpumem: Run, call: str, message: str) -> None:
+    pytester.makepyfile(TWO.replace('faster_than("large", by=float(os.environ.get("BY", 2)))', call))
+    result = gpumem("-k", "test_result")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([message])
+
+
+# Limits by parameter set, stale baselines, limits that ask less
+
+
+def test_a_parameter_set_has_limits_of_its_own(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_latency="1 s")
+        @pytest.mark.parametrize("mib", [16, pytest.param(64, marks=pytest.mark.gpumem(max_latency="1 ns"))])
+        def test_copy(gpu_benchmark, device_buffer, gpu_kernels, mib):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(mib << 20), device_buffer(mib << 20))
+        """
+    )
+    result = gpumem("--benchmark-json=out.json")
+    result.assert_outcomes(passed=1, failed=1)
+    rows = rows_of(pytester.path / "out.json")
+    assert rows["test_copy[16]"]["limits"]["max_latency"] == "1 s"
+    assert rows["test_copy[64]"]["limits"]["max_latency"] == "1 ns"
+    assert rows["test_copy[64]"]["failed"]
+
+
+def test_a_stale_baseline_fails(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(SIZED.replace('max_regression="2%"', 'fail_if_faster="5%"'))
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    gpumem().assert_outcomes(passed=1)
+    monkeypatch.setenv("NBYTES", str(32 << 20))
+    faster = gpumem()
+    faster.assert_outcomes(failed=1)
+    faster.stdout.fnmatch_lines(["FAIL (simulated) *faster than fail_if_faster 5% (call) takes for the same code*"])
+
+
+def test_a_limit_that_asks_less_than_the_command_line_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(SIZED)
+    said = "*max_regression 2% (call) asks less than 1% (--gpumem-max-regression)*"
+    gpumem("--gpumem-max-regression", "1%", "-v").stdout.fnmatch_lines([said])
+    assert "asks less than" not in gpumem("--gpumem-max-regression", "3%", "-v").stdout.str()

@@ -172,8 +172,32 @@ def test_the_marker_is_strict() -> None:
     with pytest.raises(SettingsError, match="call: mode"):
         marker_limits({"mode": "warm"}, origin="call")
     assert set(MARKER_KEYWORDS) == {
-        *("min_bandwidth", "max_latency", "max_regression", "mode", "sampler", "placements", "precision", "budget")
+        *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than"),
+        *("mode", "sampler", "placements", "precision", "budget"),
     }
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"fail_if_faster": "0%"}, "marker: fail_if_faster: '0%' is no gain"),
+        ({"fail_if_faster": "100%"}, "marker: fail_if_faster: '100%' is no gain"),
+        ({"fail_if_faster": 5}, "marker: fail_if_faster: 5 is not understood"),
+        ({"faster_than": "0.5 x a"}, "marker: faster_than: '0.5 x a' claims less than no difference"),
+        ({"faster_than": "  "}, "marker: faster_than: '  ' is not understood"),
+        ({"faster_than": ("a", 2)}, "marker: faster_than: .* is not understood"),
+    ],
+)
+def test_limits_against_others_are_strict(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        marker_limits(keywords)
+
+
+def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
+    assert marker_limits({"faster_than": " 20 x faulting "}).faster_than == "20 x faulting"
+    with pytest.raises(SettingsError, match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting"):
+        settled(environment={"GPUMEM_FASTER_THAN": "faulting"})
+    assert merge_limits(None, None, settled({"gpumem_fail_if_faster": "5%"})).fail_if_faster == "5%"
 
 
 @dataclass
