@@ -1,0 +1,282 @@
+"""Work put together from copies, kernels and the host: what is queued, how long it takes, that wrong results are seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpumem.devices.protocol import Unsupported
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.staging import (
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    KERNEL,
+    Allocating,
+    BadWork,
+    Copy,
+    Host,
+    InTurn,
+    Launched,
+    StagedCopy,
+    Together,
+    Work,
+    WrongContent,
+    bound_of,
+    cut,
+    enqueue,
+)
+
+MIB = 2**20
+ELEMENTWISE = CATALOGUE["elementwise"]
+
+
+def took(device: CountedDevice, work: Work) -> float:
+    """Seconds of one run between events, after a first one."""
+    stream, start, end = device.stream(), device.event(), device.event()
+    work.queue(stream)
+    device.synchronize()
+    hold = device.hold(stream, 10.0)
+    device.record(start, stream)
+    work.queue(stream)
+    device.record(end, stream)
+    hold.release()
+    device.synchronize()
+    return device.elapsed(start, end)
+
+
+def checked(device: CountedDevice, work: Work) -> None:
+    stream = device.stream()
+    work.poison(stream)
+    work.queue(stream)
+    device.synchronize(stream)
+    work.verify()
+
+
+def staged(memory: Memory, shape: Any, streams: int, chunks: int | None = None, *, back: bool = True, rounds: int = 1) -> StagedCopy:
+    source, there, target = memory.pinned(shape), memory.device(shape), memory.pinned(shape) if back else None
+    return StagedCopy(memory.arena.device, source, there, target, ELEMENTWISE, {"rounds": rounds}, streams, chunks)
+
+
+@given(nbytes=st.integers(1, 10**7), pieces=st.integers(1, 200))
+def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: int) -> None:
+    if pieces > -(-nbytes // 256):
+        with pytest.raises(BadWork, match=f"cannot be cut into {pieces} pieces"):
+            cut(nbytes, pieces)
+        return
+    made = cut(nbytes, pieces)
+    assert len(made) == pieces
+    assert all(offset % 256 == 0 and length > 0 for offset, length in made)
+    assert [offset for offset, _ in made] == [0, *np.cumsum([length for _, length in made])[:-1]]
+    assert sum(length for _, length in made) == nbytes
+
+
+@pytest.mark.parametrize(("streams", "chunks"), [(1, None), (4, None), (3, 7), (16, 5), (4, 32)])
+@pytest.mark.parametrize("back", [True, False])
+def test_a_staged_copy_gives_the_sequential_result(memory: Memory, streams: int, chunks: int | None, back: bool) -> None:
+    """33001 elements: no number of chunks divides them."""
+    work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
+    device = memory.arena.device
+    checked(device, work)
+    result = work._there if work._target is None else work._target
+    x = work._source.read()
+    for _ in range(3):
+        x = np.float32(3.75) * x * (np.float32(1) - x)
+    np.testing.assert_array_equal(result.read(), x)
+    assert (work.streams, work.chunks) == (streams, chunks or streams)
+
+
+@pytest.mark.parametrize("left_out", [0, 3, 6])
+@pytest.mark.parametrize("step", ["copy in", "kernel", "copy out"])
+def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.MonkeyPatch, left_out: int, step: str) -> None:
+    device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
+    stream = device.stream()
+    work.poison(stream)
+    there, source, launch, target = work._steps[left_out]
+    copy, run = device.copy, device.launch
+    dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
+    monkeypatch.setattr(device, "copy", lambda d, s, n, q: None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q))
+    monkeypatch.setattr(device, "launch", lambda one, q: None if step == "kernel" and one is launch else run(one, q))
+    work.queue(stream)
+    device.synchronize()
+    with pytest.raises(WrongContent, match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}"):
+        work.verify()
+
+
+def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Memory) -> None:
+    device, work = memory.arena.device, staged(memory, "64 MiB", 4, 8)
+    stream, start, end = device.stream(), device.event(), device.event()
+    lanes = []
+    copy = device.copy
+    device.copy = lambda d, s, n, q: (lanes.append(q), copy(d, s, n, q))[1]  # type: ignore[method-assign,func-returns-value]
+    device.record(start, stream)
+    work.queue(stream)
+    device.record(end, stream)
+    device.synchronize(stream)
+    assert len(set(map(id, lanes))) == 4
+    assert device.elapsed(start, end) > 64 * MIB / 60e9
+
+
+def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
+    device = memory.arena.device
+    sequential = took(device, staged(memory, "64 MiB", 1).sequential)
+    parts = {work.name: (work.engines, took(device, work)) for work in staged(memory, "64 MiB", 1).parts}
+    bound = bound_of(device, parts)
+    times = [took(device, staged(memory, "64 MiB", n)) for n in (1, 2, 4, 16)]
+    assert sequential == pytest.approx(sum(seconds for _, seconds in parts.values()), rel=0.02)
+    assert times == sorted(times, reverse=True)
+    assert times[0] == pytest.approx(sequential, rel=0.02)
+    assert bound < times[-1] < 1.15 * bound
+    # tT + tE/n, with everything that is not the longest part to be hidden
+    for n, seconds in zip((2, 4, 16), times[1:], strict=True):
+        assert seconds == pytest.approx(bound + (sequential - bound) / n, rel=0.05)
+
+
+def test_one_copy_engine_makes_the_directions_share() -> None:
+    two, one = CountedDevice(), CountedDevice(async_engines=1)
+    parts = {"in": (frozenset([HOST_TO_DEVICE]), 3.0), "kernel": (frozenset([KERNEL]), 4.0), "out": (frozenset([DEVICE_TO_HOST]), 2.0)}
+    assert bound_of(two, parts) == 4.0
+    assert bound_of(one, parts) == 5.0
+    assert took(one, staged(Memory(Arena(one, 1)), "64 MiB", 16)) > 1.7 * took(two, staged(Memory(Arena(two, 1)), "64 MiB", 16))
+
+
+@pytest.mark.parametrize("engines", [0, 1])
+def test_what_cannot_overlap_is_refused(engines: int) -> None:
+    device = CountedDevice(async_engines=engines)
+    memory = Memory(Arena(device, 1))
+    up = Copy(device, memory.device(MIB), memory.pinned(MIB))
+    down = Copy(device, memory.pinned(MIB), memory.device(MIB))
+    with pytest.raises(Unsupported, match=f"asyncEngineCount is {engines}"):
+        Together(device, [up, down])
+    kernel = Launched(device, ELEMENTWISE, {"x": memory.device(MIB)}, {"rounds": 1})
+    if engines:
+        Together(device, [up, kernel])
+        staged(memory, MIB, 2)
+    else:
+        for refused in (lambda: Together(device, [up, kernel]), lambda: staged(memory, MIB, 2)):
+            with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
+                refused()
+
+
+def test_both_ways_at_once_take_as_long_as_one(memory: Memory) -> None:
+    device = memory.arena.device
+    up = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
+    down = Copy(device, memory.pinned("64 MiB"), memory.device("64 MiB"))
+    both = Together(device, [up, down])
+    checked(device, both)
+    assert took(device, both) == pytest.approx(took(device, up), rel=0.03)
+    assert took(device, InTurn(device, [up, down])) == pytest.approx(2 * took(device, up), rel=0.03)
+    assert both.traffic is not None
+    assert both.traffic.total == 128 * MIB
+    assert both.streams == 2
+
+
+def test_a_copy_beside_a_kernel_on_other_data(memory: Memory) -> None:
+    device = memory.arena.device
+    copy = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
+    kernel = Launched(device, CATALOGUE["reread"], {"y": memory.device("64 MiB"), "x": memory.device("64 MiB")}, {"times": 10})
+    checked(device, Together(device, [copy, kernel]))
+    together, alone = took(device, Together(device, [copy, kernel])), [took(device, work) for work in (copy, kernel)]
+    assert together == pytest.approx(max(alone), rel=0.03)
+
+
+def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
+    device = memory.arena.device
+    copy = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
+    seen = []
+
+    def busy() -> None:
+        began = device.now()
+        seen.append(began)
+        while device.now() < began + 1e-3:
+            pass
+
+    host, stream = Host(busy), device.stream()
+    alone = enqueue(device, copy, stream)[1]
+    together = enqueue(device, Together(device, [host, copy]), stream)
+    in_turn = enqueue(device, InTurn(device, [copy, host]), stream)
+    assert together[1] == pytest.approx(max(alone, 1e-3), rel=0.05)
+    assert in_turn[1] == pytest.approx(alone + 1e-3, rel=0.05)
+    assert (host.on_host, Together(device, [host, copy]).on_host, copy.on_host) == (True, True, False)
+
+
+def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory: Memory) -> None:
+    device, target = memory.arena.device, memory.device("64 MiB")
+    stream = device.stream()
+    returned, done = enqueue(device, Copy(device, target, memory.pinned("64 MiB")), stream)
+    assert returned < 0.05 * done
+    pageable = Copy(device, target, memory.pageable("64 MiB"))
+    returned, done = enqueue(device, pageable, stream)
+    assert returned > 0.9 * done
+    assert pageable.on_host
+
+
+def test_many_small_copies_are_slower_than_one(memory: Memory) -> None:
+    device = memory.arena.device
+    source, target = memory.pinned("16 MiB"), memory.device("16 MiB")
+    one, many = Copy(device, target, source), Copy(device, target, source, pieces=1024)
+    checked(device, many)
+    assert took(device, many) > 2 * took(device, one)
+    assert many.name == "pinned to device in 1024 pieces"
+
+
+@pytest.mark.parametrize("kind", ["copy", "kernel"])
+def test_a_wrong_result_is_seen(memory: Memory, kind: str) -> None:
+    device, stream = memory.arena.device, memory.arena.device.stream()
+    work: Work
+    target: Buffer = memory.device((1000,))
+    if kind == "copy":
+        work = Copy(device, target, memory.pinned((1000,)))
+    else:
+        work = Launched(device, CATALOGUE["reread"], {"y": target, "x": memory.device((1000,))}, {})
+    work.poison(stream)
+    with pytest.raises(WrongContent, match="the first is"):  # nothing ran
+        work.verify()
+
+
+def test_in_turn_verifies_the_last_on_what_the_others_leave(memory: Memory) -> None:
+    device = memory.arena.device
+    there = memory.device((1000,))
+    copy = Copy(device, there, memory.pinned((1000,)))
+    kernel = Launched(device, ELEMENTWISE, {"x": there}, {"rounds": 2})
+    checked(device, InTurn(device, [copy, kernel]))
+    checked(device, InTurn(device, [copy, kernel]))
+
+
+def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
+    device = memory.arena.device
+    work = Allocating(device, "cudaMalloc", MIB)
+    assert enqueue(device, work, device.stream())[0] > 50e-6
+    assert (work.name, work.on_host) == ("cudaMalloc of 1 MiB", True)
+    work.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
+        (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3), "512 B cannot be cut into 3 pieces"),
+        (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=0), "pieces=0; it is a whole number of at least 1"),
+        (lambda m, d: Together(d, [Host(print)]), "together takes at least two pieces of work, not 1"),
+        (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
+        (lambda m, d: staged(m, 4096, 2, 17), "4 KiB cannot be cut into 17 pieces"),
+        (lambda m, d: staged(m, 4096, 2, True), "chunks=True"),
+        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.device(4096)}, {"round": 1}), "'round' is missing, or is none of its scalars"),
+        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.device(4096)}, {"rounds": 0}), "rounds is 0"),
+        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.pageable(4096)}, {}), "'x' is pageable memory, which kernels cannot see"),
+        (
+            lambda m, d: StagedCopy(d, m.pinned(4096), m.device(4096), None, CATALOGUE["triad"], {}, 2),
+            "triad cannot be staged: it takes a kernel that updates one array in place",
+        ),
+        (lambda m, d: StagedCopy(d, m.pinned(4096), m.device(8192), None, ELEMENTWISE, {}, 2), "must have the same size and type"),
+    ],
+)
+def test_work_that_cannot_be(memory: Memory, make: Any, said: str) -> None:
+    with pytest.raises(BadWork, match=said):
+        make(memory, memory.arena.device)
