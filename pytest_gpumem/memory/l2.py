@@ -114,7 +114,7 @@ class PersistingStream:
         On a stream, and on the kernels of a graph once one was measured, it is what the driver gives back; of a single launch it is
         what every launch is handed, because the driver cannot be asked afterwards.
         """
-        spec = self._graph_window if self.where == "graph" else self.spec
+        spec = self._graph_window if self.where == "graph" and not self.closed else self.spec
         if self.where == "stream":
             spec = self.device.window(self.stream)
         if spec is None:
@@ -145,7 +145,12 @@ class PersistingStream:
             said.append(thrashing)
         if self.set_aside and self.spec is None:
             said.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
-        elif self.set_aside and self._property is AccessProperty.PERSISTING and self.hit_ratio == 0.0:
+        elif self.set_aside and self._property is AccessProperty.NORMAL:
+            said.append(
+                f"{format_bytes(self.set_aside)} of L2 are set aside, but under a window that was reset nothing persists: "
+                "a cost without a gain"
+            )
+        elif self.set_aside and self.hit_ratio == 0.0:
             said.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
         return tuple(said)
 
@@ -251,9 +256,9 @@ class _Ledger:
         for stream in self.live:
             stream.hit_ratio = fit_hit_ratio(left, fitted) if stream.asked.hit_ratio is None else stream.asked.hit_ratio
             stream.set_aside = self.granted
-        if self.granted:
-            # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room.
-            self.device.reset_persisting()
+        # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room; where nothing is set
+        # aside, what somebody left persisting would be in what a gain is compared with.
+        self.device.reset_persisting()
         for stream in self.live:
             stream.put()
 

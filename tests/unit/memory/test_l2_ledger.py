@@ -177,6 +177,10 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
         )
         stream.reset()
         assert stream.notes == ("9.375 MiB of L2 are set aside with no window in them: a cost without a gain",)
+        stream.reset("window")
+        assert stream.notes == ("9.375 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain",)
+        stream.renew()
+        assert stream.notes == ()
     assert idle_set_aside(device) is None
 
 

@@ -111,6 +111,12 @@ def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, 
         assert stream.hit_ratio == pytest.approx(3.125 / 8)
 
 
+def test_off_starts_without_lines_that_somebody_left(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+    buffer = arena.buffer(8 * MiB)
+    with persisting(device, buffer, set_aside="off"):
+        assert ("reset_persisting", "reset") in watched.calls
+
+
 def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Arena) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, set_aside="off") as stream:
@@ -249,7 +255,9 @@ def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena:
         else:
             assert stream.handle
             assert stream.window is None  # nothing was captured yet
-    assert stream.spec is None
+            stream.read_back((stream.spec,))
+            assert stream.window is not None
+    assert stream.spec is stream.window is None
     assert device.set_aside() == FOUND
 
 
