@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from pytest_gpumem.accept import accept
+from pytest_gpumem.compare.command import compare
 from pytest_gpumem.reporting.terminal import wants_colour
 
 WRONG = 1
@@ -138,3 +140,7 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
     sys.stdout.flush()
     # The process becomes pytest, so that Ctrl-C and the exit code are pytest's own.
     os.execv(sys.executable, [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-l2-sweep", *drawing, *pytest_arguments, test])
+
+
+main.add_command(accept)
+main.add_command(compare)

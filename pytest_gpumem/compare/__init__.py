@@ -1,0 +1,1 @@
+"""Two sets of result files against each other, without a GPU."""

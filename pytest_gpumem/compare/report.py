@@ -1,0 +1,82 @@
+"""A comparison as text of a given width."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.text import Text
+
+from pytest_gpumem.compare.pairs import Compared, Pair
+from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.cells import names_of
+from pytest_gpumem.reporting.table import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.units import format_share, format_time
+from pytest_gpumem.verdicts.finding import change, counted
+
+_HEADINGS = ("base", "head", "change", "between (99.9 % below, 99 % above)", "resolves")
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
+_GAP = 2
+_LEAST_NAME = 16
+
+
+def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
+    """What each side is, one line for each row, and a sentence for each that did not pass; ASCII, without a trailing line break."""
+    lines = [f"base: {_what(base)}", f"head: {_what(head)}"]
+    if compared.forced is not None:
+        lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
+    lines += compared.unknown
+    told = [line for sentence in lines for line in wrapped(sentence, width)]
+    told.append(_table(compared, width, colour))
+    after = [
+        f"changed between the sides: {what} ({count} of {len(compared.rows)})"
+        for what, count in Counter(what for row in compared.rows for what in row.changed).items()
+    ]
+    after += [f"{_outcome(pair)} {pair.row.key}: {pair.row.verdict.reason}" for pair in compared.pairs if _worth_a_sentence(pair)]
+    counts = Counter(_outcome(pair) for pair in compared.pairs)
+    after.append(f"{counted(len(compared.pairs), 'row')}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    return "\n".join([*told, *(line for sentence in after for line in wrapped(sentence, width))])
+
+
+def _table(compared: Compared, width: int, colour: bool) -> str:
+    names, figures = names_of(compared.rows), [_figures(pair) for pair in compared.pairs]
+    shown = [column for column in range(len(_HEADINGS)) if any(row[column] for row in figures)]
+    verdicts = [_outcome(pair) for pair in compared.pairs]
+    taken = sum(max(len(_HEADINGS[column]), *(len(row[column]) for row in figures)) + _GAP for column in shown)
+    room = max(_LEAST_NAME, width - taken - max(map(len, verdicts)) - _GAP)
+    drawn = ruled()
+    drawn.add_column("test", no_wrap=True)
+    for column in shown:
+        drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
+    drawn.add_column("verdict", no_wrap=True)
+    for name, row, verdict, pair in zip(names, figures, verdicts, compared.pairs, strict=True):
+        style = _STYLES.get(pair.row.verdict.outcome, "yellow")
+        drawn.add_row(Text(shortened(name, room)), *(Text(row[column]) for column in shown), Text(verdict, style=style))
+    return drawn_as_text(drawn, width, colour)
+
+
+def _figures(pair: Pair) -> tuple[str, ...]:
+    measurement, found = pair.row.measurement, pair.row.verdict.comparison
+    base = format_time(pair.base) if pair.base is not None else ""
+    head = format_time(measurement.latency) if measurement is not None else ""
+    if found is None:
+        return base, head, "", "", ""
+    return base, head, change(found.delta), f"{change(found.low)} to {change(found.high)}", format_share(found.resolvable)
+
+
+def _outcome(pair: Pair) -> str:
+    verdict = pair.row.verdict
+    held = verdict.outcome is not Outcome.PASS or pair.row.limits.max_regression is not None
+    # A pass without a limit is none.
+    return (verdict.outcome.value if held else "no limit") + (", simulated" if verdict.simulated else "")
+
+
+def _worth_a_sentence(pair: Pair) -> bool:
+    return pair.row.verdict.outcome is not Outcome.PASS
+
+
+def _what(side: Side) -> str:
+    devices = " and ".join("an unknown GPU" if key == UNKNOWN_GPU.key else key for key in side.devices)
+    drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
+    driver = f", driver {' and '.join(drivers)}" if drivers else ""
+    return f"{side.name}, {counted(side.processes, 'process')} on {devices}{driver}"

@@ -1,0 +1,267 @@
+"""Result files as they are written by this plugin, by stock pytest-benchmark and into baselines: one side of a comparison."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.baselines.acceptance import unfit
+from pytest_gpumem.baselines.history import Accepted, Process
+from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat, Taken
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import SchemaError, document_from_json
+from pytest_gpumem.revisions import DIRTY
+from pytest_gpumem.verdicts.judge import how, is_failure
+
+LARGEST = 1 << 30
+"""Bytes of a file from which on it is not read: results hold every sample."""
+STOCK = "pytest-benchmark"
+"""`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
+UNKNOWN_GPU = DeviceFacts(
+    name="unknown GPU",
+    simulated=False,
+    compute_capability=(0, 0),
+    sm_count=0,
+    max_threads_per_sm=0,
+    memory_bytes=0,
+    l2_bytes=0,
+    persisting_l2_max_bytes=0,
+    access_policy_max_window_bytes=0,
+    memory_clock_hz=0.0,
+    memory_bus_bits=0,
+    peak_bandwidth=0.0,
+    async_engines=0,
+    can_map_host=False,
+    concurrent_managed_access=False,
+    pageable_memory_access=False,
+    integrated=False,
+)
+"""The device of a file that names none."""
+
+
+class SideError(Exception):
+    """Files that cannot be compared; one line that names the file or the argument."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: one process, or an acceptance in a baseline's folder."""
+
+    path: Path
+    digest: str
+    """Of its bytes: two files of the same are copies."""
+    device: DeviceFacts | None
+    """`UNKNOWN_GPU` where the file names none; None for an acceptance, which measured nothing."""
+    rows: tuple[Accepted, ...] = ()
+    held_to: Mapping[str, str] | None = None
+    """By row key: the max_regression that the row was held to."""
+    left_out: Mapping[str, str] | None = None
+    """By row key: why a row says nothing."""
+    stock: bool = False
+    """Written by stock pytest-benchmark."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """All processes of one side."""
+
+    name: str
+    """As it was given."""
+    files: tuple[File, ...]
+    rows: Mapping[str, tuple[Accepted, ...]]
+    """By row key: one for each process that has it, oldest first."""
+    left_out: Mapping[str, str]
+    """By row key: why there is none."""
+
+    @property
+    def processes(self) -> int:
+        """Files that measured something."""
+        return sum(file.device is not None for file in self.files)
+
+    @property
+    def devices(self) -> dict[str, DeviceFacts]:
+        """By key, those that were measured; the last of each."""
+        return {file.device.key: file.device for file in self.files if file.device is not None}
+
+    @property
+    def stock(self) -> bool:
+        """Whether some of it is of stock pytest-benchmark."""
+        return any(file.stock for file in self.files)
+
+    @property
+    def held_to(self) -> dict[str, str]:
+        """By row key: the max_regression that its newest row was held to."""
+        return {key: limit for file in self.files for key, limit in (file.held_to or {}).items()}
+
+
+def side(given: str) -> Side:
+    """What a file, a folder of files or a quoted pattern such as "base-*.json" holds.
+
+    Raises:
+        SideError: nothing there, a file that cannot be used, a copy, or files of which none measured anything.
+    """
+    seen: dict[str, Path] = {}
+    files = []
+    for path in _paths(given):
+        file = _file(path)
+        if file.digest in seen:
+            raise SideError(f"{path}: the same as {seen[file.digest]}: a copy is no second process")
+        seen[file.digest] = path
+        files.append(file)
+    rows: dict[str, list[Accepted]] = {}
+    for row in sorted((row for f in files for row in f.rows), key=lambda r: (r.process.utc, r.process.id)):
+        rows.setdefault(row.key, []).append(row)
+    # What was accepted as a change is another test than before; the newest of a row says which one it is now.
+    now = {key: tuple(one for one in found if one.epoch == found[-1].epoch) for key, found in rows.items()}
+    left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
+    found = Side(given, tuple(files), now, left_out)
+    if not found.processes or not (found.rows or found.left_out):
+        raise SideError(f"{given}: nothing was measured")
+    return found
+
+
+def merged(rows: Sequence[Accepted]) -> Measurement:
+    """The processes of one row as one measurement: the newest, with those that were measured like it as its further ones."""
+    newest = rows[-1].measurement
+    others = [one.measurement for one in rows[:-1] if (one.measurement.mode, *how(one.measurement)) == (newest.mode, *how(newest))]
+    further = [repeat for other in others for repeat in (Repeat(other.medians, other.overhead), *other.further)]
+    return replace(newest, further=(*newest.further, *further))
+
+
+def _paths(given: str) -> list[Path]:
+    path = Path(given).expanduser()
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix == ".json")
+        if not found:
+            raise SideError(f"{given}: a folder without a .json file")
+        return found
+    if path.exists():
+        return [path]
+    found = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+    if not found:
+        raise SideError(f"{given}: no such file, folder or pattern")
+    return found
+
+
+def _file(path: Path) -> File:
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+    except OSError as error:
+        raise SideError(f"{path}: {error.strerror or error}") from None
+    if len(text) > LARGEST:
+        raise SideError(f"{path}: larger than {LARGEST >> 20} MiB")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SideError(f"{path}: not JSON: {' '.join(str(error).split()) or type(error).__name__}") from None
+    digest = hashlib.sha256(text).hexdigest()
+    try:
+        if isinstance(value, dict) and "gpumem" in value:
+            return _results(path, digest, value)
+        if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
+            return _stock(path, digest, value)
+        if isinstance(value, dict) and "schema" in value:
+            content = read(text)
+            device = content.process.device if content.process is not None else None
+            return File(path, digest, device, content.rows)
+    except (SchemaError, LayoutError, RecursionError) as error:
+        raise SideError(f"{path}: {' '.join(str(error).split())}") from None
+    raise SideError(f"{path}: neither a --benchmark-json file nor a baseline's")
+
+
+def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+    """A `--benchmark-json` file of a session with `--gpumem`."""
+    try:
+        found = document_from_json(value["gpumem"])
+    except SchemaError as error:
+        raise SchemaError(f"$.gpumem{str(error).removeprefix('$')}") from None
+    process = Process(digest, _utc(value, path), _revision(value), found.device)
+    rows, left_out = [], {}
+    for row in found.rows:
+        why = _unfit(row, strict=bool(found.settings.get("strict")))
+        if row.measurement is None or why is not None:
+            left_out[row.key] = why or "nothing was measured"
+            continue
+        # Whole: the judge asks a run's own measurement more than a baseline keeps of one.
+        measurement = replace(row.measurement, taken=row.measurement.taken or Taken(process.utc.isoformat(), found.device.uuid))
+        rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
+    _refuse_twice(rows)
+    held_to = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
+    return File(path, digest, found.device, tuple(rows), held_to=held_to, left_out=left_out)
+
+
+def _unfit(row: Row, *, strict: bool) -> str | None:
+    # Where a limit failed the test, the time is as good as any; where it failed by itself, nobody knows what was timed.
+    if row.failed and not is_failure(row.verdict, strict):
+        return "its test failed"
+    return unfit(row.measurement) if row.measurement is not None else None
+
+
+def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+    """A file of stock pytest-benchmark: one process, timed by the host's clock, on nobody knows what."""
+    process = Process(digest, _utc(value, path), _revision(value), UNKNOWN_GPU)
+    rows = []
+    for index, benchmark in enumerate(value["benchmarks"]):
+        stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
+        name = benchmark.get("fullname") if isinstance(benchmark, dict) else None
+        if not isinstance(stats, dict) or not isinstance(name, str):
+            raise LayoutError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
+        median = stats.get("median")
+        # A bool is an int to Python, and no time to anybody.
+        if not isinstance(median, (int, float)) or isinstance(median, bool) or not (math.isfinite(median) and median > 0):
+            raise LayoutError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
+        rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
+    _refuse_twice(rows)
+    return File(path, digest, UNKNOWN_GPU, tuple(rows), stock=True)
+
+
+def _host_timed(median: float, rounds: object) -> Measurement:
+    return Measurement(
+        label="",
+        target=STOCK,
+        mode=STOCK,
+        sampler="host",
+        sampler_reason="by pytest-benchmark",
+        placements=((median,),),
+        half_width=None,
+        traffic=None,
+        footprint=None,
+        floor=0.0,
+        conditions=(Conditions(), Conditions()),
+        notes=(f"median of {rounds} rounds",),
+    )
+
+
+def _refuse_twice(rows: Iterable[Accepted]) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        if row.key in seen:
+            raise LayoutError(f"holds {row.key} twice")
+        seen.add(row.key)
+
+
+def _utc(value: Mapping[str, Any], path: Path) -> datetime:
+    """When a file was written, as pytest-benchmark says it: it only orders the processes of a side."""
+    try:
+        utc = datetime.fromisoformat(str(value["datetime"]).replace("Z", "+00:00"))
+    except (KeyError, ValueError):
+        utc = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
+
+
+def _revision(value: Mapping[str, Any]) -> str | None:
+    info = value.get("commit_info")
+    commit = info.get("id") if isinstance(info, dict) else None
+    if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
+        return None
+    return commit + DIRTY if isinstance(info, dict) and info.get("dirty") else commit

@@ -1,0 +1,72 @@
+"""Result files as the tests of `gpumem compare` write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from known_devices import H100 as KNOWN
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import document
+from pytest_gpumem.records.verdict import Outcome, Verdict
+
+H100 = replace(KNOWN, driver="580.95.05")
+
+
+class Folder:
+    """Writes result files whose latencies differ as processes do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rng = np.random.default_rng(11)
+
+    def row(self, latency: float = 268e-6, name: str = "test_triad", *, spread: float = 1e-4, **changes: Any) -> Row:
+        measured = {key: changes.pop(key) for key in ("mode", "sampler", "conditions", "profiled", "kernel_source") if key in changes}
+        medians = latency * np.exp(self._rng.normal(0, spread) + self._rng.normal(0, spread, 8))
+        measurement = Measurement(
+            label=changes.get("label", ""),
+            target="triad",
+            placements=tuple((float(m),) * 3 for m in medians),
+            half_width=1e-8,
+            traffic=Traffic(2 << 28, 1 << 28),
+            footprint=3 << 28,
+            floor=1.28e-6,
+            sampler_reason="",
+            overhead=2e-6,
+            **{"mode": "clean-cold", "sampler": "blocked", "conditions": (Conditions(), Conditions()), **measured},
+        )
+        verdict = Verdict(Outcome.PASS, "no limit set")
+        return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": measurement, **changes})
+
+    def write(self, name: str, rows: Sequence[Row], facts: DeviceFacts = H100, **settings: Any) -> str:
+        """A `--benchmark-json` file."""
+        rows = [replace(row, verdict=replace(row.verdict, simulated=facts.simulated)) for row in rows]
+        value = {
+            "datetime": "2026-11-20T18:00:00.123+00:00",
+            "commit_info": {"id": "abc", "dirty": False},
+            "benchmarks": [],
+            "gpumem": document(facts, rows, settings),
+        }
+        return self.put(name, value)
+
+    def runs(self, name: str, count: int, latency: float = 268e-6, **changes: Any) -> str:
+        """Several processes; gives their pattern."""
+        for index in range(count):
+            self.write(f"{name}-{index}.json", [self.row(latency, **changes)])
+        return f"{name}-*.json"
+
+    def stock(self, name: str, medians: dict[str, object]) -> str:
+        """A file of stock pytest-benchmark, with what it saves without --benchmark-save-data."""
+        stats = [{"fullname": test, "stats": {"median": median, "mean": 1.0, "rounds": 12}} for test, median in medians.items()]
+        return self.put(name, {"datetime": "2026-11-20T18:00:00.123456", "version": "5.2.3", "benchmarks": stats})
+
+    def put(self, name: str, value: object) -> str:
+        (self.path / name).write_text(value if isinstance(value, str) else json.dumps(value))
+        return name

@@ -1,0 +1,306 @@
+"""`gpumem compare`: which files it takes, what it says of them, and its exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from result_files import H100, Folder
+
+from pytest_gpumem.baselines.store import Store, accept
+from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.verdict import Outcome, Verdict
+
+Compare = Callable[..., Result]
+A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
+SIMULATED = replace(H100, simulated=True)
+
+
+def one_line(result: Result) -> str:
+    """The error of a call that compared nothing."""
+    assert (result.exit_code, result.stdout) == (4, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpumem: ")
+    return line.removeprefix("gpumem: ")
+
+
+def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
+    base, head = folder.runs("base", 5), folder.runs("head", 3, 268e-6 * 1.02)
+    result = compare(base, head, "--max-regression", "1%")
+    assert result.exit_code == 1
+    assert f"base: base-*.json, 5 processes on {H100.key}, driver 580.95.05\n" in result.stdout
+    assert "head: head-*.json, 3 processes on" in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("test_triad")]
+    assert line.split()[-1] == "FAIL"
+    assert "FAIL tests/test_a.py::test_triad: slower than max_regression 1% (--max-regression) allows: +" in result.stdout
+    assert "over 3 processes of this run" in " ".join(result.stdout.split())
+
+
+def test_no_change_passes(folder: Folder, compare: Compare) -> None:
+    base, head = folder.runs("base", 5), folder.runs("head", 3)
+    result = compare(base, head, "--max-regression", "1%", "--strict")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "1 row: 1 PASS"
+
+
+def test_more_processes_of_head_see_more(folder: Folder, compare: Compare) -> None:
+    base, head = folder.runs("base", 5), folder.runs("head", 5)
+
+    def resolved(*arguments: str) -> float:
+        (line,) = [line for line in compare(*arguments, "--max-regression", "5%").stdout.splitlines() if line.startswith("test_triad")]
+        return float(line.split()[-3])
+
+    assert resolved(base, head) < resolved(base, "head-0.json")
+
+
+def test_without_a_limit_it_is_a_table(folder: Folder, compare: Compare) -> None:
+    base, head = folder.runs("base", 3), folder.runs("head", 1, 300e-6)
+    result = compare(base, head)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 no limit")
+    assert compare(base, head, "--strict").exit_code == 6
+
+
+def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
+    folder.runs("base", 5)
+    held = Limits(max_regression="1%", origin={"max_regression": "marker"})
+    folder.write("head.json", [folder.row(275e-6, limits=held)])
+    assert "max_regression 1% (of its test)" in compare("base-*.json", "head.json").stdout
+    assert compare("base-*.json", "head.json").exit_code == 1
+    assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 0
+
+
+def test_what_cannot_be_resolved_never_passes(folder: Folder, compare: Compare) -> None:
+    base, head = folder.runs("base", 3, spread=0.02), folder.runs("head", 1, spread=0.02)
+    result = compare(base, head, "--max-regression", "1%")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 INCONCLUSIVE")
+    assert "could have been resolved" in result.stdout
+    assert compare(base, head, "--max-regression", "1%", "--strict").exit_code == 6
+
+
+def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row(), folder.row(name="test_gone")])
+    folder.write("b.json", [folder.row(), folder.row(name="test_new")])
+    result = compare("a.json", "b.json", "--max-regression", "10%")
+    assert result.exit_code == 0
+    assert "INCONCLUSIVE tests/test_a.py::test_gone: not in b.json" in result.stdout
+    assert "NO BASELINE tests/test_a.py::test_new: not in a.json" in result.stdout
+    assert result.stdout.splitlines()[-1] == "3 rows: 1 PASS, 1 NO BASELINE, 1 INCONCLUSIVE"
+    assert compare("a.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
+
+
+def test_nothing_in_common_is_no_verdict(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row(name="test_new")])
+    assert compare("a.json", "b.json").exit_code == 6
+
+
+THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"conditions": THROTTLED}, "it was measured under throttling (sw_power_cap)"),
+        ({"profiled": True}, "it was measured under a profiler"),
+        ({"failed": True}, "its test failed"),
+        ({"measurement": None, "failed": True}, "its test failed"),
+    ],
+)
+@pytest.mark.parametrize("bad", ["a.json", "b.json"])
+def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad: str, changes: dict[str, object], why: str) -> None:
+    for name in ("a.json", "b.json"):
+        folder.write(name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")])
+    result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
+    assert result.exit_code == 6
+    outcome = "UNRELIABLE" if bad == "b.json" else "NO BASELINE"
+    assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
+    assert why in result.stdout
+
+
+def test_a_row_that_its_limit_failed_was_measured_all_the_same(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row(failed=True, verdict=Verdict(Outcome.FAIL, "too slow"))])
+    assert compare("a.json", "b.json", "--max-regression", "10%").exit_code == 0
+    folder.write("c.json", [folder.row(failed=True, verdict=Verdict(Outcome.NO_BASELINE, "none"))], strict=True)
+    assert compare("a.json", "c.json", "--max-regression", "10%").exit_code == 0
+
+
+def test_another_mode_is_not_compared(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row(mode="hot")])
+    folder.write("b.json", [folder.row()])
+    result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
+    assert result.exit_code == 6
+    assert "NO BASELINE" in result.stdout
+
+
+def test_different_gpus_are_refused(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row()], A100)
+    line = one_line(compare("a.json", "b.json"))
+    assert line == (
+        f"a.json is of {H100.key}, b.json of {A100.key}: results of different GPUs are not comparable; "
+        "--force compares them all the same, and then passes no gate"
+    )
+    line = one_line(compare("[ab].json", folder.write("c.json", [folder.row()])))
+    assert line.startswith("[ab].json holds results of different GPUs (")
+
+
+def test_what_was_forced_never_passes_a_gate(folder: Folder, compare: Compare) -> None:
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row()])
+    folder.write("b.json", [folder.row()], A100)
+    folder.write("slow.json", [folder.row(400e-6)], A100)
+    for arguments in (["--max-regression", "10%"], []):
+        result = compare("a*.json", "b.json", "--force", *arguments)
+        assert result.exit_code == 6
+        assert "FORCED: a*.json is of" in result.stdout
+    assert compare("a*.json", "slow.json", "--force", "--max-regression", "10%").exit_code == 1
+
+
+def test_simulated_never_meets_real(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row()], SIMULATED)
+    assert one_line(compare("a.json", "b.json", "--force")) == "simulated results are never compared with a GPU's"
+
+
+def test_simulated_results_pass_no_strict_gate(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()], SIMULATED)
+    folder.write("b.json", [folder.row()], SIMULATED)
+    result = compare("a.json", "b.json", "--max-regression", "10%")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS, simulated")
+    assert compare("a.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
+
+
+def test_what_changed_between_the_sides_is_said(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row(kernel_source="a" * 64)])
+    folder.write("b.json", [folder.row(kernel_source="b" * 64, test_source="c" * 64)], replace(H100, driver="590.10"))
+    text = compare("a.json", "b.json").stdout
+    assert "changed between the sides: driver 580.95.05 -> 590.10 (1 of 1)" in text
+    assert "changed between the sides: the kernel's source (1 of 1)" in text
+
+
+# Stock pytest-benchmark
+
+
+def test_stock_files_one_a_side_decide_nothing(folder: Folder, compare: Compare) -> None:
+    folder.stock("a.json", {"test_a.py::test": 1e-3})
+    folder.stock("b.json", {"test_a.py::test": 1.0001e-3})
+    result = compare("a.json", "b.json", "--max-regression", "50%", "--strict")
+    assert result.exit_code == 6
+    text = " ".join(result.stdout.split())
+    assert "base: a.json, 1 process on an unknown GPU" in text
+    assert "stock pytest-benchmark wrote a.json and b.json: the GPU, its clocks and driver are not known" in text
+    assert "INCONCLUSIVE test_a.py::test" in text
+    assert "1 process timed by the host's clock say nothing of how processes differ, which takes 3" in text
+    assert "test 1.000 ms 1.000 ms +0.0100 %" in text
+    folder.stock("slow.json", {"test_a.py::test": 3e-3})
+    slow = compare("a.json", "slow.json", "--max-regression", "50%")
+    assert (slow.exit_code, slow.stdout.splitlines()[-1]) == (0, "1 row: 1 SUSPECT")
+
+
+def test_several_stock_files_decide(folder: Folder, compare: Compare) -> None:
+    for index, factor in enumerate([1, 1.002, 0.999, 1.001, 0.9985]):
+        folder.stock(f"a{index}.json", {"test_a.py::test": 1e-3 * factor})
+        folder.stock(f"same{index}.json", {"test_a.py::test": 1.0003e-3 * factor})
+        folder.stock(f"slow{index}.json", {"test_a.py::test": 1.2e-3 * factor})
+    assert compare("a*.json", "same*.json", "--max-regression", "10%", "--strict").exit_code == 0
+    assert compare("a*.json", "slow*.json", "--max-regression", "10%").exit_code == 1
+
+
+def test_stock_against_ours_is_refused(folder: Folder, compare: Compare) -> None:
+    folder.stock("a.json", {"tests/test_a.py::test_triad": 268e-6})
+    folder.write("b.json", [folder.row()])
+    assert one_line(compare("a.json", "b.json")).startswith(f"a.json is of an unknown GPU, b.json of {H100.key}: ")
+    forced = compare("a.json", "b.json", "--force", "--max-regression", "10%")
+    assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 NO BASELINE")
+
+
+# Baselines
+
+
+def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
+    store = Store(folder.path / "kept", H100)
+    for _ in range(4):
+        store.save([folder.row()], "abc")
+    folder.write("b.json", [folder.row(268e-6 * 1.03)])
+    result = compare(str(store.folder), "b.json", "--max-regression", "1%")
+    assert result.exit_code == 1
+    assert "4 processes on" in result.stdout
+
+
+def test_only_the_newest_epoch_of_a_baseline_is_compared_with(folder: Folder, compare: Compare) -> None:
+    store, key = Store(folder.path / "kept", H100), folder.row().key
+    for _ in range(4):
+        store.save([folder.row(200e-6)], "abc")
+    accept(folder.path / "kept", H100.key, [key], "why", "ada", None)
+    for _ in range(3):
+        store.save([folder.row(268e-6)], "abc")
+    folder.write("b.json", [folder.row()])
+    assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 0
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "not JSON"),
+        ("[1]", "neither a --benchmark-json file nor a baseline's"),
+        ("{}", "neither a --benchmark-json file nor a baseline's"),
+        ("[" * 100_000, "not JSON"),
+        ('{"gpumem": {"schema": 9}}', "$.gpumem.schema: 9; this version reads 1"),
+        ('{"gpumem": null}', "$.gpumem: not a JSON object"),
+        ('{"benchmarks": [1]}', "$.benchmarks[0]: no fullname and stats"),
+        ('{"benchmarks": [{"fullname": "x", "stats": {"median": NaN}}]}', "$.benchmarks[0].stats.median: nan is no time"),
+        ('{"benchmarks": [{"fullname": "x", "stats": {"median": -1}}]}', "median: -1 is no time"),
+        ('{"benchmarks": [{"fullname": "x", "stats": {"median": true}}]}', "median: True is no time"),
+        ('{"benchmarks": [{"fullname": "x", "stats": {}}]}', "median: None is no time"),
+        ('{"benchmarks": []}', "nothing was measured"),
+        ('{"schema": 7}', "$.schema: 7; this version reads 1 and 2"),
+    ],
+)
+def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare, content: str, words: str) -> None:
+    folder.put("a.json", content)
+    folder.write("b.json", [folder.row()])
+    for arguments in (["a.json", "b.json"], ["b.json", "a.json"]):
+        line = one_line(compare(*arguments))
+        assert line.startswith("a.json: ")
+        assert words in line
+
+
+def test_one_row_twice(folder: Folder, compare: Compare) -> None:
+    folder.put("a.json", '{"benchmarks": [%s, %s]}' % (('{"fullname": "x", "stats": {"median": 1}}',) * 2))
+    assert one_line(compare("a.json", "a.json")) == "a.json: holds x twice"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "BASE and HEAD are two, not 0"),
+        (["a.json", "b.json", "c.json"], "BASE and HEAD are two, not 3; put a pattern such as 'base-*.json' into quotes"),
+        (["a.json", "none.json"], "none.json: no such file, folder or pattern"),
+        (["a.json", "none*.json"], "none*.json: no such file, folder or pattern"),
+        (["a.json", "empty"], "empty: a folder without a .json file"),
+        (["a.json", "a.json"], "a.json: the same as a.json on the other side"),
+        (["a.json", "copy.json"], "copy.json: the same as a.json on the other side"),
+        (["*a*.json", "b.json"], "the same as"),
+        (["a.json", "b.json", "--max-regression", "1"], "--max-regression: '1' is not understood"),
+    ],
+)
+def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, arguments: list[str], words: str) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row()])
+    (folder.path / "copy.json").write_bytes((folder.path / "a.json").read_bytes())
+    (folder.path / "another-a.json").write_bytes((folder.path / "a.json").read_bytes())
+    (folder.path / "empty").mkdir()
+    assert words in one_line(compare(*arguments))
+
+
+def test_an_acceptance_alone_is_no_side(folder: Folder, compare: Compare) -> None:
+    path: Path = accept(folder.path / "kept", H100.key, ["x"], "why", "ada", None)
+    folder.write("b.json", [folder.row()])
+    assert one_line(compare(str(path), "b.json")).endswith("nothing was measured")
