@@ -24,20 +24,21 @@ __global__ void init(T* x, T value, size n)
     }
 }
 
-// x = value, one warp to each PAGE bytes: no two warps fault on the same page (Unified memory, 2.7.2, warp per page).
-template <class T, int PAGE>
-__global__ void init_warp_per_page(T* x, T value, size n)
+// x = value, one warp to each page of `elements`: no two warps fault on the same page (Unified memory, 2.7.2, warp per page).
+//
+// The text's page is a constant of 64 KiB; here it is an argument, so that other sizes can be tried.
+template <class T>
+__global__ void init_warp_per_page(T* x, T value, size elements, size n)
 {
     constexpr size WARP = 32;
-    constexpr size ELEMENTS = PAGE / sizeof(T);
-    size const pages = (n + ELEMENTS - 1) / ELEMENTS;
+    size const pages = (n + elements - 1) / elements;
     size const warps = static_cast<size>(gridDim.x) * blockDim.x / WARP;
     size const lane = threadIdx.x % WARP;
 
     for (size page = (static_cast<size>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; page < pages; page += warps) {
 #pragma unroll 16
-        for (size repeat = 0; repeat < ELEMENTS / WARP; ++repeat) {
-            size const i = page * ELEMENTS + repeat * WARP + lane;
+        for (size repeat = 0; repeat < elements / WARP; ++repeat) {
+            size const i = page * elements + repeat * WARP + lane;
             if (i < n) {
                 x[i] = value;
             }

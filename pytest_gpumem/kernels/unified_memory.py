@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pytest_gpumem.kernels.arrays import Arrays, Scalars, filled_like
 from pytest_gpumem.kernels.calls import (
     WARP,
+    Check,
     Shape,
     all_of,
     ceil_div,
@@ -21,7 +23,10 @@ from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Para
 from pytest_gpumem.records.device import DeviceFacts
 
 PAGE_BYTES = 64 * 1024
-"""Bytes that one warp of `init_warp_per_page` touches: the size of the text, and of the driver's basic migration block."""
+"""Bytes that one warp of `init_warp_per_page` touches, unless the caller says otherwise: the size of the text, and of the driver's basic
+migration block."""
+SMALLEST_PAGE, LARGEST_PAGE = 4 * 1024, 2 * 1024 * 1024
+"""Pages that a GPU or its host can have."""
 
 _THREADS = 256
 _DTYPES = ("f4", "f8", "i4")
@@ -40,7 +45,7 @@ def _add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
 
 
 def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, PAGE_BYTES), _THREADS // WARP), _THREADS)
+    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, int(call.scalars["page"])), _THREADS // WARP), _THREADS)
 
 
 def _init_accesses(call: Call) -> tuple[Access, ...]:
@@ -51,24 +56,45 @@ def _init_arguments(call: Call) -> tuple[str | int, ...]:
     return ("x", "value", call.arrays["x"].size)
 
 
+def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
+    array = call.arrays["x"]
+    return ("x", "value", int(call.scalars["page"]) // array.itemsize, array.size)
+
+
+def _is_page(call: Call) -> str | None:
+    page = call.scalars["page"]
+    if SMALLEST_PAGE <= page <= LARGEST_PAGE and page == int(page) and int(page) & (int(page) - 1) == 0:
+        return None
+    return f"page is {page}; a power of two from {SMALLEST_PAGE} to {LARGEST_PAGE} bytes is needed"
+
+
 def _init(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     return {"x": filled_like(arrays["x"], scalars["value"])}
 
 
-def _initialiser(name: str, entry: str, shape: Shape, section: str) -> Kernel:
+def _initialiser(
+    name: str,
+    entry: str,
+    shape: Shape,
+    section: str,
+    *,
+    more: tuple[Parameter, ...] = (),
+    arguments: Callable[[Call], tuple[str | int, ...]] = _init_arguments,
+    check: tuple[Check, ...] = (),
+) -> Kernel:
     """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
     return Kernel(
         name=name,
-        parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0)),
+        parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0), *more),
         shape=shape,
         accesses=_init_accesses,
         source="unified_memory.cu",
         entry=entry,
         reference=_init,
-        launch_arguments=_init_arguments,
+        launch_arguments=arguments,
         dtypes=_DTYPES,
         section=section,
-        check=all_of(typed(_DTYPES), in_element_type("value")),
+        check=all_of(typed(_DTYPES), in_element_type("value"), *check),
         relative_tolerance=0.0,
     )
 
@@ -97,8 +123,11 @@ KERNELS = (
     ),
     _initialiser(
         "init_warp_per_page",
-        f"init_warp_per_page<{{dtype}}, {PAGE_BYTES}>",
+        "init_warp_per_page<{dtype}>",
         _warp_per_page,
         "Unified memory, 2.7.2 Optimizing unified memory with warp per page: one warp to 64 KiB",
+        more=(Parameter("page", Role.SCALAR, PAGE_BYTES),),
+        arguments=_per_page_arguments,
+        check=(_is_page,),
     ),
 )

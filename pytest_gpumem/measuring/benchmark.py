@@ -16,6 +16,7 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.idle import idle_launch, middle_mean
+from pytest_gpumem.measuring.migrations import count as count_migrations
 from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
 from pytest_gpumem.measuring.samplers.batched import UNTIMED, BatchedSampler, batch_of
 from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
@@ -140,8 +141,8 @@ class Conductor:
 
     # Measuring
 
-    def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str) -> Measurement:
-        """Check, warm up, sample over placements, check again.
+    def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False) -> Measurement:
+        """Check, warm up, sample over placements, count page faults if asked for, check again.
 
         Args:
             target: from `target` or `case`; closed before this returns.
@@ -149,6 +150,7 @@ class Conductor:
             arena: holds the padding between placements; its seed makes the placements repeatable on the simulated device.
             label: what tells the measurement apart inside its test.
             name: the test's NVTX range name.
+            count: take an untimed pass that counts page faults and migrations.
 
         Raises:
             WrongResult: the result of one launch is not the reference's, before or after timing.
@@ -159,14 +161,14 @@ class Conductor:
         try:
             if plan.mode not in MODES:
                 raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
-            return self._measure(target, plan, arena, label, name)
+            return self._measure(target, plan, arena, label, name, count)
         finally:
             try:
                 arena.pad(0)
             finally:
                 target.close()
 
-    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str) -> Measurement:
+    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool) -> Measurement:
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         self._device.synchronize()
         if target.can_check:
@@ -180,6 +182,10 @@ class Conductor:
         run = _Run(self, target, plan, arena, name, floors.empty)
         run.sample()
         after = self._device.conditions()
+        migrations = None
+        if count:
+            with self._ranges.range(phase(name, "count")):
+                migrations = count_migrations(self._device, target, profiled=self._profiled)
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
@@ -204,6 +210,7 @@ class Conductor:
             profiled=self._profiled,
             checked=target.can_check,
             notes=tuple(dict.fromkeys((*target.notes, *run.notes))),
+            migrations=migrations,
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,

@@ -186,7 +186,7 @@ class Measurement:
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for anybody else's code."""
     migrations: Migrations | None = None
-    """Page faults and migrations of managed memory in an untimed pass, where it was asked for (`--gpumem-count`)."""
+    """Page faults and migrations of managed memory in an untimed pass, where it was asked for (`--gpumem-count-pages`)."""
     sectors_per_request: float | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a

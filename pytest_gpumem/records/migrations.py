@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.units import format_bytes, format_rate, format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.measurement import Measurement
 
 SHOWN_GROUPS = 32
 """Groups of GPU page faults that are kept with their addresses; the totals count all."""
@@ -89,6 +93,21 @@ class Migrations:
     """What counted, such as "CUPTI"."""
     not_counted: str | None = None
     """Why nothing was counted; then `before` and `launch` are None."""
+
+
+def kernel_formula(measurement: Measurement) -> str:
+    """The bandwidth of the kernel as the text works it out: bytes that it reads and writes over its time, page faults included.
+
+    Source: Unified memory, 2.7.1: bandwidth = bytes / seconds, for three operations on each element.
+    """
+    traffic, bandwidth, time = measurement.traffic, measurement.bandwidth, format_time(measurement.latency)
+    if traffic is None or bandwidth is None:
+        return f"{time}; its bytes are unknown (give `moved=`)"
+    if traffic.declared is not None:
+        said = f"{format_bytes(traffic.declared)} moved"
+    else:
+        said = f"({format_bytes(traffic.reads)} read + {format_bytes(traffic.writes)} written)"
+    return f"{said} / {time} = {format_rate(bandwidth)}"
 
 
 def sentences(migrations: Migrations) -> Iterator[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.row import Row
 
 SCHEMA = 1
@@ -24,6 +25,8 @@ SCHEMA = 1
 _DERIVED_ROW = ("key",)
 _DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
 _DERIVED_DEVICE = ("key",)
+_PAGES = tuple(field.name for field in fields(PageCounts) if field.type in ("int", "float", "int | None"))
+"""Counts of pages that are plain numbers."""
 
 _T = TypeVar("_T")
 
@@ -240,3 +243,9 @@ def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     if measurement.counted is not None:
         for name in ("reads", "writes", "l2_reads", "l2_writes"):
             yield f"counted.{name}", getattr(measurement.counted, name)
+    if measurement.migrations is not None:
+        for part in ("before", "launch"):
+            if (pages := getattr(measurement.migrations, part)) is not None:
+                for name in _PAGES:
+                    yield f"migrations.{part}.{name}", getattr(pages, name)
+                yield from ((f"migrations.{part}.causes.{cause}", nbytes) for cause, nbytes in pages.causes.items())

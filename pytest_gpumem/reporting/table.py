@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import Finding, account
 from pytest_gpumem.records.verdict import Outcome
@@ -162,6 +163,9 @@ def _sentences(rows: Sequence[Row], facts: DeviceFacts, usual: tuple[str, str] |
         if row.measurement is None:
             continue
         noted += [f"note {row.key}: {note}" for note in row.measurement.notes]
+        if row.measurement.migrations is not None:
+            noted += [f"kernel {row.key}: {kernel_formula(row.measurement)}"]
+            noted += [f"pages {row.key}: {sentence}" for sentence in sentences(row.measurement.migrations)]
         said = account(row.measurement, facts)
         if said is not None and said.notable:
             # A wrong declaration makes the bandwidth in the table wrong: that is no note.

@@ -14,10 +14,11 @@ from pytest_gpumem.verdicts.claims import Claim, beats
 from pytest_gpumem.verdicts.drift import KINDS, LIMIT, Drift, drift_of
 from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
+from pytest_gpumem.verdicts.paging import paging
 from pytest_gpumem.verdicts.screen import allowed, compared, difference, judge_change, judge_gain, limit_name
 from pytest_gpumem.verdicts.suite import ALONE, Family
 
-_WORST_FIRST = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
+_WORST_FIRST = (Outcome.FAIL, Outcome.UNRELIABLE, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
 
 
 def judge(
@@ -52,7 +53,7 @@ def judge(
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
     past = [m for m in past if m.mode == measurement.mode and not m.profiled]
     alike = [m for m in past if how(m) == how(measurement)]
-    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts)]
+    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts), *paging(measurement, limits)]
     claim = None
     if limits.faster_than is not None:
         claim = beats(measurement, Claim.parse(limits.faster_than), limits.origin.get("faster_than", "limit"), siblings or {})

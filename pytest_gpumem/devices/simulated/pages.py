@@ -205,7 +205,8 @@ class PageLog:
                 seconds += groups * sheet.fault_group_time
                 self._groups(address, nbytes, groups, writes)
         if touched.moved > 0.0:
-            faulted = min(touched.moved, max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group * PAGE_BYTES)
+            faults = math.floor(max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group)
+            faulted = min(touched.moved, float(faults * PAGE_BYTES))
             seconds += self._down(faulted, "fault") + self._down(touched.moved - faulted, "speculation")
         if touched.evicted > 0.0:
             seconds += self._up(touched.evicted, "eviction")

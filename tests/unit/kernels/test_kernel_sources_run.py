@@ -93,7 +93,7 @@ SCALARS = {
     "triad": [{"s": 3}, {"s": -7}],
     "write": [{"value": 5}],
     "init": [{"value": 5}],
-    "init_warp_per_page": [{"value": -2}],
+    "init_warp_per_page": [{"value": -2}, {"value": 3, "page": 4096}],
     "offset_copy": [{"offset": 0}, {"offset": 5}, {"offset": 32}],
     "stride_copy": [{"stride": 1}, {"stride": 3}, {"stride": 32}],
     "chase": [{"steps": 1}, {"steps": 12345, "start": 2}],

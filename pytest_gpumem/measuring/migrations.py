@@ -1,0 +1,38 @@
+"""The counting pass: what managed pages do while they are put back, and during one launch, with nothing timed."""
+
+from __future__ import annotations
+
+from pytest_gpumem.devices.protocol import Device, NotCounted
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.records.migrations import Migrations
+
+
+def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
+    """Count once; whatever keeps us from it is in the result, not raised.
+
+    Pages are put back before the launch exactly as before a sample. Counting slows faults down, so no sample is taken meanwhile.
+
+    Args:
+        device: where.
+        target: what is launched, on its first placement.
+        profiled: a profiler is attached, which holds the counters itself.
+    """
+    if profiled:
+        return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
+
+    def restore() -> None:
+        target.prepare(target.stream)
+        device.synchronize()
+        for buffer in target.homes:
+            buffer.put_home(target.stream)
+        device.synchronize()
+
+    def launch() -> None:
+        target.launch(0, target.stream)
+        device.synchronize()
+
+    source = "the model" if device.facts.simulated else "CUPTI"
+    try:
+        return Migrations(before=device.count_pages(restore), launch=device.count_pages(launch), source=source)
+    except NotCounted as reason:
+        return Migrations(not_counted=str(reason))

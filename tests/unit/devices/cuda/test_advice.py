@@ -1,0 +1,81 @@
+"""Advice and discards in the words of CUDA 12 and of CUDA 13."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.runtime")
+
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda import managed
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.records.device import DeviceFacts
+
+MEMORY = Allocation(MemoryKind.MANAGED, 4096, 0x10000, 0x10000)
+STREAM: Any = SimpleNamespace(handle=1)
+
+
+def test_the_place_of_an_advice_is_a_number_or_a_location() -> None:
+    assert managed.location(None, 12, 3, to_host=False) == 3
+    assert managed.location(None, 12, 3, to_host=True) == -1
+    location = managed.location(R, 13, 3, to_host=True)
+    assert location.type == R.cudaMemLocationType.cudaMemLocationTypeHost
+
+
+@pytest.mark.parametrize("advice", Advice)
+def test_each_advice_is_set_and_unset_by_its_own_number(advice: Advice) -> None:
+    numbers = {on: managed.advice_number(advice, on=on).name.lower().replace("_", "") for on in (True, False)}
+    assert numbers == {
+        True: f"cudamemadviseset{advice.value.replace('_', '')}",
+        False: f"cudamemadviseunset{advice.value.replace('_', '')}",
+    }
+
+
+def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
+    """Without a driver the calls give error codes; a wrong signature raises TypeError."""
+    where = managed.location(R, managed._BINDINGS_MAJOR, 0, to_host=False)
+    (error,) = R.cudaMemAdvise(0, 0, managed.advice_number(Advice.READ_MOSTLY, on=True), where)
+    assert isinstance(error, R.cudaError_t)
+    if hasattr(R, "cudaMemDiscardBatchAsync"):
+        (error,) = R.cudaMemDiscardBatchAsync([0x10000], [4096], 1, 0, 1)
+        assert isinstance(error, R.cudaError_t)
+
+
+def test_what_was_asked_for_reaches_the_driver(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(R, "cudaMemAdvise", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,))
+    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,), raising=False)
+    managed.advise(MEMORY, 3, Advice.ACCESSED_BY, True, h100, on=True)
+    managed.discard(MEMORY, STREAM, h100)
+    (address, nbytes, number, _), discarded = calls
+    assert (address, nbytes, number) == (0x10000, 4096, managed.advice_number(Advice.ACCESSED_BY, on=True))
+    assert discarded == ([0x10000], [4096], 1, 0, 1)
+
+
+def test_a_driver_or_bindings_without_discards_skip(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = R.cudaError_t.cudaErrorCallRequiresNewerDriver
+    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (old,), raising=False)
+    with pytest.raises(Unsupported, match=r"the driver .* has no cudaMemDiscardBatchAsync: cudaErrorCallRequiresNewerDriver"):
+        managed.discard(MEMORY, STREAM, h100)
+    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (R.cudaError_t.cudaErrorInvalidValue,))
+    with pytest.raises(DeviceError, match="discarding 4096 bytes: ") as error:
+        managed.discard(MEMORY, STREAM, h100)
+    assert not isinstance(error.value, Unsupported)
+    monkeypatch.delattr(R, "cudaMemDiscardBatchAsync")
+    with pytest.raises(Unsupported, match="discarding needs CUDA 13"):
+        managed.discard(MEMORY, STREAM, h100)
+
+
+def test_what_cannot_be_advised_is_refused(h100: DeviceFacts) -> None:
+    with pytest.raises(DeviceError, match="not pinned memory"):
+        managed.advise(Allocation(MemoryKind.PINNED, 64, 256, 256), 0, Advice.READ_MOSTLY, False, h100, on=True)
+    with pytest.raises(Unsupported, match="concurrentManagedAccess"):
+        managed.advise(MEMORY, 0, Advice.READ_MOSTLY, False, replace(h100, concurrent_managed_access=False), on=True)
+    with pytest.raises(Unsupported, match="concurrentManagedAccess"):
+        managed.discard(MEMORY, STREAM, replace(h100, concurrent_managed_access=False))

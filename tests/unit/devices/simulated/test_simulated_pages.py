@@ -1,0 +1,163 @@
+"""Managed pages on the simulated device: where they are, what advice does, and what is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.protocol import Advice, DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.units import GiB, MiB
+
+N = 64 * MiB
+
+
+def on_host(**advice: Any) -> Pages:
+    pages = Pages(N, **advice)
+    pages.to_host()
+    return pages
+
+
+def test_a_touch_by_the_device_brings_pages_from_the_host_once() -> None:
+    pages = on_host()
+    assert pages.touched_by_device(1.0, writes=False).moved == N
+    assert pages.touched_by_device(1.0, writes=True).moved == 0
+    assert (pages.on_host, pages.on_device) == (0, N)
+
+
+def test_untouched_pages_come_into_being_where_they_are_touched() -> None:
+    touched = Pages(N).touched_by_device(1.0, writes=True)
+    assert (touched.moved, touched.fresh) == (0, N)
+    pages = Pages(N)
+    assert pages.touched_by_host(writes=True) == 0
+    assert pages.on_host == N
+
+
+def test_read_mostly_pages_are_copied_to_readers_and_single_after_a_write() -> None:
+    pages = on_host(read_mostly=True)
+    assert pages.touched_by_device(1.0, writes=False).moved == N
+    assert (pages.on_both, pages.on_device) == (N, 0)
+    assert pages.touched_by_host(writes=False) == 0  # the host still has its copy
+    assert pages.touched_by_device(1.0, writes=False).moved == 0
+    touched = pages.touched_by_device(1.0, writes=True)
+    assert (touched.unshared, touched.moved, pages.on_both, pages.on_device) == (N, 0, 0, N)
+
+
+def test_taking_read_mostly_back_leaves_one_copy() -> None:
+    pages = on_host(read_mostly=True)
+    pages.touched_by_device(1.0, writes=False)
+    pages.advise(Advice.READ_MOSTLY, False, on=False)
+    assert (pages.on_both, pages.on_host, pages.on_device) == (0, N, 0)
+
+
+def test_pages_that_prefer_the_host_are_mapped_by_a_fault_and_stay() -> None:
+    pages = on_host()
+    pages.advise(Advice.PREFERRED_LOCATION, True, on=True)
+    first = pages.touched_by_device(1.0, writes=False)
+    assert (first.moved, first.mapped, first.remote) == (0, N, N)
+    assert pages.touched_by_device(1.0, writes=False).mapped == 0
+    pages.advise(Advice.PREFERRED_LOCATION, True, on=False)
+    assert pages.touched_by_device(1.0, writes=False).moved == N
+
+
+def test_pages_accessed_by_the_device_are_read_where_they_are_without_a_fault() -> None:
+    pages = on_host()
+    pages.advise(Advice.ACCESSED_BY, False, on=True)
+    touched = pages.touched_by_device(1.0, writes=True)
+    assert (touched.moved, touched.mapped, touched.remote) == (0, 0, N)
+    pages.advise(Advice.ACCESSED_BY, False, on=False)
+    assert pages.touched_by_device(1.0, writes=True).moved == N
+
+
+def test_discarded_pages_come_without_their_content() -> None:
+    pages = on_host()
+    pages.discard()
+    touched = pages.touched_by_device(1.0, writes=True)
+    assert (touched.moved, touched.fresh) == (0, N)
+    pages.to_host()
+    pages.discard()
+    assert pages.to_device().moved == N  # a prefetch undoes it
+
+
+def test_more_pages_than_there_is_room_for_are_evicted_at_every_touch() -> None:
+    pages = Pages(N, room=N / 2)
+    pages.to_host()
+    first = pages.touched_by_device(1.0, writes=False)
+    assert (first.moved, first.evicted) == (N, N / 2)
+    again = pages.touched_by_device(1.0, writes=False)
+    assert (again.moved, again.evicted, pages.on_device) == (N, N, N / 2)
+
+
+@pytest.fixture
+def device() -> SimulatedDevice:
+    return SimulatedDevice(DATASHEETS["h100"])
+
+
+def counted(device: SimulatedDevice) -> list[PageCounts]:
+    """Counts of: a prefetch to the host; a fill by the device; a read by the host."""
+    stream, memory = device.stream(), device.allocate(16 * MiB, MemoryKind.MANAGED)
+    device.poison(memory, stream)
+
+    def prefetch() -> None:
+        device.prefetch(memory, True, stream)
+        device.synchronize()
+
+    def fill() -> None:
+        device.poison(memory, stream)
+        device.synchronize()
+
+    return [device.count_pages(work) for work in (prefetch, fill, lambda: device.to_host(memory, "u1", 1) and None)]
+
+
+def test_a_profile_of_16_mib_is_what_a_gpu_showed(device: SimulatedDevice) -> None:
+    back, faulting, read = counted(device)
+    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (16 * MiB, {"prefetch": 16 * MiB}, 0, 0)
+    assert 150 <= faulting.gpu_faults <= 165
+    assert 26 <= faulting.gpu_groups <= 27
+    assert faulting.to_device == 16 * MiB == sum(faulting.causes.values())
+    assert set(faulting.causes) == {"fault", "speculation"}
+    assert len(faulting.groups) == faulting.gpu_groups
+    assert {group.access for group in faulting.groups} == {"write"}
+    assert (read.cpu_faults, read.to_host, read.gpu_faults) == (48, 16 * MiB, 0)
+
+
+def test_what_happens_outside_is_not_counted(device: SimulatedDevice) -> None:
+    counted(device)
+    assert device.count_pages(lambda: None) == PageCounts(mapped=0)
+
+
+def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDevice) -> None:
+    free = device.free_bytes(MemoryKind.MANAGED)
+    with pytest.raises(OutOfMemory):
+        device.allocate(free + GiB // 2, MemoryKind.MANAGED)
+    with pytest.raises(OutOfMemory, match="evicted"):
+        device.oversubscribe(10 * free)
+    device.allocate(free - 16 * GiB, MemoryKind.DEVICE)  # the host holds 64 GiB of evicted pages
+    arena = Arena(device, seed=1)
+    memory = device.oversubscribe(32 * GiB)
+    assert device.free_bytes(MemoryKind.DEVICE) == 0
+
+    def touch() -> None:
+        device.poison(memory, arena.stream)
+        device.synchronize()
+
+    device.prefetch(memory, True, arena.stream)
+    device.synchronize()
+    counts = device.count_pages(touch)
+    assert (counts.to_device, counts.to_host) == (32 * GiB, 16 * GiB)
+    assert counts.causes["eviction"] == 16 * GiB
+    device.free(memory)
+    assert device.free_bytes(MemoryKind.DEVICE) == 16 * GiB
+
+
+def test_only_managed_memory_takes_advice(device: SimulatedDevice) -> None:
+    memory = device.allocate(1 * MiB, MemoryKind.DEVICE)
+    with pytest.raises(DeviceError, match="only managed memory can be advised about, not device memory"):
+        device.advise(memory, Advice.READ_MOSTLY, False, on=True)
+    with pytest.raises(DeviceError, match="only managed memory can be discarded, not device memory"):
+        device.discard(memory, device.stream())

@@ -1,0 +1,92 @@
+"""The counting pass of a measurement: untimed, of one launch, from where pages are before every sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bench import QUICK, Bench
+from counted_device import CountedDevice
+
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.units import MiB
+
+N = 16 * MiB
+PLAN = Plan(**QUICK)  # type: ignore[arg-type]
+
+
+def measured(bench: Bench, x: Any, y: Any, *, count: bool = True) -> Measurement:
+    target = bench.target(bench.kernels.add, x, y)
+    return bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_add", count=count)
+
+
+def test_faulting_and_prefetched_memory_tell_different_stories() -> None:
+    bench = Bench()
+    naive = measured(bench, bench.memory.managed(N), bench.memory.managed(N)).migrations
+    assert naive is not None
+    assert naive.launch is not None
+    assert naive.before is not None
+    assert naive.launch.gpu_faults > 0
+    assert naive.launch.to_device == 2 * N
+    assert naive.before.to_host == 2 * N
+    ahead = measured(bench, bench.memory.prefetched(N), bench.memory.prefetched(N)).migrations
+    assert ahead is not None
+    assert ahead.launch is not None
+    assert ahead.before is not None
+    assert (ahead.launch.gpu_faults, ahead.launch.migrated) == (0, 0)
+    assert (ahead.before.to_device, ahead.before.to_host) == (2 * N, 2 * N)
+    assert ahead.before.causes == {"prefetch": 4 * N}
+
+
+def test_nobody_counts_unasked_and_nothing_is_timed_while_counting() -> None:
+    counting = list[str]()
+
+    class Watched(CountedDevice):
+        def count_pages(self, work: Callable[[], None]) -> PageCounts:
+            counting.append("on")
+            try:
+                return super().count_pages(work)
+            finally:
+                counting.append("off")
+
+        def record(self, *args: Any) -> None:
+            assert counting[-1:] != ["on"], "an event was recorded while pages were counted"
+            super().record(*args)
+
+    bench = Bench(Watched())
+    assert measured(bench, bench.memory.managed(N), bench.memory.managed(N), count=False).migrations is None
+    assert counting == []
+    measured(bench, bench.memory.managed(N), bench.memory.managed(N))
+    assert counting == ["on", "off", "on", "off"]
+
+
+def test_what_cannot_be_counted_is_said_and_the_figures_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def refuse(work: Callable[[], None]) -> PageCounts:
+        raise NotCounted("cupti-python cannot be imported")
+
+    monkeypatch.setattr(bench.device, "count_pages", refuse)
+    taken = measured(bench, bench.memory.managed(N), bench.memory.managed(N))
+    assert taken.migrations is not None
+    assert (taken.migrations.launch, taken.migrations.not_counted) == (None, "cupti-python cannot be imported")
+    assert taken.latency > 0
+
+
+def test_under_a_profiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(profiled=True)
+    monkeypatch.setattr(bench.device, "count_pages", lambda work: pytest.fail("a second tool asked for the counters"))
+    taken = measured(bench, bench.memory.managed(N), bench.memory.managed(N))
+    assert taken.migrations is not None
+    assert "a profiler is attached" in str(taken.migrations.not_counted)
+
+
+def test_labels_of_the_device_reach_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.device, "_facts", replace(bench.device.facts, pageable_memory_access=True))
+    assert any(note.startswith("HMM:") for note in measured(bench, bench.memory.managed(N), bench.memory.managed(N)).notes)

@@ -1,0 +1,220 @@
+"""Managed buffers: advice, pages put home, moves, discards, and where there can be none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from counted_device import CountedDevice
+from known_devices import H100
+
+from pytest_gpumem.devices.protocol import Advice, Allocation, MemoryKind, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.buffers import Arena, BadBuffer
+from pytest_gpumem.memory.managed import ManagedBuffer, no_migration, notes
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.units import GiB, MiB
+
+N = 16 * MiB
+
+
+class Advising(CountedDevice):
+    """Keeps the calls that move or advise pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        self.calls.append(f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}")
+        super().advise(allocation, advice, to_host, on=on)
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        self.calls.append(f"prefetch {'host' if to_host else 'device'}")
+        super().prefetch(allocation, to_host, stream)
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        self.calls.append("discard")
+        super().discard(allocation, stream)
+
+    def pages(self, buffer: ManagedBuffer) -> Pages:
+        self.synchronize()
+        return self._pages[id(buffer.allocation)]
+
+
+@pytest.fixture
+def device() -> Advising:
+    return Advising()
+
+
+@pytest.fixture
+def memory(device: Advising) -> Memory:
+    return Memory(Arena(device, seed=3))
+
+
+@pytest.fixture
+def added(device: Advising, memory: Memory) -> Callable[[Any, Any], Any]:
+    """Launches y = x + y once, counted, after the pages of both were put home."""
+
+    def run(x: Any, y: Any) -> Any:
+        def home() -> None:
+            for buffer in (x, y):
+                buffer.put_home(memory.arena.stream)
+            device.synchronize()
+
+        home()
+        return device.count_pages(lambda: Kernels(device).add(x, y))
+
+    return run
+
+
+def test_every_advice_holds_from_the_start_and_can_be_taken_back(device: Advising, memory: Memory) -> None:
+    buffer = memory.managed(N, read_mostly=True, preferred_location="host", accessed_by=("device", "host"))
+    sets = [call for call in device.calls if call.startswith("set")]
+    assert sorted(sets) == ["set accessed_by device", "set accessed_by host", "set preferred_location host", "set read_mostly device"]
+    device.calls.clear()
+    buffer.advise(read_mostly=False, preferred_location=None, accessed_by=None)
+    assert sorted(device.calls) == [
+        "unset accessed_by device",
+        "unset accessed_by host",
+        "unset preferred_location host",
+        "unset read_mostly device",
+    ]
+    device.calls.clear()
+    buffer.advise(read_mostly=False)
+    assert device.calls == []
+
+
+def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
+    buffer = memory.managed(N, preferred_location="device")
+    buffer.advise(accessed_by="device")
+    assert (buffer.advice.preferred_location, buffer.advice.accessed_by) == ("device", {"device"})
+    buffer.advise(preferred_location="host")
+    assert (buffer.advice.preferred_location, buffer.advice.accessed_by) == ("host", {"device"})
+
+
+@pytest.mark.parametrize(
+    ("advice", "message"),
+    [
+        ({"read_mostly": 1}, "read_mostly=1; accepted are True and False"),
+        ({"preferred_location": "gpu"}, 'preferred_location=\'gpu\'; accepted are "device", "host" and None'),
+        ({"accessed_by": "cpu"}, "accessed_by='cpu'; accepted are"),
+        ({"accessed_by": ("device", "cpu")}, "accessed_by=.*'cpu'.*; accepted are"),
+    ],
+)
+def test_a_wrong_advice_is_refused_before_anything_is_allocated(advice: Any, message: str, device: Advising, memory: Memory) -> None:
+    for make in (memory.managed, memory.prefetched):
+        with pytest.raises(BadBuffer, match=message):
+            make(N, **advice)
+    assert device.live == []
+
+
+def test_a_move_keeps_the_advice(device: Advising, memory: Memory) -> None:
+    buffer = memory.managed(N, accessed_by="device", preferred_location="host")
+    device.calls.clear()
+    buffer.move()
+    assert [call for call in device.calls if "set" in call] == ["set preferred_location host", "set accessed_by device"]
+    assert device.pages(buffer).accessed_by_device
+
+
+def test_read_mostly_pages_go_home_as_one_copy(device: Advising, memory: Memory, added: Any) -> None:
+    x, y = memory.managed(N, read_mostly=True), memory.prefetched(N)
+    first = added(x, y)
+    assert device.pages(x).on_both == N
+    again = added(x, y)  # without taking the advice back, the copy on the device would survive the prefetch to the host
+    assert first.to_device == again.to_device == N
+    assert first.gpu_faults > 0
+
+
+def test_prefetched_read_mostly_pages_have_a_copy_on_both_sides(device: Advising, memory: Memory, added: Any) -> None:
+    x, y = memory.prefetched(N, read_mostly=True), memory.prefetched(N)
+    assert device.pages(x).on_both == N
+    counts = added(x, y)
+    assert (counts.gpu_faults, counts.migrated) == (0, 0)
+    assert device.pages(x).on_both == N
+
+
+def test_writing_read_mostly_pages_faults_without_moving_any(memory: Memory, added: Any) -> None:
+    counts = added(memory.prefetched(N), memory.prefetched(N, read_mostly=True))
+    assert counts.gpu_faults > 0
+    assert counts.migrated == 0
+
+
+@pytest.mark.parametrize(("advice", "faults"), [({"preferred_location": "host"}, True), ({"accessed_by": "device"}, False)])
+def test_pages_that_stay_on_the_host_are_read_there(advice: Any, faults: bool, memory: Memory, added: Any) -> None:
+    for _ in range(2):
+        counts = added(memory.managed(N, **advice), memory.prefetched(N))
+        assert counts.migrated == 0
+        assert (counts.gpu_faults > 0) is faults
+
+
+def test_discarded_content_does_not_move(device: Advising, memory: Memory) -> None:
+    moved = {}
+    for discard in (False, True):
+        buffer = memory.managed(N, discard=discard)
+        assert buffer.goes_home
+        buffer.put_home(memory.arena.stream)
+        device.synchronize()
+        moved[discard] = device.count_pages(lambda b=buffer: Kernels(device).init(b)).to_device
+    assert moved == {False: N, True: 0}
+    with pytest.raises(BadBuffer, match="discard=True goes with"):
+        memory.managed(N, first_touch="none", discard=True)
+
+
+def test_pages_are_moved_and_dropped_by_hand(device: Advising, memory: Memory) -> None:
+    buffer = memory.managed(N)
+    buffer.prefetch("device")
+    assert device.pages(buffer).on_device == N
+    buffer.prefetch("host")
+    buffer.discard()
+    assert (device.pages(buffer).on_host, device.pages(buffer).discarded) == (N, N)
+    with pytest.raises(BadBuffer, match=r"prefetch\('gpu'\); accepted are"):
+        buffer.prefetch("gpu")
+
+
+def test_untouched_pages_stay_untouched_under_advice(device: Advising, memory: Memory) -> None:
+    buffer = memory.managed(N, first_touch="none", read_mostly=True, preferred_location="device")
+    assert device.pages(buffer).untouched == N
+    assert device.pages(buffer).read_mostly
+    assert not buffer.goes_home
+
+
+def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(device: Advising) -> None:
+    device.allocate(device.free_bytes(MemoryKind.DEVICE) - 4 * GiB, MemoryKind.DEVICE)
+    with pytest.raises(OutOfMemory, match=r"8 GiB of managed memory asked for, 4 GiB are free .*@pytest\.mark\.gpumem_oversubscribe"):
+        Memory(Arena(device, seed=1)).managed(8 * GiB)
+    arena = Arena(device, seed=1, oversubscribes=True)
+    buffer = Memory(arena).managed(8 * GiB)
+    assert buffer.oversubscribed
+    assert list(notes(device.facts, [buffer])) == [
+        "8 GiB of managed memory are more than the device had free: pages are evicted to the host meanwhile"
+    ]
+    arena.close()
+    assert not Memory(arena).managed(1 * GiB).oversubscribed
+
+
+def test_devices_without_migration_say_why_by_system() -> None:
+    without = replace(H100, concurrent_managed_access=False)
+    assert no_migration(H100) is None
+    assert "on Windows the driver moves" in str(no_migration(without, "Windows"))
+    assert "under WSL the driver moves" in str(no_migration(without, "WSL"))
+    assert "concurrentManagedAccess is 0" in str(no_migration(without, "Linux"))
+
+
+def test_a_device_without_migration_skips(monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory) -> None:
+    monkeypatch.setattr(device, "_facts", replace(device.facts, concurrent_managed_access=False))
+    for make in (memory.managed, memory.prefetched):
+        with pytest.raises(Unsupported, match="does not migrate managed pages"):
+            make(N)
+
+
+def test_hmm_and_ats_are_labelled(memory: Memory) -> None:
+    buffers = [memory.managed(N)]
+    assert list(notes(H100, buffers)) == []
+    hmm = replace(H100, pageable_memory_access=True)
+    assert [note[:4] for note in notes(hmm, buffers)] == ["HMM:"]
+    assert [note[:4] for note in notes(replace(hmm, host_page_tables=True), buffers)] == ["ATS:"]
+    assert list(notes(hmm, [memory.device(N)])) == []
