@@ -19,6 +19,7 @@ import click
 
 from pytest_gpumem.accept import accept
 from pytest_gpumem.compare.command import compare
+from pytest_gpumem.duet.command import duet
 from pytest_gpumem.reporting.terminal import wants_colour
 
 WRONG = 1
@@ -144,3 +145,4 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
 
 main.add_command(accept)
 main.add_command(compare)
+main.add_command(duet)

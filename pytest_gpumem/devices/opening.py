@@ -27,6 +27,8 @@ class Chosen:
     """Why `auto` took the simulated device."""
     conditions: Callable[[], Conditions] = Conditions
     """Clocks and throttle reasons now, read without a context; by default nothing is known."""
+    prepare: Callable[[], object] = lambda: None
+    """Import what opening needs, without a context: a process that waits for its turn does it beforehand."""
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:
@@ -57,7 +59,7 @@ def _cuda(index: int) -> Chosen:
         facts = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return Chosen(facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts))
+    return Chosen(facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts), prepare=_import_cuda)
 
 
 def _cuda_conditions(facts: DeviceFacts) -> Conditions:
@@ -68,6 +70,10 @@ def _cuda_conditions(facts: DeviceFacts) -> Conditions:
         return reader.read()
     finally:
         reader.close()
+
+
+def _import_cuda() -> None:
+    import pytest_gpumem.devices.cuda.device  # noqa: F401
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:

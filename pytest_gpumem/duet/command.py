@@ -1,0 +1,239 @@
+"""The command `gpumem duet`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pytest_gpumem.duet.reading import Wanted
+    from pytest_gpumem.duet.rounds import Progress
+
+ROUNDS = 80
+"""As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
+LARGEST_RESULTS = 1 << 30
+"""Bytes of a file of results that is read."""
+
+
+@click.command()
+@click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
+@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test only; may be given several times.")
+@click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.')
+@click.option(
+    "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of base and head. Default: 0.")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
+)
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write verdicts and all processes into this file.")
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU.")
+@click.argument("base", metavar="BASE")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def duet(
+    head: str | None,
+    tests: tuple[str, ...],
+    flagged: str | None,
+    max_regression: str | None,
+    rounds_max: int,
+    seed: int,
+    journal: Path | None,
+    file: Path | None,
+    strict: bool,
+    base: str,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Decide whether head is slower than BASE: a git revision, a folder or a wheel.
+
+    Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
+    command goes on where it was.
+
+    Exits with 1 where something got slower, with 6 where nothing could be judged.
+    """
+    from pytest_gpumem.duet import report
+    from pytest_gpumem.duet.errors import DuetError
+    from pytest_gpumem.duet.journal import Journal
+    from pytest_gpumem.duet.rounds import Duet
+    from pytest_gpumem.duet.schedule import BASE, HEAD
+    from pytest_gpumem.duet.workers import Workers, check_arguments
+    from pytest_gpumem.duet.worktree import two_sides
+    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.reporting.terminal import wants_colour
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    begun, here = time.monotonic(), Path.cwd()
+    if file is not None and not file.absolute().parent.is_dir():
+        raise click.UsageError(f"--json: {file}: there is no folder {file.absolute().parent}.")
+    strict = (
+        strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+    )
+    arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
+    try:
+        if max_regression is not None:
+            parse_margin(max_regression)
+    except QuantityError as error:
+        raise click.UsageError(f"--max-regression: {error}") from None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_signals())
+            check_arguments(arguments)
+            wanted = _wanted(tests, flagged)
+            if wanted is None:
+                click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
+                return report.FINE
+            ignored = [path.absolute() for path in (journal, file) if path is not None]
+            base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
+            sides = {BASE: base_side, HEAD: head_side}
+            asked = {
+                "base": base_side.identity,
+                "head": head_side.identity,
+                "folder": str(here),
+                "tests": sorted(wanted.keys or wanted.tests or ()),
+                "max_regression": max_regression,
+                "rounds_max": rounds_max,
+                "seed": seed,
+                "pytest": list(arguments),
+                "environment": {
+                    name: value
+                    for name, value in sorted(os.environ.items())
+                    if name.startswith(("GPUMEM_", "PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"))
+                },
+            }
+            kept = Journal(journal if journal is not None else _default_journal(asked), asked)
+            stack.callback(kept.close)
+            files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
+            workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
+            stack.callback(workers.close)
+            click.echo(f"base: {base_side.what}; head: {head_side.what}", err=True)
+            with _progress() as tell:
+                played = Duet(
+                    sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
+                ).play()
+            seconds = time.monotonic() - begun
+            code = report.exit_code(played, strict=strict or played.strict)
+            width = shutil.get_terminal_size((120, 24)).columns
+            click.echo(report.text(played, sides, width=width, colour=wants_colour(sys.stdout, os.environ), seconds=seconds))
+            if not played.told:
+                click.echo("nothing was measured: no test among those that were selected measures on the GPU")
+            if file is not None:
+                utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
+                try:
+                    write_whole(file, json.dumps(document, allow_nan=False, indent=1) + "\n")
+                except OSError as error:
+                    raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+                click.echo(f"wrote {file}")
+            if journal is None:
+                kept.remove()
+            return code
+    except DuetError as error:
+        raise click.UsageError(f"{error}") from None
+
+
+def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
+    """The measurements to compare; None if a run's results flag none."""
+    from pytest_gpumem.duet.errors import DuetError
+    from pytest_gpumem.duet.reading import Wanted
+
+    if tests and flagged is not None:
+        raise DuetError("--test and --flagged exclude each other")
+    if flagged is None:
+        return Wanted(frozenset(tests) if tests else None)
+    rows = _flagged(Path(flagged))
+    return Wanted(frozenset(nodeid for nodeid, _ in rows), frozenset(key for _, key in rows)) if rows else None
+
+
+def _flagged(path: Path) -> list[tuple[str, str]]:
+    """Node id and key of the rows that a run's screen flagged or could not decide.
+
+    Raises:
+        DuetError: the file cannot be read, or holds no results of this plugin.
+    """
+    from pytest_gpumem.duet.errors import DuetError
+    from pytest_gpumem.records.schema import document_from_json
+    from pytest_gpumem.records.verdict import Outcome
+
+    try:
+        if path.stat().st_size > LARGEST_RESULTS:
+            raise DuetError(f"--flagged {path}: larger than {LARGEST_RESULTS >> 20} MiB")
+        document = document_from_json(json.loads(path.read_text(encoding="utf-8")).get("gpumem"))
+    except OSError as error:
+        raise DuetError(f"--flagged {path}: {error.strerror or error}") from None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DuetError(f"--flagged {path}: {error}; accepted is a file that pytest --gpumem --benchmark-json=FILE wrote") from None
+    doubtful = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE)
+    return [(row.nodeid, row.key) for row in document.rows if row.verdict.outcome in doubtful and row.verdict.comparison is not None]
+
+
+def _default_journal(asked: dict[str, Any]) -> Path:
+    """Where the same command finds it again: by what was asked for, which names the state of both sides."""
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir(), f"gpumem-duet-{user}-{digest}.jsonl")
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a duet as Ctrl-C does: everything that was made for it is removed."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on standard error; without a terminal a line for each look and each event."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    from pytest_gpumem.duet.report import remaining
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal:
+        looks: set[int] = set()
+
+        def plain(now: Progress) -> None:
+            if now.note is not None:
+                click.echo(now.note, err=True)
+            elif now.seconds is not None and now.look not in looks:
+                looks.add(now.look)
+                left, most = remaining(now.seconds), remaining(now.at_most)
+                click.echo(f"round {now.rounds}: {now.open} undecided, next look at {now.look} in {left}, at most {most}", err=True)
+
+        yield plain
+        return
+    with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+        task = bar.add_task("first pair", total=None, left="")
+
+        def draw(now: Progress) -> None:
+            if now.note is not None:
+                bar.console.print(now.note, markup=False)
+            if now.seconds is not None:
+                left = f"{remaining(now.seconds)} to the next look, at most {remaining(now.at_most)}"
+                text = f"round {now.rounds} of {now.look}, {now.open} undecided"
+                bar.update(task, description=text, total=now.look, completed=now.rounds, left=left)
+
+        yield draw

@@ -1,0 +1,260 @@
+"""What the finished processes of a duet say about each measurement: its pairs, or why it has none. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_gpumem.duet.errors import DuetError
+from pytest_gpumem.duet.schedule import BASE, HEAD
+from pytest_gpumem.duet.workers import Process
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.units import format_bytes, parse_margin
+from pytest_gpumem.verdicts.spread import level
+
+SIDES = (BASE, HEAD)
+MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
+"""Settings that base and head must share: they decide what a latency is."""
+DEFAULT_REGRESSION = "1%"
+"""Allowed slow-down of a test that states none, where the command line states none either."""
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """Why a measurement gets no verdict from its pairs."""
+
+    outcome: Outcome | None
+    """UNRELIABLE; None: there is nothing to compare."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which measurements are compared; everything where both are None."""
+
+    tests: frozenset[str] | None = None
+    """Node ids."""
+    keys: frozenset[str] | None = None
+    """Row keys."""
+
+    def holds(self, nodeid: str, key: str) -> bool:
+        """Whether a row is among them."""
+        if self.keys is not None:
+            return key in self.keys
+        return self.tests is None or nodeid in self.tests
+
+
+Rounds = Mapping[int, Mapping[str, Process]]
+"""By round and side, the last attempt of each process."""
+
+
+def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
+    """The wanted rows of a process by key."""
+    return {row.key: row for row in process.rows if wanted.holds(row.nodeid, row.key)}
+
+
+def problem(row: Row | None) -> str | None:
+    """Why a row cannot be compared whatever its conditions; None if it can. A row that broke its own limits was measured all the same."""
+    if row is None:
+        return "it measured nothing"
+    if row.measurement is None:
+        return row.verdict.reason
+    if row.failed and row.verdict.outcome is not Outcome.FAIL:
+        return "its test failed"
+    return None
+
+
+def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
+    """Why a process should be repeated: it crashed, or a row that still matters is missing or was measured under bad conditions.
+
+    Args:
+        process: the process.
+        wanted: the measurements that are compared.
+        open_: keys that are still undecided; None before the first pair is complete.
+    """
+    if process.error is not None:
+        return process.error
+    rows = rows_of(process, wanted)
+    for key in rows if open_ is None else open_:
+        row = rows.get(key)
+        if open_ is not None and (why := problem(row)) is not None:
+            return f"{key}: {_said(process, key, why)}"
+        if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
+            return f"{key}: {row.verdict.reason}"
+    return None
+
+
+def others_on_the_gpu(process: Process) -> bool:
+    """Whether some row saw another process on the device."""
+    for row in process.rows:
+        if row.measurement is not None:
+            seen = (*row.measurement.conditions, *((row.measurement.during,) if row.measurement.during else ()))
+            if any(conditions.other_processes for conditions in seen):
+                return True
+    return False
+
+
+def check_alike(base: Process, head: Process) -> None:
+    """See that both sides measure in the same way on the same device.
+
+    Raises:
+        DuetError: a setting differs; names it and both values.
+    """
+    for name in MEASURING:
+        if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
+            flag = "--gpumem-budget" if name == "total_budget" else f"--gpumem-{name}"
+            raise DuetError(
+                f"base and head measure in different ways: {name} is {base.settings[name]!r} in base and {head.settings[name]!r} in head; "
+                f"give {flag} among pytest's arguments"
+            )
+    check_device(base, head)
+
+
+def check_device(one: Process, other: Process) -> None:
+    """See that two processes ran on the same device.
+
+    Raises:
+        DuetError: they did not.
+    """
+    # A process without rows has seen none.
+    if one.device and other.device and (one.device, one.uuid) != (other.device, other.uuid):
+        names = (f"{process.device} {process.uuid or ''}".strip() for process in (one, other))
+        raise DuetError(f"the processes ran on different devices: {' and '.join(names)}; a duet is of one GPU")
+
+
+def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged]:
+    """The measurements of a first pair that cannot be compared: on one side only, or failed on one side."""
+    rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
+    processes = {BASE: base, HEAD: head}
+    found = {}
+    for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
+        said = []
+        for side in SIDES:
+            if (why := problem(rows[side].get(key))) is not None:
+                said.append(f"{side}: {_said(processes[side], key, why)}")
+        if said:
+            found[key] = Unjudged(None, "; ".join(said))
+        elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
+            found[key] = Unjudged(None, changed)
+    for key in sorted((wanted.keys or wanted.tests or frozenset()) - _covered(rows, wanted)):
+        said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
+        found[key] = Unjudged(None, "; ".join(said))
+    return found
+
+
+def _covered(rows: Mapping[str, Mapping[str, Row]], wanted: Wanted) -> set[str]:
+    """What was asked for and left a row somewhere."""
+    every = [row for side in rows.values() for row in side.values()]
+    return {row.key for row in every} if wanted.keys is not None else {row.nodeid for row in every}
+
+
+def _of(row: Row) -> Measurement:
+    assert row.measurement is not None
+    return row.measurement
+
+
+def _other_way(base: Measurement, head: Measurement) -> str | None:
+    """In what the two were measured differently, which makes their latencies incomparable."""
+    for name in ("mode", "sampler"):
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            return f"the measurement itself has changed: {name} was {was} in base and is {now} in head, which may be the slow-down itself"
+    return None
+
+
+def changes(base: Row, head: Row) -> list[str]:
+    """What a reader must know of a comparison: other work in head than in base."""
+    was, now = _of(base), _of(head)
+    told = []
+    if was.target != now.target:
+        told.append(f"it now measures {now.target}, not {was.target}")
+    then, total = (None if m.traffic is None else m.traffic.total for m in (was, now))
+    if then != total:
+        shown = " to ".join("unknown" if value is None else format_bytes(value) for value in (then, total))
+        told.append(f"its traffic has changed from {shown}")
+    if was.window != now.window:
+        told.append("its access-policy window has changed")
+    return told
+
+
+def _said(process: Process, key: str, otherwise: str) -> str:
+    """What a process says about a row that it lacks."""
+    for nodeid, (outcome, why) in process.outcomes.items():
+        if key == nodeid or key.startswith(f"{nodeid}["):
+            return f"{outcome}, {why}" if why else outcome
+        # A file that cannot be imported fails all tests in it.
+        if key.startswith(f"{nodeid}::"):
+            return why
+    return otherwise
+
+
+def delta_of(base: Row, head: Row, written: str | None) -> float:
+    """The allowed slow-down as a share of base's latency.
+
+    Args:
+        base: the first row of base.
+        head: the first row of head, whose own limit counts: who accepts a slower test changes its limit with it.
+        written: of the command line; it wins over the test's own.
+    """
+    margin = parse_margin(written or head.limits.max_regression or DEFAULT_REGRESSION)
+    return margin.over(_of(base).latency)
+
+
+def log_ratio(base: Row, head: Row) -> float:
+    """Logarithm of head's latency over base's, both put to the same launch overhead."""
+    was, now = level([_of(base), _of(head)])
+    return math.log(now / was)
+
+
+def pairs_of(key: str, rounds: Rounds) -> tuple[list[float], Unjudged | None]:
+    """The log-ratios of one measurement, round after round, up to the first round that did not measure it because it was decided.
+
+    A round in which it should have been measured and could not be ends them, with the reason.
+    """
+    found: list[float] = []
+    nodeid = next((row.nodeid for row in rounds[1][HEAD].rows if row.key == key), key)
+    for number in sorted(rounds):
+        sides = rounds[number]
+        if any(side not in sides for side in SIDES):
+            break
+        rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
+        if all(row is None and nodeid not in sides[side].outcomes and sides[side].error is None for side, row in rows.items()):
+            break
+        for side, row in rows.items():
+            if sides[side].error is not None:
+                return found, Unjudged(None, f"{side} crashed in round {number}: {sides[side].error}")
+            if (why := problem(row)) is not None:
+                return found, Unjudged(None, f"{side} in round {number}: {_said(sides[side], key, why)}")
+            if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
+                return found, Unjudged(Outcome.UNRELIABLE, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
+        base, head = rows[BASE], rows[HEAD]
+        assert base is not None
+        assert head is not None
+        if (changed := _other_way(_of(base), _of(head))) is not None:
+            return found, Unjudged(None, f"round {number}: {changed}")
+        found.append(log_ratio(base, head))
+    return found, None
+
+
+def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjudged]]:
+    """The measurements that are judged together, and the ones that are not, by the first pair alone.
+
+    The number must not depend on anything that is compared, since the looks follow from it.
+    """
+    base, head = rounds[1][BASE], rounds[1][HEAD]
+    if base.error or head.error:
+        side, process = (BASE, base) if base.error else (HEAD, head)
+        every = dict.fromkeys([*rows_of(base, wanted), *rows_of(head, wanted), *sorted(wanted.keys or wanted.tests or ())])
+        return [], {key: Unjudged(None, f"{side} crashed: {process.error}") for key in every}
+    out = unpaired(base, head, wanted)
+    both = [key for key in rows_of(head, wanted) if key not in out]
+    return both, out
+
+
+def same_tests(keys: Sequence[str], process: Process) -> list[str]:
+    """Node ids of the rows with these keys."""
+    wanted = set(keys)
+    return list(dict.fromkeys(row.nodeid for row in process.rows if row.key in wanted))

@@ -1,0 +1,159 @@
+"""What a duet found: a table, a sentence for each verdict, a JSON document and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from pytest_gpumem.duet.rounds import Result, Told
+from pytest_gpumem.duet.schedule import BASE, HEAD
+from pytest_gpumem.duet.workers import Process
+from pytest_gpumem.duet.worktree import Side
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.table import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.units import format_time
+from pytest_gpumem.verdicts.finding import change, counted
+
+SCHEMA = 1
+"""Version of the document's layout."""
+FINE, REGRESSION, NO_VERDICT = 0, 1, 6
+_NONE = "NO VERDICT"
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
+_LEAST_NAME = 24
+
+
+def exit_code(result: Result, *, strict: bool) -> int:
+    """0 fine, 1 where something got slower, 6 where nothing was judged and, under `strict`, where anything was not or is simulated."""
+    verdicts = [*result.told, *([result.common] if result.common is not None else [])]
+    if any(one.outcome is Outcome.FAIL for one in verdicts):
+        return REGRESSION
+    judged = [one for one in verdicts if one.paired is not None]
+    if not judged:
+        return NO_VERDICT
+    simulated = any(process.simulated for process in result.processes)
+    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in verdicts)):
+        return NO_VERDICT
+    return FINE
+
+
+def text(result: Result, sides: Mapping[str, Side], *, width: int, colour: bool, seconds: float) -> str:
+    """The table and one sentence for each verdict, without a trailing line break."""
+    device = next((process for process in result.processes if process.device), None)
+    simulated = " (simulated)" if device is not None and device.simulated else ""
+    lines = [f"base: {sides[BASE].what}; head: {sides[HEAD].what}"]
+    if device is not None:
+        driver = f", driver {device.driver}" if device.driver else ""
+        lines.append(f"{device.name}{simulated}{driver}")
+    told = [*([result.common] if result.common is not None else []), *result.told]
+    shown = [one for one in told if one.paired is not None or one.outcome is not None]
+    if shown:
+        lines += ["", _table(shown, width, colour, simulated)]
+    lines.append("")
+    for one in told:
+        name = one.outcome.value if one.outcome is not None else _NONE
+        lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
+    measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
+    resumed = f", {result.resumed} of them taken from the journal" if result.resumed else ""
+    lines.append(f"{measured}{resumed}; bounds are one-sided, 99.9 % below and 99 % above")
+    return "\n".join(lines)
+
+
+def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
+    drawn = ruled()
+    drawn.add_column("test", no_wrap=True)
+    for heading in ("base", "head", "change", "from", "to", "pairs"):
+        drawn.add_column(heading, justify="right", no_wrap=True)
+    drawn.add_column("verdict", no_wrap=True)
+    name_width = max(_LEAST_NAME, width - 72 - len(simulated))
+    for one in told:
+        paired = one.paired
+        figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
+        figures += (
+            ["", "", "", ""] if paired is None else [change(paired.change), change(paired.low), change(paired.high), str(paired.pairs)]
+        )
+        name = one.outcome.value if one.outcome is not None else _NONE
+        verdict = Text(f"{name}{simulated}", style=_STYLES.get(one.outcome, "yellow") if one.outcome is not None else "yellow")
+        drawn.add_row(Text(shortened(one.key, name_width)), *(Text(figure) for figure in figures), verdict)
+    return drawn_as_text(drawn, width, colour)
+
+
+def to_json(
+    result: Result, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
+) -> dict[str, Any]:
+    """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
+
+    Args:
+        result: what was found.
+        sides: by `BASE` and `HEAD`.
+        arguments: what was asked for, as the journal has it.
+        utc: when the duet ended, ISO 8601.
+        seconds: what it took since this command was called.
+        code: the exit code.
+    """
+    device = next((process for process in result.processes if process.device), None)
+    return {
+        "kind": "gpumem duet",
+        "schema": SCHEMA,
+        "datetime": utc,
+        "seconds": seconds,
+        "exit": code,
+        "arguments": dict(arguments),
+        "base": {"what": sides[BASE].what, "identity": sides[BASE].identity},
+        "head": {"what": sides[HEAD].what, "identity": sides[HEAD].identity},
+        "simulated": device.simulated if device is not None else None,
+        "device": None if device is None else {"key": device.device, "name": device.name, "driver": device.driver, "uuid": device.uuid},
+        "plan": None if result.schedule is None else {**asdict(result.schedule), "reason": result.schedule.reason},
+        "common": None if result.common is None else _verdict(result.common),
+        "verdicts": [_verdict(one) for one in result.told],
+        "resumed": result.resumed,
+        "processes": [_process(process) for process in result.processes],
+    }
+
+
+def _verdict(one: Told) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "key": one.key,
+        "outcome": one.outcome.value if one.outcome is not None else None,
+        "sentence": one.sentence,
+        "base_latency": one.base_latency,
+        "head_latency": one.head_latency,
+        "paired": None,
+    }
+    if one.paired is not None:
+        paired = asdict(one.paired)
+        paired["outcome"] = one.paired.outcome.value if one.paired.outcome is not None else None
+        # JSON has no infinity: a bound that so few pairs cannot have is unknown.
+        plain["paired"] = {name: None if value in (float("inf"), float("-inf")) else value for name, value in paired.items()}
+    return plain
+
+
+def _process(process: Process) -> dict[str, Any]:
+    rows = {}
+    for row in process.rows:
+        if row.measurement is not None:
+            rows[row.key] = {
+                "medians": list(row.measurement.medians),
+                "overhead": row.measurement.overhead,
+                "sampler": row.measurement.sampler,
+                "outcome": row.verdict.outcome.value,
+            }
+    return {
+        "round": process.turn.round,
+        "side": process.turn.side,
+        "attempt": process.attempt,
+        "pid": process.pid,
+        "utc": process.utc,
+        "seconds": process.seconds,
+        "error": process.error,
+        "rows": rows,
+    }
+
+
+def remaining(seconds: float | None) -> str:
+    """ "40 s", "3 min", or nothing."""
+    if seconds is None:
+        return ""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,156 @@
+"""One process of a duet, run as a script: pytest with its modules collected and its libraries imported, held until it may use the GPU.
+
+It imports nothing of this package, so that the tree under test brings its own. Two inherited pipes hold the conversation, in lines of
+JSON: it says that it is ready, is told which tests to run, and says how the session ended. It ends by itself when the other end is gone.
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+REASON = 500
+"""Characters of a failure's reason that are kept."""
+
+
+class Gate:
+    """A pytest plugin that waits before the first test, and remembers what became of each."""
+
+    def __init__(self, told: int, say: int, *, early: bool) -> None:
+        self._told = os.fdopen(told, "r", encoding="utf-8")
+        self._say = os.fdopen(say, "w", encoding="utf-8")
+        self._early = early
+        self._tests: list[str] | None = None
+        self.outcomes: dict[str, list[str]] = {}
+        """By node id of what did not pass: "failed" or "skipped", and why."""
+
+    def say(self, **words: Any) -> None:
+        """One line to the coordinator."""
+        self._say.write(json.dumps(words) + "\n")
+        self._say.flush()
+
+    def _wait(self, config: pytest.Config) -> None:
+        _import_libraries(config)
+        self.say(ready=True, strict=_ini(config, "gpumem_strict"))
+        line = self._told.readline()
+        if not line:
+            os._exit(1)
+        self._tests = json.loads(line)["tests"]
+        threading.Thread(target=self._end_with_the_coordinator, daemon=True).start()
+
+    def _end_with_the_coordinator(self) -> None:
+        # Sleeps in the kernel until the pipe is closed: nobody is left to read the answer.
+        self._told.read()
+        os._exit(1)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        if getattr(config.option, "numprocesses", None) or getattr(config.option, "dist", "no") != "no":
+            raise pytest.UsageError("gpumem duet measures one process at a time; leave out -n and --dist")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        if self._early:
+            self._wait(session.config)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if not self._early:
+            self._wait(session.config)
+        if self._tests is not None:
+            chosen = set(self._tests)
+            session.items[:] = [item for item in session.items if item.nodeid in chosen]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = ["failed", f"its collection failed: {_last_line(report.longreprtext)}"]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = ["failed", _last_line(report.longreprtext)]
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+            self.outcomes[report.nodeid] = ["skipped", str(reason)[:REASON]]
+
+
+def _last_line(text: str) -> str:
+    """What an assertion or an error says: pytest marks such lines with an E; else the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (told or lines or ["no message"])[0][:REASON]
+
+
+def _ini(config: pytest.Config, name: str) -> str | None:
+    try:
+        value: str | None = config.getini(name)
+    except (KeyError, ValueError):  # a tree without this option
+        return None
+    return value
+
+
+def _import_libraries(config: pytest.Config) -> None:
+    """What opening the device will import, as far as the tree's plugin tells."""
+    importlib.import_module("scipy.stats")
+    try:
+        session = config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION]
+        prepare = session.chosen.prepare
+    except (ImportError, KeyError, AttributeError):  # a tree whose plugin is older, or is switched off
+        return
+    prepare()
+
+
+def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[str]) -> list[str]:
+    """Modules that are of the other side, as sentences.
+
+    Args:
+        names: top-level modules that this side brings.
+        roots: where those may come from.
+        foreign: folders of which nothing may be imported,
+        spared: but from below these.
+    """
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or file == __file__:
+            continue
+        path = os.path.realpath(file)
+        own = name.partition(".")[0] in names
+        if (own and not _below(path, roots)) or (_below(path, foreign) and not _below(path, roots + spared)):
+            found.append(f"{name} from {path}")
+    return found
+
+
+def _below(path: str, folders: list[str]) -> bool:
+    return any(path.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+
+
+def main() -> None:
+    """`duet_worker.py JSON`: told, say (file descriptors), early, cwd, names, roots, foreign, spared, arguments."""
+    job = json.loads(sys.argv[1])
+    for descriptor in (job["told"], job["say"]):
+        os.set_inheritable(descriptor, False)
+    # Python put this file's folder there; its modules have ordinary names that would shadow a project's own.
+    here = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
+    if job["cwd"]:
+        sys.path.insert(0, job["cwd"])
+    sys.argv = ["pytest", *job["arguments"]]
+    gate = Gate(job["told"], job["say"], early=job["early"])
+    code = pytest.main(job["arguments"], plugins=[gate])
+    wrong = strays(job["names"], job["roots"], job["foreign"], job["spared"])
+    gate.say(exit=int(code), outcomes=gate.outcomes, strays=wrong)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The two sides: what BASE may be, what each side imports, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.duet.errors import DuetError
+from pytest_gpumem.duet.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
+
+ROOT = Path(__file__).parents[3]
+PROJECT = """
+[project]
+name = "mine"
+version = "1.0"
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[tool.setuptools]
+py-modules = ["mine"]
+package-dir = {"" = "src"}
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def worktrees(folder: Path) -> int:
+    return git(folder, "worktree", "list").count("\n")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits of a module at the top: value 1, then 2."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = tmp_path / "repository"
+    (folder / "sub").mkdir(parents=True)
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "sub" / "keep").write_text("")
+    (folder / ".gitignore").write_text("ignored.py\n__pycache__\n")
+    for value in (1, 2):
+        (folder / "mine.py").write_text(f"VALUE = {value}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", str(value))
+    return folder
+
+
+def seen(side: Side, expression: str) -> str:
+    """What an expression about the module gives where the side runs."""
+    program = f"import sys; sys.path.insert(0, {str(side.folder)!r}) if {side.path_from_cwd} else None; import mine; print({expression})"
+    done = subprocess.run(
+        [side.python, "-P" if sys.version_info >= (3, 11) else "-s", "-c", program], cwd=side.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def temporary(repository: Path) -> list[Path]:
+    return list(repository.parent.glob(f"{PREFIX}*"))
+
+
+def test_a_revision_gets_a_worktree_that_is_gone_afterwards(repository: Path) -> None:
+    (repository / "mine.py").write_text("VALUE = 3\n")
+    with two_sides("HEAD~1", None, repository) as (base, head):
+        assert (seen(base, "mine.VALUE"), seen(head, "mine.VALUE")) == ("1", "3")
+        assert base.what.startswith("revision HEAD~1 (")
+        assert head.what.endswith("with uncommitted changes")
+        assert worktrees(repository) == 2
+    assert worktrees(repository) == 1
+    assert not temporary(repository)
+    assert not list((repository / ".git" / "worktrees").glob("*"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_so_it_is_after_an_error(repository: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with two_sides("main", None, repository) as (base, _):
+            (base.folder / "untracked").write_text("")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert worktrees(repository) == 1
+    assert not temporary(repository)
+
+
+def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None:
+    with two_sides("main", None, repository / "sub") as (base, head):
+        assert (base.folder.name, head.folder) == ("sub", repository / "sub")
+        assert base.folder.parent == base.root
+    (repository / "new").mkdir()
+    with pytest.raises(DuetError, match="BASE main has no folder new"), two_sides("main", None, repository / "new"):
+        pass
+    assert worktrees(repository) == 1
+
+
+@pytest.mark.parametrize("base", ["no-such-branch", "../nowhere", "--upload-pack=x", "HEAD~9"])
+def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
+    with (
+        pytest.raises(DuetError, match=r"is no revision of .*, no folder and no wheel; accepted is") as error,
+        two_sides(base, None, repository),
+    ):
+        pass
+    assert f"BASE {base} " in str(error.value)
+    assert worktrees(repository) == 1
+
+
+def test_a_name_that_is_both_is_asked_back(repository: Path) -> None:
+    (repository / "main").mkdir()
+    with pytest.raises(DuetError, match=r"say \./main for the folder, or refs/heads/main"), two_sides("main", None, repository):
+        pass
+    with two_sides("./main", None, repository) as (base, _):
+        assert base.folder == repository / "main"
+    with two_sides("refs/heads/main", None, repository) as (base, _):
+        assert base.what.startswith("revision")
+
+
+def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"VALUE = {name!r}\n")
+    with two_sides("../old", None, tmp_path / "new") as (base, head):
+        assert (seen(base, "mine.VALUE"), seen(head, "mine.VALUE")) == ("old", "new")
+    with two_sides("../old", "../new", tmp_path / "old") as (base, head):
+        assert (base.folder.name, head.folder.name) == ("old", "new")
+    with (
+        pytest.raises(DuetError, match=r"--head \.\./none: there is no such folder or wheel"),
+        two_sides("../old", "../none", tmp_path / "new"),
+    ):
+        pass
+
+
+def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> None:
+    journal = repository / "journal.toml"
+    with two_sides("main", None, repository, [journal]) as (_, head):
+        journal.write_text("x")
+        (repository / "ignored.py").write_text("x")
+        (repository / "result.json").write_text("x")
+        assert head.current() == head.identity
+        changes: list[Callable[[], object]] = [
+            lambda: (repository / "new.cu").write_text("x"),
+            lambda: (repository / "mine.py").write_text("VALUE = 7\n"),
+            lambda: git(repository, "commit", "-qam", "7"),
+        ]
+        states = {head.identity}
+        for change in changes:
+            change()
+            states.add(head.current())
+        assert len(states) == 4
+
+
+def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(repository: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from pytest_gpumem.duet.worktree import two_sides\n"
+        "with two_sides('main', None, Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(repository)], cwd=ROOT)
+    assert done.returncode == -9
+    assert worktrees(repository) == 2
+    with two_sides("main", None, repository) as (base, _):
+        assert worktrees(repository) == 2
+        assert len(temporary(repository)) == 1
+        remove_leftovers(repository)
+        assert base.folder.is_dir()
+    assert worktrees(repository) == 1
+
+
+@pytest.fixture
+def project(repository: Path) -> Path:
+    """The module moved into a project that has to be installed."""
+    (repository / "src").mkdir()
+    git(repository, "mv", "mine.py", "src/mine.py")
+    (repository / "pyproject.toml").write_text(PROJECT)
+    (repository / "src" / "mine.py").write_text("VALUE = 'base'\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "project")
+    (repository / "src" / "mine.py").write_text("VALUE = 'head'\n")
+    return repository
+
+
+def test_a_project_is_installed_into_an_environment_of_its_own(project: Path) -> None:
+    with two_sides("main", None, project) as (base, head):
+        assert head.python == sys.executable
+        assert base.names == ("mine",)
+        assert seen(base, "mine.VALUE") == "base"
+        # Everything else is this environment's, and comes after the project's own.
+        done = subprocess.run([base.python, "-c", "import pytest, numpy, rich; print(numpy.__file__)"], capture_output=True, text=True)
+        import numpy as np
+
+        assert done.stdout.strip() == np.__file__, done.stderr
+        # An absolute path into head becomes the same place in base.
+        moved = moved_path({"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])}, base, head.root)
+        assert moved == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
+    assert not temporary(project)
+
+
+def test_a_folder_is_installed_without_a_trace_in_it(project: Path, tmp_path: Path) -> None:
+    git(project, "worktree", "add", "-q", "--detach", str(tmp_path / "old"), "main")
+    before = sorted(path.name for path in (tmp_path / "old").rglob("*"))
+    with two_sides(str(tmp_path / "old"), None, project) as (base, _):
+        assert seen(base, "mine.VALUE") == "base"
+    assert sorted(path.name for path in (tmp_path / "old").rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == before
+
+
+def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (project / "pyproject.toml").write_text(PROJECT + "packages = 1\n")
+    git(project, "commit", "-qam", "broken")
+    with pytest.raises(DuetError, match=r"BASE cannot be installed: .*packages"), two_sides("main", None, project):
+        pass
+    assert worktrees(project) == 1
+
+
+def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> None:
+    wheel = repository.parent / "mine-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("mine.py", "VALUE = 'wheel'\n")
+        archive.writestr("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        archive.writestr("mine-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("mine-1.0.dist-info/RECORD", "")
+    with two_sides(str(wheel), None, repository) as (base, head):
+        assert base.folder == head.folder
+        assert base.names == ("mine",)
+        assert seen(base, "mine.VALUE") == "wheel"
+        assert seen(head, "mine.VALUE") == "2"
+    with pytest.raises(DuetError, match=r"none\.whl: No such file"), two_sides("none.whl", None, repository):
+        pass
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs this project's own repository")
+def test_this_projects_base_takes_its_own_kernels() -> None:
+    program = "from pytest_gpumem.kernels import sources; import pytest_gpumem; print(sources.folder(), pytest_gpumem.__file__)"
+    with two_sides("HEAD", None, ROOT) as (base, _):
+        for above in ([], [str(base.folder)]):  # installed, and from the tree as python -m pytest has it
+            code = f"import sys; sys.path[:0] = {above!r}; {program}"
+            done = subprocess.run([base.python, "-I", "-c", code], capture_output=True, text=True, cwd="/")
+            assert done.returncode == 0, done.stderr
+            assert all(Path(path).is_relative_to(base.folder.parent) for path in done.stdout.split()), done.stdout
