@@ -29,7 +29,7 @@ def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
     verdict = row.verdict
     if changed:
         verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")
-    if said := creep(measurement, [one.measurement for one in history.anchor], history.processes):
+    if said := creep(measurement, [one.measurement for one in history.anchor], history.processes, session.facts):
         measurement = replace(measurement, notes=(*measurement.notes, said))
     return replace(row, measurement=measurement, verdict=verdict, test_source=source, changed=changed)
 

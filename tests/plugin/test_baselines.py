@@ -1,0 +1,227 @@
+"""Baselines from outside: what a session stores, what it compares with, and what it says of both."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.cli import main
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+
+Run = Callable[..., pytest.RunResult]
+
+COPY = """
+import os
+
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    nbytes = int(os.environ.get("NBYTES", 64 << 20))
+    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
+"""
+
+
+def stored(pytester: pytest.Pytester) -> list[Path]:
+    return sorted(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+
+
+def row_of(path: Path) -> dict:
+    (row,) = json.loads(path.read_text())["gpumem"]["rows"]
+    return row
+
+
+def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(COPY)
+    monkeypatch.setenv("CI_MERGE_REQUEST_PROJECT_ID", "1")
+    monkeypatch.setenv("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "10")
+    monkeypatch.setenv("CI_MERGE_REQUEST_SOURCE_PROJECT_PATH", "guest/kernels")
+    result = gpumem("--gpumem-save")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK
+    lines = [line for line in result.stdout.lines if line.startswith("--gpumem-save")]
+    assert lines == ["--gpumem-save: nothing is stored of code that is not ours: a merge request from the fork guest/kernels"]
+    assert stored(pytester) == []
+
+
+def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    (path,) = pytester.path.glob("test_*.py")
+    path.write_text("# another line above changes no test\n" + COPY)
+    assert "changed since the baseline" not in gpumem().stdout.str()
+    path.write_text(COPY + "    assert True\n")
+    result = gpumem("--benchmark-json=out.json")
+    result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
+    row = row_of(pytester.path / "out.json")
+    assert row["changed"] == ["the test's source"]
+    assert row["verdict"]["reason"].endswith("; changed since the baseline: the test's source")
+
+
+def test_a_changed_kernel_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.measuring import target
+        target.fingerprint = lambda name: "0" * 64
+        """
+    )
+    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms")
+    result.stdout.fnmatch_lines(["changed since the baseline: the kernel's source (1 of 1)"])
+
+
+def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    (path,) = pytester.path.glob("test_*.py")
+    path.write_text(COPY + "    assert True\n")
+    arguments = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", "-n", "1", "--gpumem-save")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
+    sources = [json.loads(path.read_text())["content"]["rows"][0]["test_source"] for path in stored(pytester)]
+    assert len(set(sources)) == 2
+
+
+def test_accepting_a_change(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the refusal advises does it, word for word."""
+    pytester.makepyfile(COPY)
+    for _ in range(2):
+        gpumem("--gpumem-save").assert_outcomes(passed=1)
+    monkeypatch.setenv("NBYTES", str(72 << 20))
+    refused = gpumem("--gpumem-save")
+    refused.assert_outcomes(failed=1)
+    (advice,) = [line for line in refused.stdout.lines if "gpumem accept" in line]
+    command = shlex.split(advice.partition("gpumem accept ")[2])
+    monkeypatch.chdir(pytester.path)
+    accepted = CliRunner().invoke(main, ["accept", *command[:-1], "seven more MiB"])
+    assert accepted.exit_code == 0, accepted.output
+    without = gpumem()
+    without.assert_outcomes(passed=1)
+    without.stdout.fnmatch_lines(["*NO BASELINE*"])
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    again = gpumem("--benchmark-json=out.json")
+    again.assert_outcomes(passed=1)
+    assert row_of(pytester.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+
+
+def test_the_reason_of_an_acceptance_is_shown(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    monkeypatch.chdir(pytester.path)
+    (path,) = pytester.path.glob("test_*.py")
+    assert CliRunner().invoke(main, ["accept", path.name, "--reason", "checks bounds"]).exit_code == 0
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    reason = row_of(pytester.path / "out.json")["verdict"]["reason"]
+    assert "a change of it was accepted on " in reason
+    assert "(checks bounds), and no process since" in reason
+
+
+# Histories that no run on the simulated device takes the time to make.
+
+
+def saved_with(pytester: pytest.Pytester, factors: list[float]) -> None:
+    """Add processes to the only one that is stored, with its latencies times a factor each."""
+    (path,) = stored(pytester)
+    from pytest_gpumem.baselines.store import load_file
+
+    (one,) = load_file(path).rows
+    path.unlink()
+    store = Store(path.parent.parent.parent, one.process.device)
+    for factor in factors:
+        placements = tuple(tuple(s * factor for s in p) for p in one.measurement.placements)
+        row = Row(
+            one.nodeid,
+            Limits(),
+            Verdict(Outcome.PASS, "", simulated=True),
+            replace(one.measurement, placements=placements),
+            test_source=one.test_source,
+        )
+        store.save([row], "abc")
+
+
+def test_creep_is_a_note(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    saved_with(pytester, [0.97, 0.97, 0.97, 0.98, 0.99, 1.0])
+    result = gpumem("-v", "--gpumem-baseline-window", "1", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=1)
+    (note,) = [note for note in row_of(pytester.path / "out.json")["measurement"]["notes"] if "anchor" in note]
+    assert note.startswith("since the anchor +3.09 %: slower than the first 3 of 6 processes of its epoch by ")
+    result.stdout.fnmatch_lines(["note *::test_copy: since the anchor +3.09 %*"])
+    assert row_of(pytester.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+
+
+def test_an_improvement_that_is_saved_begins_an_epoch(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    saved_with(pytester, [1.2] * 4)
+    result = gpumem("--gpumem-save")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["--gpumem-save: *::test_copy is faster by 16.7 %, by * or more with 99 %: a new epoch begins, older processes do not count *"]
+    )
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert row_of(pytester.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+
+
+# Ancestry
+
+
+def git(pytester: pytest.Pytester, *arguments: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *who, *arguments], cwd=pytester.path, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A repository with the test on `main`, and `feature` checked out."""
+    pytester.makepyfile(COPY)
+    (pytester.path / ".gitignore").write_text("__pycache__\n.benchmarks\nout.json\n")
+    git(pytester, "init", "-q", "-b", "main")
+    git(pytester, "add", ".")
+    git(pytester, "commit", "-q", "-m", "first")
+    git(pytester, "checkout", "-q", "-b", "feature")
+    return pytester
+
+
+def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpumem: Run) -> None:
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    git(repository, "commit", "-q", "--allow-empty", "-m", "second")
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    assert len(stored(repository)) == 2
+    result = gpumem("--gpumem-baseline-of", "main", "--benchmark-json=out.json")
+    merge_base = git(repository, "rev-parse", "main")[:12]
+    result.stdout.fnmatch_lines([f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"])
+    assert row_of(repository.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+    gpumem("--benchmark-json=out.json")
+    assert row_of(repository.path / "out.json")["verdict"]["comparison"]["processes"] == 2
+
+
+def test_by_environment_and_ini(repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    monkeypatch.setenv("GPUMEM_BASELINE_OF", "nowhere")
+    result = gpumem()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.strip()]
+    assert line.startswith("ERROR: gpumem: GPUMEM_BASELINE_OF: 'nowhere' is no commit of ")
+    monkeypatch.delenv("GPUMEM_BASELINE_OF")
+    repository.makeini("[pytest]\ngpumem_baseline_of = main\n")
+    gpumem().stdout.fnmatch_lines(["*baseline: 1 process in *"])
+
+
+def test_outside_a_repository(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
+    pytester.makepyfile(COPY)
+    result = gpumem("--gpumem-baseline-of", "main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.strip()]
+    assert line.startswith("ERROR: gpumem: --gpumem-baseline-of: 'main' is no commit of ")
