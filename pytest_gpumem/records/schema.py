@@ -220,6 +220,17 @@ def refuse_impossible(measurement: Measurement, path: str) -> None:
             # A median of 0 s would have no logarithm and no bandwidth.
             if not (math.isfinite(sample) and sample > 0):
                 raise SchemaError(f"{path}.placements[{index}]: {sample!r} s is no time of a launch")
+    for index, repeat in enumerate(measurement.further):
+        if not repeat.medians:
+            raise SchemaError(f"{path}.further[{index}].medians: empty")
+        for median in repeat.medians:
+            if not (math.isfinite(median) and median > 0):
+                raise SchemaError(f"{path}.further[{index}].medians: {median!r} s is no time of a launch")
+    controls = measurement.taken.controls if measurement.taken is not None else None
+    for name in ("dram", "l2", "launch"):
+        reading = getattr(controls, name, None)
+        if reading is not None and not (math.isfinite(reading) and reading > 0):
+            raise SchemaError(f"{path}.taken.controls.{name}: {reading!r} s is no time of a launch")
     if measurement.half_width is not None and measurement.half_width < 0:
         raise SchemaError(f"{path}.half_width: {measurement.half_width!r} is negative")
     for name, count in _counts(measurement):
@@ -237,6 +248,8 @@ def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
     yield "accesses_per_launch", measurement.accesses_per_launch
     yield "sectors_per_request", measurement.sectors_per_request
     yield "requested", measurement.requested
+    for index, repeat in enumerate(measurement.further):
+        yield f"further[{index}].overhead", repeat.overhead
     if measurement.traffic is not None:
         yield "traffic.reads", measurement.traffic.reads
         yield "traffic.writes", measurement.traffic.writes
