@@ -41,6 +41,8 @@ class Comparison:
     """Processes of this run behind the change."""
     p_value: float | None = None
     """Probability that unchanged code shows such a slow-down or a larger one."""
+    errors: float | None = None
+    """Standard errors of the change that it is from none."""
     drift: float = 0.0
     """Drift of the device, as control kernels showed it, that was taken out of `delta`; a share, slower counted up."""
 

@@ -339,6 +339,20 @@ def test_two_processes_fail_only_beyond_the_limit_itself(bench: Any, h100: Devic
     assert ("needs a baseline of 3 processes to be beyond doubt" in verdict.reason) is (outcome is Outcome.SUSPECT)
 
 
+def test_what_a_heavy_tail_may_reach_is_suspect(bench: Any, endless: DeviceFacts) -> None:
+    """A kernel of 7 us: its spread is as large as the margin, so that the bound alone is no more than five standard errors from none."""
+    history = [bench.measurement(7e-6, spread=0.009) for _ in range(10)]
+    seen = {}
+    for delta in (0.045, 0.10):
+        verdict = judge(bench.measurement(7e-6 * (1 + delta), spread=0.009), ONE_PERCENT, endless, history, strict=False)
+        assert verdict.comparison is not None
+        assert verdict.comparison.low > 0.005
+        seen[delta] = verdict
+    assert seen[0.045].outcome is Outcome.SUSPECT
+    assert "standard errors it may be the tail of what processes differ by, from 7.5 on it is not" in seen[0.045].reason
+    assert seen[0.10].outcome is Outcome.FAIL
+
+
 # Limits of a test that ask less than the run's
 
 
