@@ -11,6 +11,7 @@ from known_devices import H100
 from stored_rows import row
 
 from pytest_gpumem.baselines.history import ANCHOR, WINDOW, Accepted, Baseline, Epoch, Process, assemble
+from pytest_gpumem.settings import Settings
 
 START = datetime(2026, 11, 1, tzinfo=timezone.utc)
 KEY = row().key
@@ -76,3 +77,7 @@ def test_an_epoch_is_of_one_row() -> None:
 def test_order_does_not_matter(order: list[int]) -> None:
     rows = [accepted(day, epoch="a" if day > 3 else None) for day in order]
     assert days(of(rows, epoch(4, "a"), epoch(2, "z")).rows[KEY]) == [4, 5, 6, 7]
+
+
+def test_the_option_has_the_same_default() -> None:
+    assert Settings().baseline_window == WINDOW
