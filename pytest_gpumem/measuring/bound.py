@@ -59,8 +59,10 @@ class BoundKernel:
         """The same kernel, whose untimed calls run on a persisting stream, under its window.
 
         Raises:
-            BadWindow: it is not the stream that carries the window.
+            BadWindow: it is not the stream that carries the window, or its block has ended.
         """
+        if stream.closed:
+            raise BadWindow("a persisting stream whose `with` block has ended has no window, which an untimed call could run under")
         if stream.where != "stream":
             raise BadWindow(f'where="{stream.where}": the stream itself has no window, which an untimed call could run under')
         stream.used = True

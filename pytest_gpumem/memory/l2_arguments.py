@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
+from reprlib import repr as shortened
 from typing import Any, Literal
 
 from pytest_gpumem.devices.protocol import AccessProperty, Device, MemoryKind
@@ -53,10 +54,12 @@ def asked(
     """Check what `persisting` was given. Raises `BadWindow` as it says."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or buffer.kind is not MemoryKind.DEVICE:
-        raise BadWindow(f"a persisting window needs a buffer of device memory, not {buffer!r}")
+        given = repr(buffer) if isinstance(buffer, Buffer) else in_one_line(buffer)
+        raise BadWindow(f"a persisting window needs a buffer of device memory, not {given}")
     if buffer.device is not device:
         raise BadWindow(f"{buffer!r} is memory of another device than {facts.name}, on which the stream is")
-    if hit_ratio != "fit" and not _is_ratio(hit_ratio):
+    fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
+    if not fitted and not _is_ratio(hit_ratio):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     if miss not in _MISS:
         raise BadWindow(f'miss={miss!r}; accepted are "streaming" and "normal"')
@@ -67,13 +70,18 @@ def asked(
     nbytes = _window_bytes(facts, buffer, window)
     return Asked(
         nbytes=nbytes,
-        hit_ratio=None if hit_ratio == "fit" else float(hit_ratio),
+        hit_ratio=None if fitted else float(hit_ratio),
         set_aside=_set_aside(facts, set_aside),
         miss=AccessProperty(miss),
         where=where,
         allow_thrash=allow_thrash,
         clamped_from=buffer.nbytes if nbytes < buffer.nbytes else None,
     )
+
+
+def in_one_line(value: Any) -> str:
+    """What was given, for a message: shortened, because arrays print their content over many lines."""
+    return " ".join(shortened(value).split())
 
 
 def _is_ratio(value: Any) -> bool:
@@ -87,7 +95,7 @@ def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any) -> int:
     if buffer.nbytes > largest and window == "error":
         raise BadWindow(
             f"{buffer!r} is larger than the largest window of {facts.name}, {format_bytes(largest)}; "
-            'window="clamp" lays the window over its first bytes'
+            'persisting_stream(..., window="clamp") lays the window over its first bytes'
         )
     return min(buffer.nbytes, largest)
 
@@ -104,7 +112,7 @@ def _set_aside(facts: DeviceFacts, given: Any) -> Literal["fit", "max", "off"] |
         else:
             size = parse_bytes(given)
             words = format_bytes(size)
-    except QuantityError:
+    except (QuantityError, TypeError):  # an array of several numbers is no index
         raise BadWindow(f"set_aside={given!r}; accepted are {_SET_ASIDE}") from None
     if size > largest:
         raise BadWindow(f"set_aside={words} is above the maximum of {facts.name}, {format_bytes(largest)}")

@@ -14,7 +14,8 @@ from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.l2 import BadWindow, open_streams, persisting
+from pytest_gpumem.memory.l2_arguments import in_one_line
 from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
@@ -78,7 +79,7 @@ class L2Sweeps:
         test = self._test
         buffer = window if isinstance(window, Buffer) else test.arena.find(window)
         if buffer is None:
-            raise BadCall(f"window={window!r}; it is a buffer that device_buffer made")
+            raise BadCall(f"window={in_one_line(window)}; it is a buffer that device_buffer made")
         self._check(mode)
         return self._sweep_call(function, args, kwargs, buffer, mode, buffer.nbytes, {})
 
@@ -108,6 +109,10 @@ class L2Sweeps:
             raise BadCall(f"mode={mode!r}; accepted are {', '.join(MODES)}")
         if self._test.judged:
             raise BadCall("this test was judged already: sweep in its body, not while fixtures are torn down")
+        for stream in open_streams(self._test.device):
+            raise BadWindow(
+                f"a persisting stream on {stream.buffer!r} is still open, and a device has one set-aside: sweep after its block"
+            )
 
     def _sweep_call(
         self,

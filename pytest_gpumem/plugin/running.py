@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +34,6 @@ from pytest_gpumem.units import QuantityError
 from pytest_gpumem.verdicts.report import report
 
 if TYPE_CHECKING:
-    from pytest_gpumem.memory.buffers import Buffer
     from pytest_gpumem.plugin.session import GpuSession
 
 ROWS_ATTRIBUTE = "gpumem_rows"
@@ -40,6 +41,10 @@ ROWS_ATTRIBUTE = "gpumem_rows"
 
 MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
+
+
+STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
+"""Keywords of `persisting_stream`."""
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:
@@ -85,15 +90,23 @@ class GpuTest:
         return GpuBenchmark(self)
 
     @contextmanager
-    def persisting_stream(self, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
+    def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
         """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
+
+        `buffer` may also be the array that `device_buffer(..., like=)` made.
 
         Warns of `Thrashing` where hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
 
         Raises:
-            BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence.
+            BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence; or a keyword is none.
         """
-        with self.l2_sweeps.afterwards(), persisting(self.device, buffer, **options) as stream:
+        for name in options:
+            if name not in STREAM_KEYWORDS:
+                near = difflib.get_close_matches(name, STREAM_KEYWORDS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"accepted are {', '.join(STREAM_KEYWORDS)}"
+                raise BadCall(f"persisting_stream() has no keyword {name!r}; {hint}")
+        found = self.arena.find(buffer)
+        with self.l2_sweeps.afterwards(), persisting(self.device, buffer if found is None else found, **options) as stream:
             self._persisting.append(stream)
             if (said := stream.thrashing) is not None:
                 self.item.warn(Thrashing(said))

@@ -67,9 +67,8 @@ def test_the_fixture_finds_a_setting_that_pays(pytester: pytest.Pytester, gpumem
 def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
-        import pytest
+        import numpy
         from pytest_gpumem import MiB
-        from pytest_gpumem.measuring.bound import BadCall
 
         def test_not_a_buffer(l2_sweep, gpu_kernels):
             l2_sweep(gpu_kernels.copy, 1, 2, window=[1, 2])
@@ -83,18 +82,22 @@ def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
             with persisting_stream(a):
                 l2_sweep(gpu_kernels.copy, a, b, window=a)
 
+        def test_an_array(l2_sweep, gpu_kernels):
+            l2_sweep(gpu_kernels.copy, 1, 2, window=numpy.ones((1000, 4)))
+
         def test_pinned(l2_sweep, gpu_kernels, device_buffer, pinned_buffer):
             a, b = device_buffer(1 * MiB, "f4"), pinned_buffer(1 * MiB, "f4")
             l2_sweep(gpu_kernels.copy, a, b, window=b)
         """
     )
     result = gpumem()
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines(
         [
             "*BadCall: window=?1, 2?; it is a buffer that device_buffer made",
             "*BadCall: mode='warm'; accepted are clean-cold, dirty-cold, hot",
-            "*BadWindow: *still open*",
+            "*BadWindow: a persisting stream on <device buffer, * is still open, and a device has one set-aside: sweep after its block",
+            "*BadCall: window=array(??1., 1...ape=(1000, 4)); it is a buffer that device_buffer made",
             "*BadWindow: *device memory*",
         ]
     )

@@ -64,6 +64,51 @@ def test_two_streams_are_open_at_once(pytester: pytest.Pytester, gpumem: Run) ->
     gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1, warnings=0)
 
 
+def test_mistakes_are_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_keyword(device_buffer, persisting_stream):
+            with persisting_stream(device_buffer("1 MiB"), setaside="fit"):
+                pass
+
+        def test_another_keyword(device_buffer, persisting_stream):
+            with persisting_stream(device_buffer("1 MiB"), label="x"):
+                pass
+
+        def test_too_large(device_buffer, persisting_stream):
+            with persisting_stream(device_buffer("256 MiB")):
+                pass
+        """
+    )
+    result = gpumem("--gpumem-device", "sim:h100")
+    result.assert_outcomes(failed=3)
+    accepted = "hit_ratio, set_aside, miss, window, where, allow_thrash"
+    result.stdout.fnmatch_lines(
+        [
+            "*py:2: BadCall: persisting_stream() has no keyword 'setaside'; did you mean 'set_aside'?",
+            f"*py:6: BadCall: persisting_stream() has no keyword 'label'; accepted are {accepted}",
+            '*py:10: BadWindow: *128 MiB; persisting_stream(..., window="clamp") lays the window over its first bytes',
+        ]
+    )
+
+
+def test_an_array_of_another_library_stands_for_its_buffer(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import numpy
+
+        def test_array(device_buffer, persisting_stream, gpu_device, monkeypatch):
+            # No library of this machine sees the memory of a device; which array stands for it does not matter here.
+            monkeypatch.setattr(gpu_device, "guest", lambda allocation, dtype, shape, like: numpy.ones(4))
+            array = device_buffer("8 MiB", like=numpy)
+            with persisting_stream(array) as stream:
+                assert stream.window.nbytes == 8 << 20
+                assert stream.handle
+        """
+    )
+    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     ("changes", "reason"),

@@ -45,3 +45,10 @@ def test_a_stream_without_the_window_is_refused_for_untimed_calls(bench: Bench, 
     with persisting(bench.device, bench.memory.device(MiB), where=where) as stream, pytest.raises(BadWindow) as caught:
         bench.kernels.reset_data.with_stream(stream)
     assert str(caught.value) == f'where="{where}": the stream itself has no window, which an untimed call could run under'
+
+
+def test_a_stream_that_is_closed_is_refused_for_untimed_calls(bench: Bench) -> None:
+    with persisting(bench.device, bench.memory.device(MiB)) as stream:
+        pass
+    with pytest.raises(BadWindow, match="a persisting stream whose `with` block has ended has no window"):
+        bench.kernels.reset_data.with_stream(stream)

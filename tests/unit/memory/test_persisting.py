@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
 
@@ -193,6 +194,8 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"set_aside": -1}, "set_aside=-1"),
         ({"set_aside": None}, "set_aside=None"),
         ({"set_aside": 2.5}, "set_aside=2.5"),
+        ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
+        ({"hit_ratio": np.array([0.5, 1.0])}, "hit_ratio=array([0.5, 1. ]); accepted are"),
     ],
     ids=str,
 )
@@ -213,6 +216,12 @@ def test_only_device_memory_persists(device: CountedDevice, memory: Memory, watc
     with pytest.raises(BadWindow, match=f"needs a buffer of device memory, not <{method} buffer"), persisting(device, buffer):
         raise AssertionError("the body ran")
     assert watched.calls == []
+
+
+def test_what_is_no_buffer_is_named_in_one_line(device: CountedDevice) -> None:
+    with pytest.raises(BadWindow) as caught, persisting(device, np.ones((1000, 4))):  # type: ignore[arg-type]
+        raise AssertionError("the body ran")
+    assert str(caught.value) == "a persisting window needs a buffer of device memory, not array([[1., 1...ape=(1000, 4))"
 
 
 def test_memory_of_another_device_is_refused(device: CountedDevice, watched: Watched) -> None:
