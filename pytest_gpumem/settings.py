@@ -22,7 +22,7 @@ MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
 DEFAULT_BUDGET = 1.0
 """Seconds for each measurement, where nobody says otherwise."""
-LIMITS = ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than")
+LIMITS = ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "max_gpu_page_faults", "max_migrated")
 COMMAND_VARIABLES = ("GPUMEM_NCU",)
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
@@ -110,6 +110,18 @@ def _fail_if_faster(value: Any) -> str:
 def _faster_than(value: Any) -> str:
     units.parse_claim(value)
     return str(value).strip()
+
+
+def _faults(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
+        return value.strip()
+    raise units.QuantityError(f"{value!r} is no number of page faults; accepted is a whole number from 0 on")
+
+
+def _migrated(value: Any) -> str:
+    return units.format_bytes(units.parse_bytes(value))
 
 
 def _revision(value: object) -> str:
@@ -252,6 +264,13 @@ OPTIONS: tuple[Option, ...] = (
         "SHARE",
         on_marker=True,
     ),
+    Option(
+        "count_pages",
+        _flag,
+        False,
+        "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
+        on_marker=True,
+    ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
     Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
     Option(
@@ -286,7 +305,9 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-_ON_TESTS_ALONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"faster_than": _faster_than})
+_ON_TESTS_ALONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {"faster_than": _faster_than, "max_gpu_page_faults": _faults, "max_migrated": _migrated}
+)
 """Keywords of the marker and of a measurement that mean something inside one test only, hence are no options: each with its parser."""
 MARKER_KEYWORDS = (*(option.name for option in OPTIONS if option.on_marker), *_ON_TESTS_ALONE)
 
@@ -320,6 +341,8 @@ class Settings(NamedTuple):
     """Default limit, as written."""
     fail_if_faster: str | None = None
     """Default limit, as written."""
+    count_pages: bool = False
+    """Count page faults and migrations in an untimed pass."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None
@@ -356,6 +379,8 @@ class Overrides(NamedTuple):
     """Share of the latency."""
     budget: float | None = None
     """Seconds for each measurement."""
+    count_pages: bool | None = None
+    """Take an untimed pass that counts page faults and migrations."""
     origin: str = "marker"
     """Where they were set: "marker" or "call"."""
 

@@ -13,7 +13,7 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.plugin.result import Result
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import marker_limits, merge_limits
+from pytest_gpumem.settings import LIMITS, marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
 from pytest_gpumem.verdicts.limits import loosened
 
@@ -29,7 +29,7 @@ NOT_GIVEN: Any = object()
 """Default of a limit: the marker's and the session's apply."""
 
 
-KEYWORDS = ("label", "stream", "moved", "mode", "min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than")
+KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *LIMITS)
 """Keywords of a measurement; what is not among them goes to the function."""
 
 
@@ -62,6 +62,9 @@ class GpuBenchmark:
         max_regression: str | float | None = NOT_GIVEN,
         fail_if_faster: str | None = NOT_GIVEN,
         faster_than: str | None = NOT_GIVEN,
+        count_pages: bool | None = None,
+        max_gpu_page_faults: int | str | None = NOT_GIVEN,
+        max_migrated: int | str | None = NOT_GIVEN,
         **kwargs: Any,
     ) -> Result:
         """Measure a kernel of `gpu_kernels`, or any callable that launches on the current stream.
@@ -77,6 +80,8 @@ class GpuBenchmark:
             min_bandwidth, max_latency, max_regression, fail_if_faster: limits of this measurement; they go before the marker's and the
                 session's, and None lifts those.
             faster_than: label of another measurement of this test that this one must beat, or "20 x faulting" for a factor.
+            count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
+            max_gpu_page_faults, max_migrated: limits of one launch, which are counted for them; without a count they are UNRELIABLE.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
@@ -95,10 +100,12 @@ class GpuBenchmark:
             max_regression=max_regression,
             fail_if_faster=fail_if_faster,
             faster_than=faster_than,
+            max_gpu_page_faults=max_gpu_page_faults,
+            max_migrated=max_migrated,
         )
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
-        result = self._measure(target, label, limits, mode)
+        result = self._measure(target, label, limits, mode, count_pages)
         if test.session.settings.l2_sweep and stream is not None:
             test.l2_sweeps.later(stream, function, args, kwargs, mode)
         return result
@@ -114,6 +121,9 @@ class GpuBenchmark:
         max_regression: str | float | None = NOT_GIVEN,
         fail_if_faster: str | None = NOT_GIVEN,
         faster_than: str | None = NOT_GIVEN,
+        count_pages: bool | None = None,
+        max_gpu_page_faults: int | str | None = NOT_GIVEN,
+        max_migrated: int | str | None = NOT_GIVEN,
     ) -> Result:
         """Measure a `Case`, built anew by `build(memory)` for each placement.
 
@@ -128,13 +138,15 @@ class GpuBenchmark:
             max_regression=max_regression,
             fail_if_faster=fail_if_faster,
             faster_than=faster_than,
+            max_gpu_page_faults=max_gpu_page_faults,
+            max_migrated=max_migrated,
         )
-        result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode)
+        result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode, count_pages)
         if test.session.settings.l2_sweep and result.measurement.window is not None:
             test.l2_sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
         return result
 
-    def _measure(self, target: Target, label: str, limits: Limits, mode: str | None) -> Result:
+    def _measure(self, target: Target, label: str, limits: Limits, mode: str | None, count_pages: bool | None) -> Result:
         __tracebackhide__ = True
         test = self._test
         if test.judged:
@@ -144,7 +156,12 @@ class GpuBenchmark:
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
             measurement = test.conductor.measure(
-                target, plan if mode is None else replace(plan, mode=mode), arena=test.arena, label=label, name=test.range_name
+                target,
+                plan if mode is None else replace(plan, mode=mode),
+                arena=test.arena,
+                label=label,
+                name=test.range_name,
+                count=self._counts(count_pages, limits),
             )
         settings = test.session.settings
         said = loosened(limits, settings._asdict(), settings.origins)
@@ -153,6 +170,15 @@ class GpuBenchmark:
         )
         test.taken.append((measurement, limits))
         return Result(measurement, test.device.facts, self._claim)
+
+    def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
+        """Whether page faults are counted: where a limit on them is set, or whoever comes first of the call, the marker and the session."""
+        if count_pages is not None and not isinstance(count_pages, bool):
+            raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
+        if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
+            return True
+        test = self._test
+        return next(said for said in (count_pages, test.overrides.count_pages, test.session.settings.count_pages) if said is not None)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Hold a measurement of this test to `Result.faster_than`, whose verdict the test's end gives."""

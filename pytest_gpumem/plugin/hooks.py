@@ -66,6 +66,8 @@ IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
 
 MARKER = "gpumem"
+OVERSUBSCRIBES = "gpumem_oversubscribe"
+"""Marker of tests that may take more managed memory than the device has free."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
     )
+    config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
     settings = _settings(config)
     if settings.enabled:
         from pytest_gpumem.plugin.session import start

@@ -120,6 +120,9 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
             "sampler": measurement.sampler,
             "profiled": measurement.profiled,
         }
+        if measurement.migrations is not None and measurement.migrations.launch is not None:
+            counts = measurement.migrations.launch
+            figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
     if row.verdict.comparison is not None:
         figures["delta"] = row.verdict.comparison.delta
     return figures

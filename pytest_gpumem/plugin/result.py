@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.units import format_rate, format_share, format_time
 
 
@@ -95,6 +96,15 @@ class Result:
                 "or name the arrays in the Case's reads= and writes="
             )
         return bandwidth
+
+    @property
+    def counts(self) -> Migrations | None:
+        """Page faults and migrations of an untimed pass: `counts.launch.gpu_faults`, `counts.launch.migrated`, `counts.before` and more.
+
+        None where nobody asked (`count_pages=True`, `--gpumem-count-pages`, a limit). Where it could not be counted, `counts.not_counted`
+        says why and `counts.launch` is None.
+        """
+        return self.measurement.migrations
 
     @property
     def samples(self) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, pers
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-from pytest_gpumem.plugin.hooks import marks_of
+from pytest_gpumem.plugin.hooks import OVERSUBSCRIBES, marks_of
 from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.mistakes import where
@@ -65,7 +65,8 @@ class GpuTest:
         self.device: Device = session.device
         self.exit = ExitStack()
         """What ends with the test, after its memory is freed."""
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()))
+        oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()), oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
         self.taken: list[tuple[Measurement, Limits]] = []
         """Measurements so far, each with its limits."""

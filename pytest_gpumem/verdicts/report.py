@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 from pytest_gpumem.verdicts.finding import basis, change, counted
 
@@ -22,7 +24,7 @@ def report(row: Row, facts: DeviceFacts) -> str:
 def _facts(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
     if row.measurement is not None:
         yield from _measured(row.measurement, facts)
-    for name in ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than"):
+    for name in LIMITS:
         if (written := getattr(row.limits, name)) is not None:
             yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
     if (past := row.verdict.comparison) is not None:
@@ -48,6 +50,10 @@ def _measured(measurement: Measurement, facts: DeviceFacts) -> Iterator[tuple[st
         if measurement.no_share_of_peak(facts) is None:
             share = f", {format_share(measurement.bandwidth / facts.peak_bandwidth)} of peak"
         yield "bandwidth", f"{format_rate(measurement.bandwidth)} for {format_bytes(measurement.traffic.total)}{share}"
+    if measurement.migrations is not None:
+        yield "kernel", kernel_formula(measurement)
+        for sentence in sentences(measurement.migrations):
+            yield "pages", sentence
     spread = measurement.placement_spread
     shown = f", spread between placements {format_share(spread)}" if spread is not None else ""
     shown += f", {measurement.discarded} discarded" if measurement.discarded else ""

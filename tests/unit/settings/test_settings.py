@@ -176,6 +176,7 @@ def test_the_marker_is_strict() -> None:
         marker_limits({"mode": "warm"}, origin="call")
     assert set(MARKER_KEYWORDS) == {
         *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than"),
+        *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("mode", "sampler", "placements", "precision", "budget"),
     }
 

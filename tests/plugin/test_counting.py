@@ -1,0 +1,175 @@
+"""Counting passes as a user asks for them, and limits on what they find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+ADD = """
+import pytest
+from pytest_gpumem import MiB
+
+def add(gpu_benchmark, gpu_kernels, make, **options):
+    return gpu_benchmark(gpu_kernels.add, make(4 * MiB), make(4 * MiB), **options)
+"""
+
+
+def said(result: pytest.RunResult) -> str:
+    """Everything that was printed, as one line: sentences are wrapped at the terminal's width."""
+    return " ".join(result.stdout.str().split())
+
+
+def counts_of(pytester: pytest.Pytester) -> list[object]:
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    return [row["measurement"]["migrations"] for row in rows]
+
+
+def test_a_count_is_asked_for_by_option_marker_or_call(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        ADD
+        + """
+def test_plain(gpu_benchmark, gpu_kernels, managed_buffer):
+    assert (add(gpu_benchmark, gpu_kernels, managed_buffer).counts is None) is True
+
+@pytest.mark.gpumem(count_pages=True)
+def test_marked(gpu_benchmark, gpu_kernels, managed_buffer):
+    counts = add(gpu_benchmark, gpu_kernels, managed_buffer, label="a").counts
+    assert counts.launch.gpu_faults > 0 and counts.launch.to_device == 8 * MiB and counts.before.to_host == 8 * MiB
+    assert add(gpu_benchmark, gpu_kernels, managed_buffer, label="b", count_pages=False).counts is None
+
+def test_called(gpu_benchmark, gpu_kernels, prefetched_buffer):
+    counts = add(gpu_benchmark, gpu_kernels, prefetched_buffer, count_pages=True).counts
+    assert counts.launch.gpu_faults == counts.launch.migrated == 0
+"""
+    )
+    gpumem().assert_outcomes(passed=3)
+    (written,) = pytester.path.glob("test_*.py")
+    written.write_text(written.read_text().replace("is True", "is False"))
+    gpumem("--gpumem-count-pages").assert_outcomes(passed=3)
+
+
+def test_a_limit_asks_for_the_count_and_is_judged(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        ADD
+        + """
+@pytest.mark.gpumem(max_gpu_page_faults=0, max_migrated="0 B")
+def test_prefetched(gpu_benchmark, gpu_kernels, prefetched_buffer):
+    add(gpu_benchmark, gpu_kernels, prefetched_buffer)
+
+@pytest.mark.gpumem(max_gpu_page_faults=0)
+def test_faulting(gpu_benchmark, gpu_kernels, managed_buffer):
+    add(gpu_benchmark, gpu_kernels, managed_buffer)
+
+def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
+    add(gpu_benchmark, gpu_kernels, managed_buffer, max_migrated="4 MiB")
+"""
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*FAIL*test_faulting: * page faults of the GPU in one launch, above max_gpu_page_faults 0 (marker)*",
+            "*kernel *(8 MiB read + 4 MiB written) / * = *",
+            "*pages *one launch, counted by the model: *",
+            "*pages *before it, not timed: *",
+            "*limit *max_gpu_page_faults 0 (marker)*",
+            "*FAIL*test_moving: 8 MiB migrated in one launch (*), above max_migrated 4 MiB (call)*",
+        ]
+    )
+
+
+def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
+import pytest
+
+def refuse(self, work):
+    raise NotCounted("cupti-python cannot be imported")
+
+@pytest.fixture(autouse=True)
+def uncounted(monkeypatch):
+    monkeypatch.setattr(SimulatedDevice, "count_pages", refuse)
+"""
+    )
+    pytester.makepyfile(
+        ADD
+        + """
+@pytest.mark.gpumem(max_gpu_page_faults=1000000)
+def test_limited(gpu_benchmark, gpu_kernels, managed_buffer):
+    assert add(gpu_benchmark, gpu_kernels, managed_buffer).counts.not_counted == "cupti-python cannot be imported"
+"""
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1)
+    assert "UNRELIABLE" in said(result)
+    assert "max_gpu_page_faults 1000000 (marker) cannot be judged, not counted: cupti-python cannot be imported" in said(result)
+    gpumem("--gpumem-strict").assert_outcomes(failed=1)
+
+
+def test_counts_are_in_the_json_and_in_the_verbose_table(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        ADD
+        + """
+def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
+    add(gpu_benchmark, gpu_kernels, managed_buffer, count_pages=True)
+"""
+    )
+    result = gpumem("-v", "--benchmark-json", "out.json")
+    result.assert_outcomes(passed=1)
+    assert "test_add: (8 MiB read + 4 MiB written) / " in said(result)
+    assert "test_add: one launch, counted by the model: " in said(result)
+    (migrations,) = counts_of(pytester)
+    assert migrations["launch"]["to_device"] == 8 << 20  # type: ignore[index]
+    assert migrations["launch"]["groups"]  # type: ignore[index]
+    extra = json.loads((pytester.path / "out.json").read_text())["benchmarks"][0]["extra_info"]
+    assert "gpu_page_faults" in json.dumps(extra)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("max_gpu_page_faults=-1", "-1 is no number of page faults"),
+        ("max_gpu_page_faults=True", "True is no number of page faults"),
+        ("max_migrated='many'", "'many'"),
+        ("count_pages=3", "count_pages=3; accepted are True, False and None"),
+        ("max_page_faults=1", "did you mean 'max_gpu_page_faults'"),
+    ],
+)
+def test_mistakes_are_one_line(keyword: str, message: str, pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        ADD
+        + f"""
+def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
+    add(gpu_benchmark, gpu_kernels, managed_buffer, {keyword})
+"""
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    assert message in said(result)
+
+
+def test_oversubscription_needs_its_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+import pytest
+from pytest_gpumem import GiB
+
+def test_refused(device_buffer, managed_buffer, gpu_device):
+    device_buffer(72 * GiB)
+    managed_buffer(16 * GiB)
+
+@pytest.mark.gpumem_oversubscribe
+def test_allowed(device_buffer, managed_buffer, gpu_device):
+    device_buffer(72 * GiB)
+    assert managed_buffer(16 * GiB).oversubscribed
+"""
+    )
+    result = gpumem("--strict-markers")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*OutOfMemory: 16 GiB of managed memory asked for, * so it needs @pytest.mark.gpumem_over*"])
