@@ -16,7 +16,7 @@ from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.memory import L2, Lines
-from pytest_gpumem.devices.simulated.pages import Pages, Touched
+from pytest_gpumem.devices.simulated.pages import PageLog, Pages, Touched
 from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
@@ -91,6 +91,27 @@ def pages_never_stay(patch: Patch) -> None:
         return touched(self, share, writes=writes)
 
     patch.setattr(Pages, "touched_by_device", faulting)
+
+
+def advice_does_nothing(patch: Patch) -> None:
+    """The driver hears no advice."""
+    patch.setattr(SimulatedDevice, "advise", lambda *_, **__: None)
+
+
+def advice_stays(patch: Patch) -> None:
+    """What was advised is never taken back."""
+    advise = SimulatedDevice.advise
+    patch.setattr(SimulatedDevice, "advise", lambda self, *args, on: advise(self, *args, on=True) if on else None)
+
+
+def discards_keep_the_content(patch: Patch) -> None:
+    """A discard does nothing."""
+    patch.setattr(SimulatedDevice, "discard", lambda *_: None)
+
+
+def migration_costs_nothing(patch: Patch) -> None:
+    """Pages cross the link in no time."""
+    patch.setattr(PageLog, "_crossed", lambda self, nbytes, cause: 1e-15 * nbytes)
 
 
 def pageable_instead_of_pinned(patch: Patch) -> None:
@@ -254,7 +275,16 @@ SLIDING = {f"test_sliding_window_at_{sizes}" for sizes in ("the_texts_sizes", "s
 AT_SHARES, RESET = "test_reset_data_at_shares_of_l2", "test_a_reset_gives_the_next_kernel_all_of_l2"
 GAINS = PERSISTENCE | {AT_SHARES, RESET}
 GPU_FIRST = {f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")}
-PREFETCHED = {"test_prefetch_beats_faulting", "test_prefetched_is_nearly_device_memory"}
+LINK_BOUNDS = "test_the_link_bounds_migration_and_not_the_kernel"
+READ_COPY, READ_WRITTEN = "test_read_mostly_gives_a_reader_a_copy", "test_writing_read_mostly_memory_drops_the_other_copies"
+PREFER_DEVICE, PREFER_HOST = "test_pages_that_prefer_the_device_migrate_like_others", "test_pages_that_prefer_the_host_stay_there"
+TAKEN_BACK, DISCARDED = "test_advice_that_is_taken_back_leaves_no_trace", "test_discarded_content_is_not_copied"
+PREFETCHED = {
+    "test_prefetch_beats_faulting",
+    "test_prefetched_is_nearly_device_memory",
+    *(LINK_BOUNDS, READ_COPY, READ_WRITTEN, PREFER_DEVICE),
+}
+INITIALISERS = {"test_all_warps_on_all_pages", *(f"test_a_warp_for_each_page[{page}]" for page in (4096, 65536, 2097152))}
 STREAM = {f"test_{name}" for name in ("copy", "mul", "stream_add", "triad", "write", "read", "dot")}
 
 STRIDED_WRITES = "test_a_tile_in_shared_memory_beats_strided_writes"
@@ -272,8 +302,22 @@ REMOVALS = [
     Removal(lines_persist_for_good, frozenset({RESET})),
     Removal(shared_memory_is_as_far_as_dram, frozenset({"test_a_table_in_shared_memory"})),
     Removal(no_prefetch, frozenset(PREFETCHED)),
-    Removal(pages_stay_where_they_are, frozenset({"test_prefetch_beats_faulting"})),
-    Removal(pages_never_stay, frozenset(PREFETCHED | GPU_FIRST)),
+    Removal(
+        pages_stay_where_they_are,
+        frozenset(
+            {"test_prefetch_beats_faulting", LINK_BOUNDS, READ_COPY, READ_WRITTEN, PREFER_DEVICE, PREFER_HOST, TAKEN_BACK, DISCARDED}
+            | INITIALISERS
+        ),
+    ),
+    Removal(pages_never_stay, frozenset(PREFETCHED | GPU_FIRST | {DISCARDED})),
+    Removal(
+        advice_does_nothing,
+        frozenset({READ_WRITTEN, PREFER_HOST, "test_pages_accessed_by_the_device_are_mapped_without_a_fault"}),
+        says=f"{ASSERTION}|migrated in one launch .* above max_migrated 0 B",
+    ),
+    Removal(advice_stays, frozenset({READ_COPY, TAKEN_BACK})),
+    Removal(discards_keep_the_content, frozenset({DISCARDED})),
+    Removal(migration_costs_nothing, frozenset({LINK_BOUNDS})),
     Removal(
         pageable_instead_of_pinned,
         frozenset({"test_pinned_to_device_beats_pageable", "test_device_to_pinned_beats_pageable", MAPPED}),

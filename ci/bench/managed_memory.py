@@ -1,0 +1,481 @@
+"""Managed memory: every variant of `add` with its page faults, the spread between processes, and CUPTI's totals against nsys.
+
+Three parts, each in fresh processes:
+
+1. All variants in one process, 64 MiB arrays: where pages were touched first, prefetches, each advice, discards, a warp for each page.
+   Each is timed, then counted in an untimed pass. A small kernel and the launch overhead are read before the first count and after the
+   last: what CUPTI costs once it was used.
+2. The cases of the claims in six processes: the spread of their times between processes, and the counters that explain it.
+3. The four programs of the text ("Unified memory", 2.7), from allocation by cudaMallocManaged to reading the result on the host: counted by
+   CUPTI, and profiled by nsys, whose `um_total_sum` must tell the same bytes.
+
+    python ci/bench/managed_memory.py --json ci/records/nvidia-h200/managed_memory.json
+
+Needs cupti-python and nsys. Takes some two minutes. Exits with 1 where a claim does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from fresh_processes import one_after_another, serve
+
+from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.units import GB, KiB, MiB
+
+SIZE = 64 * MiB
+SMALL = 2 * MiB
+"""Bytes of the arrays whose time is compared before and after CUPTI was used: a launch so short that a cost for each would show."""
+BUDGET = 0.5
+PROCESSES = 6
+COUNTED_RUNS = 2
+WORKER_SECONDS = 90.0
+NSYS_SECONDS = 60.0
+SHOWN_GROUPS = 8
+
+NAIVE_RATIO = 50.0
+DEVICE_RATIO = 3.0
+SPREAD = 0.10
+NSYS_BYTES = 0.01
+CUPTI_COST = 0.03
+
+Record = dict[str, Any]
+Variant = Callable[[Memory, Kernels], tuple[Any, ...]]
+"""Gives the kernel to measure with its arguments."""
+
+
+# Variants
+
+
+def _add(x: Callable[[Memory], Any], y: Callable[[Memory], Any]) -> Variant:
+    return lambda memory, kernels: (kernels.add, x(memory), y(memory))
+
+
+def _managed(**options: Any) -> Callable[[Memory], Any]:
+    return lambda memory: memory.managed(SIZE, "f4", **options)
+
+
+def _prefetched(**options: Any) -> Callable[[Memory], Any]:
+    return lambda memory: memory.prefetched(SIZE, "f4", **options)
+
+
+def _initialised(name: str) -> Variant:
+    def make(memory: Memory, kernels: Kernels) -> tuple[Any, ...]:
+        arrays = [memory.managed(SIZE, "f4", first_touch="none") for _ in range(2)]
+        for array in arrays:
+            getattr(kernels, name)(array)
+        return (kernels.add, *arrays)
+
+    return make
+
+
+def _init(name: str, *scalars: float, **options: Any) -> Variant:
+    return lambda memory, kernels: (getattr(kernels, name), memory.managed(SIZE, "f4", **options), *scalars)
+
+
+FAULTING, PREFETCHED, DEVICE_MEMORY = "faulting", "prefetched", "device memory"
+INIT, INIT_PER_PAGE = "GPU first: init", "GPU first: warp per page"
+VARIANTS: dict[str, Variant] = {
+    DEVICE_MEMORY: _add(lambda m: m.device(SIZE, "f4"), lambda m: m.device(SIZE, "f4")),
+    FAULTING: _add(_managed(), _managed()),
+    PREFETCHED: _add(_prefetched(), _prefetched()),
+    INIT: _initialised("init"),
+    INIT_PER_PAGE: _initialised("init_warp_per_page"),
+    "read mostly, x": _add(_managed(read_mostly=True), _prefetched()),
+    "read mostly, x, prefetched": _add(_prefetched(read_mostly=True), _prefetched()),
+    "read mostly, y, prefetched, then written": _add(_prefetched(), _prefetched(read_mostly=True)),
+    "prefers the host": _add(_managed(preferred_location="host"), _managed(preferred_location="host")),
+    "prefers the device": _add(_managed(preferred_location="device"), _managed(preferred_location="device")),
+    "accessed by the device": _add(_managed(accessed_by="device"), _managed(accessed_by="device")),
+    "init from the host": _init("init"),
+    "init from the host, discarded": _init("init", discard=True),
+    **{f"init, a warp for {page // KiB} KiB": _init("init_warp_per_page", 1.0, page) for page in (4 * KiB, 64 * KiB, 2 * MiB)},
+}
+CLAIMED = (DEVICE_MEMORY, FAULTING, PREFETCHED, INIT_PER_PAGE)
+"""Variants that all processes measure."""
+
+
+def measured(device: Device, names: tuple[str, ...], budget: float, *, cost: bool) -> Record:
+    """Time and count variants; with `cost`, read what short launches take before and after."""
+    conductor, found = Conductor(device, Ranges(), profiled=False), list[Record]()
+    before = _short(device, conductor, budget) if cost else None
+    for name in names:
+        arena = Arena(device, seed=0)
+        try:
+            function, *arguments = VARIANTS[name](Memory(arena), Kernels(device))
+            target = conductor.target(function, tuple(arguments), {}, arena=arena)
+            taken = conductor.measure(target, Plan(budget=budget), arena=arena, label="", name="managed", count=True)
+        except Unsupported as why:
+            found.append({"variant": name, "unsupported": str(why)})
+            continue
+        finally:
+            arena.close()
+        assert taken.traffic is not None
+        assert taken.migrations is not None
+        counts = {part: _counts(getattr(taken.migrations, part)) for part in ("before", "launch")}
+        found.append(
+            {
+                "variant": name,
+                "seconds": taken.latency,
+                "samples": len(taken.samples),
+                "read": taken.traffic.reads,
+                "written": taken.traffic.writes,
+                **counts,
+                "not_counted": taken.migrations.not_counted,
+            }
+        )
+    conductor.close()
+    after = None
+    if cost:
+        again = Conductor(device, Ranges(), profiled=False)
+        after = _short(device, again, budget)
+        again.close()
+    return {"variants": found, "short": None if before is None else {"before": before, "after": after}}
+
+
+def _short(device: Device, conductor: Conductor, budget: float) -> Record:
+    """Seconds of a small kernel, and of an idle launch between two events."""
+    arena = Arena(device, seed=0)
+    try:
+        x, y = (arena.buffer(SMALL, "f4") for _ in range(2))
+        target = conductor.target(Kernels(device).add, (x, y), {}, arena=arena)
+        taken = conductor.measure(target, Plan(budget=budget), arena=arena, label="", name="short")
+        return {"kernel": taken.latency, "launch": conductor.floors().launch}
+    finally:
+        arena.close()
+
+
+def _counts(counts: PageCounts | None) -> Record | None:
+    if counts is None:
+        return None
+    return {**asdict(counts), "groups": [asdict(group) for group in counts.groups[:SHOWN_GROUPS]]}
+
+
+# Programs of the text
+
+
+PROGRAMS = ("unified_memory", "unified_memory_initialized", "unified_memory_64align", "unified_memory_prefetch")
+PROFILED = ("unified_memory", "unified_memory_initialized", "unified_memory_prefetch")
+
+
+def program(device: Device, name: str) -> float:
+    """Run one of the text's programs; gives the seconds of its `add`."""
+    import numpy as np
+
+    stream, kernels, start, end = device.stream(), Kernels(device), device.event(), device.event()
+    arena = Arena(device, seed=0)
+    try:
+        memory = Memory(arena)
+        kernels.add(memory.device(4 * KiB), memory.device(4 * KiB))  # a kernel is loaded at its first launch
+        x, y = (memory.managed(SIZE, "f4", first_touch="none") for _ in range(2))
+        if name in ("unified_memory_initialized", "unified_memory_64align"):
+            init = kernels.init if name == "unified_memory_initialized" else kernels.init_warp_per_page
+            for array, value in ((x, 1.0), (y, 2.0)):
+                init(array, value)
+        else:
+            for array, value in ((x, 1.0), (y, 2.0)):
+                # Through the host's own view of the memory: it is the host that touches the pages first.
+                arena.guest(array, np)[:] = value
+        if name == "unified_memory_prefetch":
+            for array in (x, y):
+                device.prefetch(array.allocation, False, stream)
+        launch = kernels.add.launch(*kernels.add.arguments((x, y), {}))
+        device.compile(launch)
+        device.record(start, stream)
+        device.launch(launch, stream)
+        device.record(end, stream)
+        if name == "unified_memory_prefetch":
+            device.prefetch(y.allocation, True, stream)
+        device.synchronize(stream)
+        seconds = device.elapsed(start, end)
+        wrong = float(np.abs(arena.guest(y, np) - 3.0).max())
+        if wrong:
+            raise DeviceError(f"{name}: the largest error is {wrong}")
+        return seconds
+    finally:
+        arena.close()
+
+
+def counted_program(device: Device, name: str, *, count: bool) -> Record:
+    """One program, timed by itself or counted as a whole."""
+    if not count:
+        return {"seconds": program(device, name)}
+    try:
+        return {"counts": _counts(device.count_pages(lambda: program(device, name) and None)), "not_counted": None}
+    except NotCounted as why:
+        return {"counts": None, "not_counted": str(why)}
+
+
+def nsys_totals(name: str, device: str) -> Record:
+    """The totals that nsys tells of a program: bytes each way, faults on both sides; or why there are none."""
+    tool = shutil.which("nsys")
+    if tool is None:
+        return {"totals": None, "error": "nsys is not on the PATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report")
+        asked = ["--sample=none", "--cpuctxsw=none", "--trace=cuda", "--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
+        own = [sys.executable, str(Path(__file__).resolve()), "program", "--name", name, "--device", device]
+        commands = (
+            [tool, "profile", *asked, "--force-overwrite=true", "-o", str(report), *own],
+            [tool, "stats", "--force-export=true", "--report", "um_total_sum", "--format", "csv", "--output", "-", f"{report}.nsys-rep"],
+        )
+        for command in commands:
+            try:
+                done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=NSYS_SECONDS)
+            except subprocess.TimeoutExpired:
+                return {"totals": None, "error": f"{command[1]}: no end within {NSYS_SECONDS:g} s"}
+            if done.returncode:
+                return {"totals": None, "error": f"{command[1]}: {(done.stderr or done.stdout).strip()[-600:]}"}
+    totals = totals_of(done.stdout)
+    return {"totals": totals, "error": None if totals is not None else f"um_total_sum says: {done.stdout.strip()[-600:]}"}
+
+
+_UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def totals_of(text: str) -> Record | None:
+    """What `um_total_sum` printed as CSV: bytes each way and faults; None if the table is not there."""
+    lines = text.splitlines()
+    first = next((i for i, line in enumerate(lines) if "HtoD" in line and "," in line), None)
+    if first is None or first + 1 >= len(lines):
+        return None
+    names, values = list(csv.reader(lines[first : first + 2]))
+    found: Record = {}
+    for heading, value in zip(names, values, strict=False):
+        plain, unit = re.sub(r"[^a-z]", "", heading.lower().partition("(")[0]), re.search(r"\((\w+)\)", heading)
+        number = float(value.replace(",", "") or 0)
+        if "htod" in plain or "dtoh" in plain:
+            found["to_device" if "htod" in plain else "to_host"] = round(number * _UNITS[unit[1].lower() if unit else "b"])
+        elif "cpupagefaults" in plain or "gpupagefaults" in plain:
+            found["cpu_faults" if "cpu" in plain else "gpu_faults"] = round(number)
+    return found if len(found) == 4 else None
+
+
+# Record, claims, table
+
+
+def claims(record: Record) -> list[Record]:
+    """Each claim with its figure, its bound, and whether it holds; None where it could not be looked at."""
+    times = {one["variant"]: one["seconds"] for one in record["variants"] if "seconds" in one}
+    by_name = {one["variant"]: one for one in record["variants"]}
+    device = times[DEVICE_MEMORY]
+    found = [
+        _claim("faulting over prefetched", times[FAULTING] / times[PREFETCHED], at_least=NAIVE_RATIO),
+        _claim("prefetched over device memory", times[PREFETCHED] / device, at_most=DEVICE_RATIO),
+        *(_claim(f"{name} over device memory", times[name] / device, at_most=DEVICE_RATIO) for name in (INIT, INIT_PER_PAGE)),
+        _claim("GPU page faults of one prefetched launch", _faults(by_name[PREFETCHED]), at_most=0),
+        _claim("GPU page faults of one faulting launch", _faults(by_name[FAULTING]), at_least=1),
+        _claim("spread of prefetched between processes", spread(record["processes"], PREFETCHED), at_most=SPREAD),
+    ]
+    for name, what in (("kernel", "a small kernel"), ("launch", "an idle launch")):
+        short = record["short"]
+        change = abs(short["after"][name] / short["before"][name] - 1)
+        found.append(_claim(f"change of {what} once CUPTI has counted", change, at_most=CUPTI_COST))
+    for one in record["programs"]:
+        if one["name"] in PROFILED:
+            found += _against_nsys(one)
+    return found
+
+
+def _claim(what: str, value: float | None, *, at_least: float | None = None, at_most: float | None = None) -> Record:
+    holds = None
+    if value is not None:
+        holds = bool((at_least is None or value >= at_least) and (at_most is None or value <= at_most))
+    return {"what": what, "value": value, "at_least": at_least, "at_most": at_most, "holds": holds}
+
+
+def _faults(variant: Record) -> int | None:
+    return None if variant["launch"] is None else int(variant["launch"]["gpu_faults"])
+
+
+def spread(processes: list[Record], name: str) -> float | None:
+    """Standard deviation between processes over their mean; None with fewer than two."""
+    seconds = [one["seconds"] for process in processes for one in process["variants"] if one["variant"] == name]
+    return statistics.stdev(seconds) / statistics.fmean(seconds) if len(seconds) > 1 else None
+
+
+def _against_nsys(one: Record) -> Iterator[Record]:
+    """Bytes each way as nsys tells them against CUPTI's, and whether both saw GPU faults at all.
+
+    How many faults there are differs from run to run: which warps run into a page before the driver has brought it is a race.
+    """
+    nsys, runs = one["nsys"]["totals"], [run for run in one["counted"] if run is not None]
+    for way in ("to_device", "to_host"):
+        value = None
+        if nsys is not None and runs:
+            value = min(abs(nsys[way] - run[way]) / max(run[way], nsys[way], 1) for run in runs)
+        yield _claim(f"{one['name']}: nsys and CUPTI differ in bytes {way.replace('_', ' the ')}", value, at_most=NSYS_BYTES)
+    alike = None
+    if nsys is not None and runs:
+        alike = float(any((run["gpu_faults"] > 0) == (nsys["gpu_faults"] > 0) for run in runs))
+    yield _claim(f"{one['name']}: both or neither see GPU page faults", alike, at_least=1)
+
+
+def table(record: Record) -> str:
+    """The record as text."""
+    device = record["device"]
+    simulated = "SIMULATED " if device["simulated"] else ""
+    said = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    said += [
+        f"y = x + y on {record['bytes'] / MiB:g} MiB arrays, clean-cold; of one launch: GPU page faults, groups, MiB moved and mapped",
+        "link: GB/s while pages moved to the device, at the launch or at the prefetch before it",
+        "",
+        f"{'variant':<41}{'ms':>9} {'GB/s':>7}  {'faults':>6} {'groups':>6} {'to device':>9} {'to host':>7} {'mapped':>6} {'link':>5}",
+    ]
+    for one in record["variants"]:
+        if "seconds" not in one:
+            said.append(f"{one['variant']:<41} {one['unsupported']}")
+            continue
+        rate = (one["read"] + one["written"]) / one["seconds"] / GB
+        figures = f"{one['variant']:<41}{1e3 * one['seconds']:>9.4f} {rate:>7.1f}"
+        said.append(f"{figures}  {_pages(one) if one['launch'] else 'not counted: ' + str(one['not_counted'])}")
+    said += ["", f"{len(record['processes'])} processes: ms of each, and their spread", ""]
+    for name in CLAIMED:
+        rows = [one for process in record["processes"] for one in process["variants"] if one["variant"] == name]
+        times = " ".join(f"{1e3 * one['seconds']:.4g}" for one in rows)
+        share = spread(record["processes"], name)
+        said.append(f"{name:<26}{times}   {'-' if share is None else f'{100 * share:.2f} %'}")
+        if name == FAULTING and all(one["launch"] for one in rows):
+            said.append(
+                f"{'  GPU faults (groups)':<26}" + " ".join(f"{o['launch']['gpu_faults']} ({o['launch']['gpu_groups']})" for o in rows)
+            )
+    said += ["", "programs of the text, whole: MiB to the device, MiB to the host, CPU faults, GPU faults; each run by itself", ""]
+    for one in record["programs"]:
+        said.append(f"{one['name']:<28} add in {1e3 * one['seconds']:.4g} ms" if one["seconds"] else one["name"])
+        for tool, totals in (*(("CUPTI", run) for run in one["counted"]), ("nsys", (one["nsys"] or {}).get("totals"))):
+            if tool == "nsys" and one["nsys"] is None:
+                continue
+            if totals is None:
+                said.append(f"  {tool:<8} -")
+            else:
+                sizes = f"{totals['to_device'] / MiB:9.3f} {totals['to_host'] / MiB:9.3f}"
+                said.append(f"  {tool:<8}{sizes} {totals['cpu_faults']:>6} {totals['gpu_faults']:>6}")
+    said += ["", "claims", ""]
+    for one in claims(record):
+        bound = f"at least {one['at_least']:g}" if one["at_least"] is not None else f"at most {one['at_most']:g}"
+        verdict = {True: "holds", False: "DOES NOT HOLD", None: "NOT LOOKED AT"}[one["holds"]]
+        value = "-" if one["value"] is None else f"{one['value']:.4g}"
+        said.append(f"{one['what']:<70} {value:>8}  {bound:<14} {verdict}")
+    return "\n".join(line.rstrip() for line in said)
+
+
+def _pages(one: Record) -> str:
+    launch, before = one["launch"], one["before"]
+    source = launch if launch["to_device_seconds"] else before
+    link = f"{source['to_device'] / source['to_device_seconds'] / GB:.1f}" if source["to_device_seconds"] else "-"
+    mapped = "-" if launch["mapped"] is None else f"{launch['mapped'] / MiB:.0f}"
+    moved = f"{launch['to_device'] / MiB:>9.1f} {launch['to_host'] / MiB:>7.1f} {mapped:>6}"
+    return f"{launch['gpu_faults']:>6} {launch['gpu_groups']:>6} {moved} {link:>5}"
+
+
+# Processes
+
+
+def work(chosen: Chosen, job: Mapping[str, Any]) -> Record:
+    """What a worker does with its job."""
+    device = chosen.open()
+    try:
+        if "program" in job:
+            return counted_program(device, job["program"], count=job["count"])
+        return measured(device, tuple(job["variants"]), job["budget"], cost=job["cost"])
+    finally:
+        device.close()
+
+
+def run(device: str, budget: float, processes: int) -> Record:
+    """All parts; raises `SystemExit` with the words of a worker that failed in the first two."""
+    jobs: list[Record] = [{"variants": list(VARIANTS), "budget": budget, "cost": True}]
+    jobs += [{"variants": list(CLAIMED), "budget": budget, "cost": False}] * processes
+    jobs += [{"program": name, "count": count} for name in PROGRAMS for count in (False, *(True,) * COUNTED_RUNS)]
+    jobs = [{**job, "device": device} for job in jobs]
+    answers = []
+
+    def command(job: Record) -> list[str]:
+        return [sys.executable, str(Path(__file__).resolve()), "worker", "--job", json.dumps(job)]
+
+    for outcome in one_after_another(jobs, command, ahead=1, timeout=WORKER_SECONDS):
+        if outcome.answer is None:
+            raise SystemExit(f"{outcome.job}: {outcome.error}")
+        answers.append(outcome.answer)
+    first, *others = answers[: 1 + processes]
+    programs = []
+    each = 1 + COUNTED_RUNS
+    for at, name in enumerate(PROGRAMS):
+        plain, *counted = answers[1 + processes + at * each : 1 + processes + (at + 1) * each]
+        programs.append(
+            {
+                "name": name,
+                "seconds": plain["seconds"],
+                "counted": [run["counts"] for run in counted],
+                "not_counted": next((run["not_counted"] for run in counted if run["not_counted"]), None),
+                "nsys": nsys_totals(name, device) if name in PROFILED else None,
+            }
+        )
+    return {"variants": first["variants"], "short": first["short"], "processes": others, "programs": programs}
+
+
+def main() -> int:
+    assert __doc__ is not None
+    if sys.argv[1:2] == ["worker"]:
+        job = json.loads(sys.argv[sys.argv.index("--job") + 1])
+        serve(lambda: choose(job["device"]), lambda chosen: work(chosen, job))
+        return 0
+    if sys.argv[1:2] == ["program"]:
+        options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
+        device = choose(options["--device"]).open()
+        program(device, options["--name"])
+        device.close()
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--budget", type=float, default=BUDGET, help=f"seconds for each measurement (default {BUDGET})")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help=f"processes of the spread (default {PROCESSES})")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
+    asked = parser.parse_args()
+    if asked.processes < 0 or not asked.budget > 0:
+        parser.error(f"--processes {asked.processes} --budget {asked.budget}: at least 0, and more than 0 s, are needed")
+    try:
+        facts = choose(asked.device).facts
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {asked.device}: {reason}")
+    record = {
+        "kind": "managed_memory",
+        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "bytes": SIZE,
+        **run(asked.device, asked.budget, asked.processes),
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    if asked.json:
+        write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+    print(table(record))
+    for one in record["programs"]:
+        if one["nsys"] is not None and one["nsys"]["error"]:
+            print(f"nsys, {one['name']}: {one['nsys']['error']}", file=sys.stderr)
+    return 0 if all(claim["holds"] for claim in claims(record)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
