@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -140,6 +141,56 @@ def test_also_of_a_test_whose_assertion_fails_on_the_stream(pytester: pytest.Pyt
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*too slow*"])
     assert sections(result) == 1
+
+
+def test_a_sweep_that_cannot_be_done_does_not_hide_the_failure(pytester: pytest.Pytester, gpumem: Run) -> None:
+    # What a sweep raises would make a skip of a failed test.
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import MiB
+        from pytest_gpumem.devices.protocol import Unsupported
+
+        def test_table(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels, gpu_device, monkeypatch):
+            out, table = device_buffer(64 * MiB, "i4"), device_buffer(8 * MiB, "i4")
+            with persisting_stream(table) as stream:
+                gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
+                request = gpu_device.request_set_aside
+
+                def refuse(nbytes):
+                    if nbytes == gpu_device.facts.persisting_l2_max_bytes:
+                        raise Unsupported("not that much")
+                    return request(nbytes)
+
+                monkeypatch.setattr(gpu_device, "request_set_aside", refuse)
+                assert False, "too slow"
+        """
+    )
+    result = gpumem("--gpumem-l2-sweep")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *too slow*", "not swept: not that much"])
+    assert sections(result) == 0
+
+
+def test_a_driver_that_sets_aside_something_else_is_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem import MiB
+
+        def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device, monkeypatch):
+            out, table = device_buffer(64 * MiB, "i4"), device_buffer(9 * MiB, "i4")
+            largest = gpu_device.facts.persisting_l2_max_bytes
+            request = gpu_device.request_set_aside
+            monkeypatch.setattr(gpu_device, "request_set_aside", lambda nbytes: request(largest if nbytes else 0))
+            found = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
+            monkeypatch.undo()
+            again = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
+            assert found.notes and not again.notes
+        """
+    )
+    result = gpumem("--gpumem-device", "sim:h200")
+    assert re.search(r"the driver set aside 37\.5 MiB where (3\.75|7\.5|11\.25) MiB were asked for", said(result))
+    assert said(result).count("the map names what was asked for") == 1
+    assert "1 passed" in said(result)
 
 
 def test_streams_that_are_open_together_are_swept_after_the_last(pytester: pytest.Pytester, gpumem: Run) -> None:
