@@ -269,6 +269,10 @@ class Conductor:
         """The NVTX range of a phase."""
         return self._ranges.range(phase(name, what))
 
+    def ready(self) -> None:
+        """See that the clocks are up, which `measure` does besides."""
+        self._wake()
+
     def _wake(self) -> None:
         """Keep the device busy, once a session, until its clocks have settled."""
         if self._awake or self._profiled:

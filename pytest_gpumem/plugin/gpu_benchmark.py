@@ -152,6 +152,7 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
+        taken = test.session.taken  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
@@ -166,7 +167,10 @@ class GpuBenchmark:
         settings = test.session.settings
         said = loosened(limits, settings._asdict(), settings.origins)
         measurement = replace(
-            measurement, counted=test.session.counts.get(key_of(test.item.nodeid, label)), notes=(*measurement.notes, *said)
+            measurement,
+            counted=test.session.counts.get(key_of(test.item.nodeid, label)),
+            notes=(*measurement.notes, *said),
+            taken=taken,
         )
         test.taken.append((measurement, limits))
         return Result(measurement, test.device.facts, self._claim)

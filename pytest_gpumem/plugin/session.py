@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import BaselineError, Store
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
-from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
+from pytest_gpumem.measuring.controls import changed, read_controls
 from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.exclusive import exclusive
@@ -31,15 +34,20 @@ from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, 
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.measurement import Counted, Measurement
+from pytest_gpumem.records.measurement import Controls, Counted, Measurement, Taken
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
+from pytest_gpumem.units import format_share
+from pytest_gpumem.verdicts.drift import KINDS, LIMIT
 from pytest_gpumem.verdicts.suite import Family
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
+
+DRIFTED = "gpumem_drifted"
+"""Key of xdist's `workeroutput`: how the device changed while a worker measured."""
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
@@ -186,6 +194,9 @@ class GpuSession:
         """The total budget, once the tests are collected; None where each measurement has its own."""
         self.family = Family()
         """The rows that are compared with the baseline, as far as they were judged."""
+        self.begun = datetime.now(timezone.utc)
+        self.drifted: list[str] = []
+        """How the device changed while the session measured, in this process or in a worker of xdist."""
         self.watch: Watch | None = None
         """Of persisting L2, once the device is open."""
         self._device: Device | None = None
@@ -209,6 +220,34 @@ class GpuSession:
     @cached_property
     def conductor(self) -> Conductor:
         return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
+
+    @cached_property
+    def taken(self) -> Taken:
+        """When and where this process measures, with its control readings; the first use takes them."""
+        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, self._controls())
+
+    def _controls(self) -> Controls | None:
+        """Control readings where something is compared or stored; None else, and where the device cannot take them."""
+        if not (self.baseline.processes or self.settings.save) or self.ranges.tool_attached():
+            return None
+        try:
+            self.conductor.ready()
+            return read_controls(self.device)
+        except DeviceError:  # such as too little free memory; what else is wrong the measurements will tell
+            return None
+
+    def look_back(self) -> None:
+        """Read the controls once more, and say where the device has changed since the start."""
+        if "taken" not in self.__dict__ or self.taken.controls is None or self._device is None:
+            return
+        with exclusive(self.facts):
+            end = self._controls()
+        for kind, log in (changed(self.taken.controls, end) if end is not None else {}).items():
+            if (share := abs(math.expm1(log))) > LIMIT:
+                self.drifted.append(
+                    f"UNRELIABLE: the device changed while it was measured: {KINDS[kind]} that runs no code of the project takes "
+                    f"{format_share(share)} {'longer' if log > 0 else 'less'} than at the start, more than {format_share(LIMIT)}"
+                )
 
     def begin(self, item: pytest.Item) -> GpuTest:
         """The device side of a test that uses our fixtures; waits for others on the same GPU."""
@@ -290,6 +329,19 @@ class SessionHooks:
             self._session.rows.add(row_from_json(row) for row in rows)
         if report.when == "teardown" and report.failed:
             self._session.rows.fail(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)  # before anything is stored
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        gpu = self._session
+        gpu.look_back()
+        if gpu.is_worker:
+            gpu.config.workeroutput[DRIFTED] = gpu.drifted  # type: ignore[attr-defined]
+        elif gpu.drifted and gpu.settings.strict and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._session.drifted += getattr(node, "workeroutput", {}).get(DRIFTED, [])
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

@@ -78,6 +78,7 @@ class TerminalHooks:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
+        self._notes += gpu.drifted
         if len(gpu.rows):
             path = replay.write_json(gpu.config)
             if path is not None:
@@ -112,6 +113,9 @@ class TerminalHooks:
             return
         if not len(gpu.rows):
             yield "nothing was measured, nothing is stored"
+            return
+        if gpu.drifted:
+            yield "the device changed while it was measured, nothing is stored"
             return
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"

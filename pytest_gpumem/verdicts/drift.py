@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Measurement
-from pytest_gpumem.verdicts.noise import process_spread
+from pytest_gpumem.verdicts.noise import placement_spread, process_spread
 from pytest_gpumem.verdicts.spread import PROCESS_PRIOR, Variance
 
 BOUND = 0.5
@@ -23,6 +23,8 @@ BEYOND_NOISE = 0.999
 """Confidence that a drift is the device's before it is taken out."""
 LIMIT = 0.02
 """Drift of a control, as a share, from which on rows of its kind are not judged."""
+CONTROL_PLACEMENTS = 2
+"""Placements that a reading of a control is over at least."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
 
 
@@ -74,7 +76,8 @@ def between(now: float | None, then: Sequence[float], kind: str) -> Drift | None
         return None
     logs = [math.log(seconds) for seconds in then]
     mean, count = statistics.fmean(logs), len(logs)
-    expected = process_spread(statistics.fmean(then)) ** 2
+    latency = statistics.fmean(then)
+    expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2 / CONTROL_PLACEMENTS
     squares = math.fsum((log - mean) ** 2 for log in logs)
     freedom = PROCESS_PRIOR + count - 1
     variance = Variance((PROCESS_PRIOR * expected + squares) / freedom, freedom).times(1 + 1 / count)

@@ -12,18 +12,20 @@ from kernel_calls import vector_counts
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.controls import CONTROL_READ
 from pytest_gpumem.kernels.kernel import LaunchShape
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-SOURCES = sorted({k.source for k in CATALOGUE.values() if k.source})
+KERNELS = (*CATALOGUE.values(), CONTROL_READ)
+SOURCES = sorted({k.source for k in KERNELS if k.source})
 CPP = {"f4": "float", "f8": "double", "i4": "int"}
 
 
 def expressions(source: str) -> list[str]:
     """Every instance that a launch shape may ask for."""
-    kernels = [k for k in CATALOGUE.values() if k.source == source]
+    kernels = [k for k in KERNELS if k.source == source]
     shapes = {k.name: [LaunchShape(1, 1, vectors=v) for v in vector_counts(k)] for k in kernels}
     return sorted({k.expression(CPP[dtype], shape) for k in kernels for dtype in k.dtypes for shape in shapes[k.name]})
 

@@ -1,0 +1,75 @@
+"""The control kernel (`kernels/controls.cu`): reads that show whether the device has changed. Not of the catalogue: nobody measures it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.kernels.arrays import Arrays, Scalars
+from pytest_gpumem.kernels.calls import WARP, all_of, ceil_div, grid, touch, typed, whole_number
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
+
+TILE_BYTES = 4096
+"""Bytes that a warp reads at once, and that one sum is over."""
+SOURCE = "controls.cu"
+
+_THREADS = 256
+_BLOCKS_PER_SM = 4  # as many as the source leaves the registers for
+_DTYPES = ("i4",)  # sums that wrap around are exact in any order
+
+
+def _tiles(call: Call) -> int:
+    return call.arrays["a"].nbytes // TILE_BYTES
+
+
+def _shape(facts: DeviceFacts, call: Call) -> LaunchShape:
+    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, ceil_div(_tiles(call), _THREADS // WARP)), _THREADS)
+
+
+def _accesses(call: Call) -> tuple[Access, ...]:
+    passes = int(call.scalars["passes"])
+    if not passes:
+        return ()
+    return (
+        touch("a", "read", call, requests=call.arrays["a"].size * passes),
+        touch("sums", "write", call, elements=_tiles(call), requests=_tiles(call) * passes),
+    )
+
+
+def _arguments(call: Call) -> tuple[str | int, ...]:
+    return ("a", "sums", call.arrays["a"].size, int(call.scalars["passes"]))
+
+
+def _check(call: Call) -> str | None:
+    a, sums = call.arrays["a"], call.arrays["sums"]
+    if a.nbytes % TILE_BYTES or sums.size < _tiles(call):
+        return f"control_read adds up tiles of {TILE_BYTES} bytes, a sum for each; a has {a.nbytes} bytes, sums {sums.size} elements"
+    return None
+
+
+def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+    """A sum modulo 2^32 for each tile."""
+    a = arrays["a"]
+    if not int(scalars["passes"]):
+        return {"sums": arrays["sums"].copy()}
+    width = TILE_BYTES // a.dtype.itemsize
+    tiles = a.size // width
+    return {"sums": a[: tiles * width].reshape(tiles, width).sum(axis=1, dtype="i4")}
+
+
+CONTROL_READ = Kernel(
+    name="control_read",
+    parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("passes", Role.SCALAR)),
+    shape=_shape,
+    accesses=_accesses,
+    source=SOURCE,
+    entry="control_read",
+    reference=_reference,
+    launch_arguments=_arguments,
+    dtypes=_DTYPES,
+    loads_in_flight=8,
+    load_bytes=16,
+    check=all_of(typed(_DTYPES), whole_number("passes", 0), _check),
+    relative_tolerance=0.0,
+)
+"""Reads an array a number of times over and adds up its tiles."""

@@ -1,0 +1,102 @@
+"""Control readings: whether the device is as it was for the baseline, and at the end as at the start.
+
+Three readings that run no code of the project under test: a read that DRAM decides, one that L2 decides, and a launch that reads nothing.
+Rows of a suite cannot serve for that: a change that makes every test slower would look like the device's.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+from pytest_gpumem.devices.protocol import Device, HoldExpired, Launch, Stream
+from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call
+from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.measuring.idle import middle_mean
+from pytest_gpumem.measuring.samplers.held import held
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.records.measurement import Controls
+
+DRAM_MULTIPLES = 4
+"""Times the size of L2 that each of the arrays has which are read from DRAM: what the last pass left of it does not count for much."""
+DRAM_ARRAYS = 2
+"""Arrays that are read from DRAM in turn: where one lies does not decide the reading alone."""
+L2_PART = 2
+"""Part of L2 that each of the arrays has which are read from L2."""
+L2_ARRAYS = 8
+"""Arrays that are read from L2 in turn."""
+L2_PASSES = 8
+"""Times that one launch reads such an array: all but the first from L2."""
+READINGS = 40
+"""Batches of each read, one launch for each array, and readings of the idle launch."""
+DIGITS = 16
+"""Hexadecimal digits that name the source of the kernels."""
+
+
+def read_controls(device: Device) -> Controls:
+    """Read all controls; everything that it allocates is freed. Its clocks must be up.
+
+    Raises:
+        OutOfMemory: less than 12 times the size of L2 is free.
+        DeviceError: a launch failed.
+    """
+    arena = Arena(device, seed=0)
+    try:
+        stream = device.stream()
+        large = [_launch(device, arena, DRAM_MULTIPLES * device.facts.l2_bytes, 1) for _ in range(DRAM_ARRAYS)]
+        small = [_launch(device, arena, device.facts.l2_bytes // L2_PART, L2_PASSES) for _ in range(L2_ARRAYS)]
+        idle = _launch(device, arena, TILE_BYTES, 0)
+        for launch in (*large, *small, idle):  # compiles and loads, which waits for the device: nothing may be held then
+            device.launch(launch, stream)
+        device.synchronize(stream)
+        device.settle()
+        return Controls(
+            dram=_reading(device, stream, large),
+            l2=_reading(device, stream, small),
+            launch=_reading(device, stream, [idle]),
+            source=fingerprint(SOURCE)[:DIGITS],
+        )
+    finally:
+        arena.close()
+
+
+def changed(start: Controls, end: Controls) -> dict[str, float]:
+    """By control: the log-ratio of its reading at the end to that at the start, slower counted up; "dram" and "l2" where both are known."""
+    found = {}
+    for kind in ("dram", "l2"):
+        before, after = getattr(start, kind), getattr(end, kind)
+        if before is not None and after is not None:
+            found[kind] = math.log(after / before)
+    return found
+
+
+def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
+    tiles = max(nbytes // TILE_BYTES, 1)
+    a, sums = _array(arena, tiles * TILE_BYTES), _array(arena, 4 * tiles)
+    facts = {name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("a", a), ("sums", sums))}
+    # The idle launch has a full grid, like what is measured.
+    call = Call(facts, {"passes": passes}, None if passes else 2 * device.facts.sm_count)
+    return Launch(CONTROL_READ, call, CONTROL_READ.shape(device.facts, call), {"a": a.allocation, "sums": sums.allocation})
+
+
+def _array(arena: Arena, nbytes: int) -> Buffer:
+    return arena.buffer((nbytes // 4,), "i4")
+
+
+def _reading(device: Device, stream: Stream, launches: list[Launch]) -> float:
+    """Seconds of one launch: the middle mean of batches."""
+    start, end = device.event(), device.event()
+    readings, hold_works = list[float](), True
+    for _ in range(READINGS + 1):
+        with held(device, stream) if hold_works else nullcontext():
+            device.record(start, stream)
+            for launch in launches:
+                device.launch(launch, stream)
+            device.record(end, stream)
+        try:
+            device.synchronize(stream)
+        except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
+            hold_works = False
+        readings.append(device.elapsed(start, end) / len(launches))
+    return middle_mean(readings[1:])  # the first finds the cache as the kernel before left it

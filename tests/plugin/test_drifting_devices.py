@@ -1,0 +1,119 @@
+"""Control readings around a session: stored with what is saved, and a device that changes meanwhile is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.plugin import session as session_module
+from pytest_gpumem.records.measurement import Controls
+
+Run = Callable[..., pytest.RunResult]
+
+COPY = """
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), max_regression="2%")
+"""
+
+
+def taken(path: Path) -> dict[str, Any]:
+    (row,) = json.loads(path.read_text())["gpumem"]["rows"]
+    found: dict[str, Any] = row["measurement"]["taken"]
+    return found
+
+
+def test_controls_are_read_where_something_is_compared_or_stored(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert taken(pytester.path / "out.json")["controls"] is None
+    assert taken(pytester.path / "out.json")["utc"].startswith("20")
+    gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=1)
+    saved = taken(pytester.path / "out.json")["controls"]
+    assert min(saved["dram"], saved["l2"], saved["launch"]) > 0
+    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (row,) = json.loads(stored.read_text())["content"]["rows"]
+    assert row["measurement"]["taken"]["controls"] == saved
+    # Compared with now.
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert taken(pytester.path / "out.json")["controls"]["source"] == saved["source"]
+
+
+class Drifting:
+    """Control readings of a device that is slower each time."""
+
+    def __init__(self, *factors: float) -> None:
+        self._factors = list(factors)
+
+    def __call__(self, device: object) -> Controls:
+        factor = self._factors.pop(0)
+        return Controls(dram=60e-6 * factor, l2=20e-6, launch=3e-6, source="1")
+
+
+def test_a_device_that_changes_meanwhile_is_said_and_nothing_stored(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(COPY)
+    monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.05))
+    result = gpumem("--gpumem-save")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        [
+            "UNRELIABLE: the device changed while it was measured: a read of DRAM that runs no code of the project takes 5.00 % longer*",
+            "--gpumem-save: the device changed while it was measured, nothing is stored",
+        ]
+    )
+    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+
+
+def test_strict_fails_a_session_whose_device_changed(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(COPY.replace(', max_regression="2%"', ""))
+    monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.0, 1.0, 0.95))
+    assert gpumem("--gpumem-save", "--gpumem-strict").ret == pytest.ExitCode.OK
+    result = gpumem("--gpumem-strict")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_device_that_is_not_that_of_the_baseline_is_unreliable(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows themselves are as they were: of code that got faster by just as much, or of a control that is wrong."""
+    pytester.makepyfile(COPY)
+    monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.0, 1.05, 1.05))
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    result = gpumem()
+    result.stdout.fnmatch_lines(["test_copy *UNRELIABLE, simulated", "*the device is not as it was for the baseline: a read of DRAM*"])
+
+
+def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_gpumem.devices.protocol import OutOfMemory
+
+    def full(device: object) -> Controls:
+        raise OutOfMemory("full")
+
+    pytester.makepyfile(COPY)
+    monkeypatch.setattr(session_module, "read_controls", full)
+    gpumem("--gpumem-save", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert taken(pytester.path / "out.json")["controls"] is None
+
+
+def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """In processes of their own, whose readings differ from the third on."""
+    pytester.makeconftest(
+        """
+        import pytest_gpumem.plugin.session as session
+        from pytest_gpumem.records.measurement import Controls
+
+        readings = iter([1.0, 1.05])
+        session.read_controls = lambda device: Controls(dram=60e-6 * next(readings), source="1")
+        """
+    )
+    pytester.makepyfile(COPY)
+    result = gpumem("--gpumem-save", "-n", "1")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["UNRELIABLE: the device changed while it was measured: *", "*nothing is stored"])
