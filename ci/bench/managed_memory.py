@@ -266,11 +266,11 @@ def totals_of(text: str) -> Record | None:
     found: Record = {}
     for heading, value in zip(names, values, strict=False):
         plain, unit = re.sub(r"[^a-z]", "", heading.lower().partition("(")[0]), re.search(r"\((\w+)\)", heading)
-        number = float(value.replace(",", "") or 0)
+        number = value.replace(",", "") or "0"
         if "htod" in plain or "dtoh" in plain:
-            found["to_device" if "htod" in plain else "to_host"] = round(number * _UNITS[unit[1].lower() if unit else "b"])
+            found["to_device" if "htod" in plain else "to_host"] = round(float(number) * _UNITS[unit[1].lower() if unit else "b"])
         elif "cpupagefaults" in plain or "gpupagefaults" in plain:
-            found["cpu_faults" if "cpu" in plain else "gpu_faults"] = round(number)
+            found["cpu_faults" if "cpu" in plain else "gpu_faults"] = round(float(number))
     return found if len(found) == 4 else None
 
 
