@@ -142,7 +142,8 @@ class Kernel:
     """Dependent accesses of one launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
     """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
-    line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict."""
+    line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict. Of a kernel that
+    computes more than it moves: the cycles of its arithmetic."""
     on_chip_loads: Callable[[Call], int] | None = None
     """Loads from shared memory of a launch, over all threads, where a thread waits for each before it goes on to the next: with few
     threads they decide its time."""

@@ -25,6 +25,8 @@ _COMPUTED = ("f4", "f8")
 _REREAD = ("f4", "i4")  # the sectors of a strided read hold for 4-byte words
 _THREADS = 256
 _BLOCKS_PER_SM = 8
+_LANES = 128
+"""Single-precision operations that an SM does in a cycle (CUDA C++ Programming Guide, Arithmetic Instructions, 8.6 and 9.0)."""
 
 
 def _no_grid(_facts: DeviceFacts, _call: Call) -> LaunchShape:
@@ -53,6 +55,12 @@ def _elementwise_accesses(call: Call) -> tuple[Access, ...]:
 
 def _elementwise_arguments(call: Call) -> tuple[str | int, ...]:
     return ("x", call.arrays["x"].size, _rounds(call))
+
+
+def _elementwise_cycles(call: Call) -> float:
+    """Two products and a difference a round, none of them fused; an SM does 128 of 4 bytes in a cycle, half as many of 8 bytes."""
+    x = call.arrays["x"]
+    return x.size * _rounds(call) * 3 / (_LANES * 4 / x.itemsize)
 
 
 def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
@@ -112,6 +120,7 @@ KERNELS = (
         entry="elementwise<{dtype}>",
         reference=_elementwise,
         launch_arguments=_elementwise_arguments,
+        on_chip_cycles=_elementwise_cycles,
         dtypes=_COMPUTED,
         section="CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with Computation",
         check=all_of(typed(_COMPUTED), whole_number("rounds", 1)),

@@ -1,7 +1,8 @@
 """The clock: in-order streams on virtual time, one compute engine and two copy engines, as a discrete-event simulation.
 
-Work is queued with the host's time of issue and runs when the host waits for it. Each step takes, of all streams' first items,
-the one that can start earliest: so two streams share the engines as they would on a GPU, whatever the order of the calls.
+Work is queued with the host's time of issue and runs when the host waits for it. Each step takes, of all streams' first items, the one
+that can start earliest, of several the one that has waited longest: so streams share the engines as they would on a GPU, whatever the
+order of the calls.
 """
 
 from __future__ import annotations
@@ -118,13 +119,15 @@ class Engine:
         """Run everything that no hold stops."""
         while True:
             best: SimulatedStream | None = None
-            earliest = 0.0
+            earliest = waiting_since = 0.0
             for stream in self.streams:
                 if not stream.queue:
                     continue
                 start = self._start(stream)
-                if start is not None and (best is None or start < earliest):
-                    best, earliest = stream, start
+                # An engine takes what has waited longest: otherwise the first streams would keep the last one from it.
+                since = max(stream.ready, stream.queue[0][0])
+                if start is not None and (best is None or (start, since) < (earliest, waiting_since)):
+                    best, earliest, waiting_since = stream, start, since
             if best is None:
                 return
             others = [s for s in self.streams if s.queue and s is not best]
