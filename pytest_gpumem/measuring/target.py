@@ -176,10 +176,18 @@ def _window_notes(device: Device, window: PersistingStream | None) -> tuple[str,
     return () if idle is None else (idle,)
 
 
-def _captured(device: Device, window: PersistingStream, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
-    """A graph of each body, the window on its kernels. Raises `CannotCapture`, which says why."""
+def _captured(name: str, device: Device, window: PersistingStream, bodies: Sequence[Callable[[], None]]) -> list[Graph]:
+    """A graph of each body, the window on its kernels.
+
+    Raises:
+        BadCall: it has no kernel, so that nothing would run under the window.
+        CannotCapture: with the reason.
+    """
     graphs = [device.capture(window.stream, body, window=window.spec) for body in bodies]
-    window.read_back(device.graph_windows(graphs[0]))
+    windows = device.graph_windows(graphs[0])
+    if window.spec is not None and not any(windows):
+        raise BadCall(f'where="graph": {name} queues no kernel that could carry the window')
+    window.read_back(windows)
     return graphs
 
 
@@ -211,6 +219,8 @@ class KernelTarget:
         self.name = bound.name
         device = arena.device
         self.notes: tuple[str, ...] = (*_window_notes(device, window), *managed_notes(device.facts, self._buffers.values()))
+        if window is not None and window.set_aside and not any(b is window.buffer for b in self._buffers.values()):
+            self.notes += (f"{bound.name} touches nothing of the buffer under the window: a cost without a gain",)
         if window is not None and window.where != "stream" and bound.kernel.source is None:
             raise BadCall(f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window')
         self._graphs: list[Graph] = []
@@ -233,7 +243,8 @@ class KernelTarget:
         self._launches = [self._bound.launch(self._buffers, self._values)]
         if self._window is not None and self._window.where == "graph":
             launch = self._arena.device.launch
-            self._graphs = _captured(self._arena.device, self._window, [partial(launch, one, self._stream) for one in self._launches])
+            bodies = [partial(launch, one, self._stream) for one in self._launches]
+            self._graphs = _captured(self.name, self._arena.device, self._window, bodies)
 
     def _save(self, name: str) -> None:
         """Keep the content that an updated argument has now: every check starts from it."""
@@ -471,7 +482,8 @@ class CallableTarget:
     def _capture(self) -> None:
         """The graph of one call, for where its buffers now are, if the window is on a graph's kernels."""
         if self.window is not None and self.window.where == "graph":
-            self._graph = _captured(self._arena.device, self.window, [partial(self._arena.device.call, self._foreign, self._stream)])[0]
+            body = partial(self._arena.device.call, self._foreign, self._stream)
+            (self._graph,) = _captured(self.name, self._arena.device, self.window, [body])
 
     @property
     def traffic(self) -> Traffic | None:

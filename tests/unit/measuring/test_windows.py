@@ -156,6 +156,32 @@ def test_a_callable_that_cannot_be_captured_says_why(bench: Bench, monkeypatch: 
         bench.target(lambda x: bench.device.synchronize(), table, stream=stream)
 
 
+def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, table = bench.buffers(2)
+    Calls(bench, monkeypatch)
+
+    def copying(c: Buffer, a: Buffer) -> None:
+        bench.device.copy(c.allocation, a.allocation, a.nbytes, stream.stream)
+
+    with persisting(bench.device, table, where="graph") as stream, pytest.raises(BadCall) as caught:
+        bench.target(copying, out, table, stream=stream)
+    assert str(caught.value) == 'where="graph": copying queues no kernel that could carry the window'
+    with persisting(bench.device, table, where="graph", set_aside="off") as stream:
+        bench.target(copying, out, table, stream=stream)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted(bench: Bench, where: Any) -> None:
+    out, table, other = bench.buffers(3)
+    said = "reset_data touches nothing of the buffer under the window: a cost without a gain"
+    with persisting(bench.device, other, where=where) as stream:
+        assert said in bench.target(bench.kernels.reset_data, out, table, stream=stream).notes
+    with persisting(bench.device, table, where=where) as stream:
+        assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == ()
+    with persisting(bench.device, other, set_aside="off") as stream:
+        assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == ()
+
+
 def test_thrashing_is_noted_unless_it_is_wanted(bench: Bench) -> None:
     out, table = bench.memory.device(64 * MiB, "i4"), bench.memory.device(40 * MiB, "i4")
     notes = {}
