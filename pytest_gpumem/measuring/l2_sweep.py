@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside
@@ -18,14 +19,20 @@ HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Hit ratios of the full grid."""
 GRID_SHARE = 0.25
 """Share of the full grid's settings that a search measures at most."""
-APART = 0.1
+APART = 0.05
 """Hit ratios that are closer count as the same."""
-ALIKE = 0.005
+ROOM = 0.85
+"""Share of a set-aside that is filled where some is left free: lines that fall into the same sets evict each other before it is full."""
+ROOMY = (0.75, 0.92)
+"""Shares that leave room likewise: a hit ratio of the grid that fills as much is taken rather than one beside it. Above, it is full."""
+COARSE = (8, 4, 2)
+"""Steps of L2/16 in the coarse map: half, a quarter, an eighth of L2. A saturated H200 lost by jumps beyond half and beyond a quarter."""
+ALIKE = 0.003
 """Latencies that differ by this share at most, and by no more than their noise, are the same: the smaller set-aside is the better one."""
-PARTIAL = 0.9
-"""Fitted hit ratio below which another ratio promises more than another set-aside."""
-CLOSE = 0.05
-"""What the second-best may take longer than the best, as a share, to be refined before other hit ratios are tried."""
+NEAR = 2
+"""Steps over which a comparison of full and roomy holds: beside it, the better of them is followed before the other is tried again."""
+CLOSE = 0.03
+"""What the second-best may take longer than the best, as a share, to be refined by turns with it; otherwise it comes after."""
 ROUNDS = 4
 """Fresh measurements of each setting that is confirmed."""
 LEAST_ROUNDS = 3
@@ -55,8 +62,10 @@ def sweep(
 ) -> Sweep:
     """Search for the setting with the least latency; measure it, off, and the textbook's settings again.
 
-    The search goes along the fitted hit ratio in coarse steps of set-aside, then to the neighbours of the best two, in set-aside and in
-    hit ratio. A valley that is one step wide is found where the fitted set-aside lies, and may be missed elsewhere.
+    A coarse map of off, the fitted setting, the maximum with room, the fractions of L2 in `COARSE`, and ratio 1 at half the fitted
+    set-aside; then the neighbours of the best two: a set-aside that the window overfills filled to the brim or with room, a step of
+    set-aside less and more as full as the best, the grid's next hit ratios. A valley that is one step wide is found where the fitted
+    set-aside lies, and may be missed elsewhere.
 
     The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 where the maximum allows that (CUDA
     C++ Programming Guide, Device Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide,
@@ -123,6 +132,11 @@ def change(one: Sequence[float], other: Sequence[float]) -> Change:
     return Change(math.expm1(middle), math.expm1(middle - width), math.expm1(middle + width))
 
 
+def _noise(one: Point, other: Point) -> float:
+    """Half-width of the difference of two latencies, in seconds; 0 where it is unknown."""
+    return math.hypot(one.half_width or 0.0, other.half_width or 0.0)
+
+
 class _Search:
     """The settings measured so far, and where to go next."""
 
@@ -149,8 +163,7 @@ class _Search:
     def best(self) -> Setting:
         """The least latency with a set-aside; among those alike, the smallest set-aside."""
         least = self._ranked()[0]
-        tolerance = min(least.half_width or 0.0, ALIKE * least.latency)
-        alike = [p.setting for p in self._ranked() if p.latency <= least.latency + tolerance]
+        alike = [p.setting for p in self._ranked() if p.latency - least.latency <= min(_noise(p, least), ALIKE * least.latency)]
         # At the same set-aside the measured order decides, which `min` keeps.
         return min(alike, key=lambda setting: setting.set_aside)
 
@@ -169,17 +182,29 @@ class _Search:
     def _ranked(self) -> list[Point]:
         return sorted((p for p in self.points.values() if p.setting.set_aside), key=lambda p: p.latency)
 
-    def _at(self, steps: int) -> Setting:
+    def _brim(self, steps: int) -> Setting:
+        """The largest hit ratio that does not thrash."""
         return _fitted(steps * self._step, self._nbytes)
 
+    def _room(self, steps: int) -> Setting:
+        """A hit ratio that leaves some of the set-aside free; one of the grid where it does so, because the next are its neighbours."""
+        set_aside = steps * self._step
+        roomy = (ratio for ratio in HIT_RATIOS if ROOMY[0] <= ratio * self._nbytes / set_aside <= ROOMY[1])
+        return Setting(set_aside, max(roomy, default=fit_hit_ratio(round(ROOM * set_aside), self._nbytes)))
+
+    def _overfills(self, set_aside: int) -> bool:
+        """Whether the whole window leaves too little room in a set-aside."""
+        return self._nbytes > ROOMY[1] * set_aside
+
     def _coarse(self) -> Iterator[Setting]:
-        """Off, the fitted setting, the maximum; then evenly spaced ones, and ratio 1 at half the fitted set-aside."""
+        """Off, the fitted setting, the maximum with room; then fractions of L2, and ratio 1 at half the fitted set-aside."""
         yield OFF
-        yield self._at(self._fit)
-        yield self._at(self._steps)
-        count = max(1, self.most // 3)
-        for i in range(count - 1, 0, -1):
-            yield self._at(max(1, round(i * self._steps / count)))
+        yield self._brim(self._fit)
+        yield self._room(self._steps)
+        half, quarter, eighth = COARSE
+        # Where the fitted set-aside is about a quarter of L2, the gap to the half is halved instead.
+        for steps in (half, (half + quarter) // 2 if quarter - 1 <= self._fit <= quarter else quarter, eighth):
+            yield self._brim(min(steps, self._steps))
         # The kernel may use only a part of its window: then a smaller set-aside at ratio 1 holds all of that.
         if self._fit > 1:
             yield Setting(self._fit // 2 * self._step, 1.0)
@@ -187,39 +212,59 @@ class _Search:
     def _next(self) -> Iterator[Setting]:
         """Neighbours of the best two that were not measured, in the order in which they promise most."""
         ranked = self._ranked()
-        first = ranked[0].setting
+        first = self.best()
+        order: list[Setting | None] = [*self._around(first)]
         # What lies beside the best belongs to its valley.
         rival = next((p for p in ranked if abs(p.setting.set_aside - first.set_aside) > self._step), None)
-        other = [] if rival is None else [*self._beside(rival.setting)]
-        order = [*self._beside(first)]
+        other = [] if rival is None else [*self._around(rival.setting)]
         if rival is not None and rival.latency <= (1 + CLOSE) * ranked[0].latency:
-            order += other
-        fitted = first == self._at(first.set_aside // self._step)
-        if fitted and first.hit_ratio < PARTIAL:
-            order += [*self._roomier(first), *self._ratios(first)]
-        elif fitted and self._nbytes > PARTIAL * first.set_aside:
-            # Filled to the brim: a part of the window, with half a step of room, may do better in a step less.
-            less = first.set_aside - self._step
-            order += [Setting(less, fit_hit_ratio(less - self._step // 2, self._nbytes))] if less > 0 else []
-        elif not fitted and first.hit_ratio < 1:
-            order = [*self._ratios(first), *order]
-        order += [*other, *self._ratios(first)]
-        yield from (setting for setting in order if setting not in self.points)
+            order = [setting for pair in zip_longest(order, other) for setting in pair]
+        order += [*self._ratios(first), *other, *([] if rival is None else self._ratios(rival.setting))]
+        yield from (setting for setting in order if setting is not None and setting not in self.points)
 
-    def _beside(self, setting: Setting) -> Iterator[Setting]:
-        """One step of set-aside less and more; a fitted hit ratio stays fitted."""
+    def _around(self, setting: Setting) -> Iterator[Setting]:
+        """The neighbours of a setting: filled otherwise, and a step of set-aside less and more."""
         steps = setting.set_aside // self._step
-        for other in (steps - 1, steps + 1):
-            if 1 <= other <= self._steps:
-                yield self._at(other) if setting == self._at(steps) else Setting(other * self._step, setting.hit_ratio)
-
-    def _roomier(self, setting: Setting) -> Iterator[Setting]:
-        """One step of set-aside more than the hit ratio fills: lines that fall into the same sets collide before it is full."""
-        if setting.set_aside < self._steps * self._step:
+        filled = self._filled(setting)
+        known = any(self._compared(other) for other in range(max(1, steps - NEAR), steps + NEAR + 1))
+        if not known:
+            yield from filled
+        yield from (self._as_full(setting, other) for other in (steps - 1, steps + 1) if 1 <= other <= self._steps)
+        if known:
+            yield from filled
+        if setting == self._room(steps) and steps < self._steps:
+            # Yet more room.
             yield Setting(setting.set_aside + self._step, setting.hit_ratio)
 
+    def _filled(self, setting: Setting) -> list[Setting]:
+        """A set-aside that the window overfills: with room where it is full to the brim, and the other way round."""
+        steps = setting.set_aside // self._step
+        if not self._overfills(setting.set_aside):
+            return []
+        if setting == self._room(steps):
+            return [self._brim(steps)]
+        if setting != self._brim(steps):
+            return []
+        # Where the whole window is held to the brim, a part of it may do better in a step less.
+        return [self._room(steps), *([self._room(steps - 1)] if setting.hit_ratio == 1 and steps > 1 else [])]
+
+    def _compared(self, steps: int) -> bool:
+        """Whether a set-aside was measured both full to the brim and with room."""
+        brim, room = self._brim(steps), self._room(steps)
+        return brim != room and brim in self.points and room in self.points
+
+    def _as_full(self, setting: Setting, steps: int) -> Setting:
+        """Another set-aside as full as a setting's."""
+        own = setting.set_aside // self._step
+        if setting == self._brim(own):
+            return self._brim(steps)
+        if setting == self._room(own):
+            return self._room(steps)
+        # Ratio 1 stays, because it is there for a kernel that uses a part of its window.
+        return Setting(steps * self._step, 1.0 if setting.hit_ratio == 1 else min(1.0, setting.hit_ratio * steps / own))
+
     def _ratios(self, setting: Setting) -> Iterator[Setting]:
-        """The next hit ratio above and below at the same set-aside, as far as none between was measured."""
+        """The grid's next hit ratio above and below at the same set-aside, as far as none between was measured."""
         known = [p.setting.hit_ratio for p in self.points.values() if p.setting.set_aside == setting.set_aside]
         ratio = setting.hit_ratio
         higher = [r for r in HIT_RATIOS if r - ratio >= APART]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.measuring import l2_sweep
-from pytest_gpumem.measuring.l2_sweep import grid, sweep
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.l2_sweep import HIT_RATIOS, grid, sweep
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Setting
 from pytest_gpumem.units import MiB
 
 Landscape = Callable[[int, float], float]
-H100 = DATASHEETS["h100"].facts()
+H100, H200 = (DATASHEETS[name].facts() for name in ("h100", "h200"))
 STEP = H100.l2_step_bytes
 GPUS = [sheet.facts() for sheet in DATASHEETS.values()]
 
@@ -70,7 +82,7 @@ def table(facts: DeviceFacts, nbytes: int, *, gain: float, busy: float, used: fl
     return latency
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     facts=st.sampled_from(GPUS),
     share=st.floats(0.02, 2.0),
@@ -130,7 +142,7 @@ def valleys(depths: tuple[float, float], places: tuple[int, int], width: float, 
     return latency
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     one=st.integers(1, 5),
     other=st.integers(6, 10),
@@ -276,3 +288,121 @@ def test_a_window_that_fills_its_set_aside_to_the_brim_is_tried_in_part_with_roo
     found = sweep(quiet(latency), facts, nbytes, target="test")
     check(found, facts, latency)
     assert 0.9 < found.best.setting.hit_ratio * nbytes / found.best.setting.set_aside < 0.95
+
+
+def between(cells: Mapping[Setting, float], facts: DeviceFacts) -> Landscape:
+    """A map of the full grid as a landscape, by set-aside linear between the hit ratios."""
+
+    def latency(set_aside: int, hit_ratio: float) -> float:
+        assert set_aside % facts.l2_step_bytes == 0, "the search leaves the steps"
+        known = [cells[Setting(set_aside, ratio)] for ratio in HIT_RATIOS] if set_aside else [cells[OFF]]
+        return float(np.interp(hit_ratio, HIT_RATIOS, known)) if set_aside else known[0]
+
+    return latency
+
+
+RECORDED = json.loads(Path(__file__).with_name("recorded").joinpath("h200_l2_maps.json").read_text())
+"""Full grids of an H200, in nanoseconds."""
+MAPS = {f"{one['kernel']}, {one['blocks'] or 'own'} blocks, {one['mib']} MiB": one for one in RECORDED["maps"]}
+
+
+def recorded(name: str) -> tuple[Landscape, int]:
+    """A recorded map, and the bytes under its window."""
+    one: dict[str, Any] = MAPS[name]
+    cells = {OFF: one["off"]}
+    for k, row in enumerate(one["map"], 1):
+        cells.update({Setting(k * H200.l2_step_bytes, ratio): taken for ratio, taken in zip(HIT_RATIOS, row, strict=True)})
+    assert list(cells) == grid(H200)
+    return between(cells, H200), one["mib"] * MiB
+
+
+def test_the_recorded_maps_are_of_the_device_that_is_simulated() -> None:
+    assert (RECORDED["l2_bytes"], RECORDED["persisting_l2_max_bytes"]) == (H200.l2_bytes, H200.persisting_l2_max_bytes)
+    assert len(MAPS) == len(RECORDED["maps"]) == 20
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_on_recorded_maps_within_one_percent_of_the_best(name: str) -> None:
+    landscape, nbytes = recorded(name)
+    check(sweep(quiet(landscape), H200, nbytes, target=name), H200, landscape, within=1.01)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_on_recorded_maps_with_noise(name: str) -> None:
+    # What gains little may be lost in the noise, which is 0.3 % for each reading: there off is told, and less than 2 % are given away.
+    landscape, nbytes = recorded(name)
+    for seed in range(5):
+        check(sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name), H200, landscape)
+
+
+@contextmanager
+def simulated(sheet: str, kernel: str, blocks: int | None, size: int, streamed: int) -> Iterator[Landscape]:
+    """A kernel on a simulated device, launched once for each setting that is asked for.
+
+    Args:
+        sheet: which device.
+        kernel: `reset_data` or `sliding_window`.
+        blocks: its grid, or None for its own.
+        size: MiB under the window.
+        streamed: MiB beside it.
+    """
+    device = SimulatedDevice(DATASHEETS[sheet])
+    arena = Arena(device, seed=1)
+    memory = Memory(arena)
+    bound = getattr(Kernels(device), kernel)
+    bound = bound if blocks is None else bound.with_grid(blocks)
+    stream, window = memory.device(streamed * MiB, "i4"), memory.device(size * MiB, "i4")
+    arguments = (window, stream) if kernel == "sliding_window" else (stream, window)
+    launch = bound.launch(*bound.arguments(arguments, {}))
+    flush = Flush(device, "clean-cold")
+    begin, end, begun = device.event(), device.event(), device.stream()
+
+    @cache
+    def latency(set_aside: int, hit_ratio: float) -> float:
+        options: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
+        taken = []
+        with persisting(device, window, **options, allow_thrash=True) as one:
+            # The first launches bring in what persists.
+            for _ in range(5):
+                flush(one.stream)
+                device.record(begin, one.stream)
+                device.launch(launch, one.stream)
+                device.record(end, one.stream)
+                device.synchronize()
+                taken.append(device.elapsed(begin, end))
+        return median(taken[2:])
+
+    for _ in range(40):  # The clocks rise.
+        flush(begun)
+    yield latency
+    flush.close()
+    arena.close()
+
+
+@pytest.mark.parametrize("streamed", [128, 1024])
+@pytest.mark.parametrize(
+    ("kernel", "blocks", "size"),
+    [
+        *(("reset_data", blocks, size) for blocks in (32, None) for size in (1, 8, 16, 24, 30, 40, 50)),
+        *(("sliding_window", None, size) for size in (10, 20, 30, 40, 50, 60)),
+    ],
+)
+@pytest.mark.parametrize("sheet", ["h100", "h200"])
+def test_on_simulated_maps_within_one_percent_of_the_best(sheet: str, kernel: str, blocks: int | None, size: int, streamed: int) -> None:
+    facts = DATASHEETS[sheet].facts()
+    with simulated(sheet, kernel, blocks, size, streamed) as landscape:
+        check(sweep(quiet(landscape), facts, size * MiB, target=kernel), facts, landscape, within=1.01)
+
+
+def test_where_the_grid_prefers_room_it_is_left() -> None:
+    # On 32 blocks a part of a window beyond the maximum gains most with a sixth of the set-aside free; full to the brim it loses a tenth.
+    landscape, nbytes = recorded("reset_data, 32 blocks, 40 MiB")
+    best = sweep(quiet(landscape), H200, nbytes, target="reset_data").best.setting
+    assert best.set_aside == H200.persisting_l2_max_bytes
+    assert 0.75 < best.hit_ratio * nbytes / best.set_aside < 0.92
+
+
+def test_a_small_part_of_a_large_window_pays_within_a_quarter_of_l2() -> None:
+    landscape, nbytes = recorded("reset_data, own blocks, 40 MiB")
+    best = sweep(quiet(landscape), H200, nbytes, target="reset_data").best.setting
+    assert best.set_aside == H200.l2_bytes // 4
