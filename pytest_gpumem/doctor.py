@@ -17,6 +17,7 @@ from pathlib import Path
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.persistence import fixed_by_mps, unsupported
 from pytest_gpumem.kernels import sources
+from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.records.device import DeviceFacts
@@ -135,7 +136,7 @@ def examine(machine: Machine | None = None) -> Report:
         _kernels(machine),
         _package(machine, "pytest-benchmark", "pytest-benchmark", "nothing can be stored", "pip install pytest-benchmark"),
         _package(machine, "NVTX", "nvtx", "no named ranges in Nsight tools", "pip install nvtx (there is no wheel for macOS)"),
-        _package(machine, "CUPTI", "cupti-python", "page faults and migrations can be counted with nsys only", "pip install cupti-python"),
+        _package(machine, "CUPTI", "cupti-python", "page faults and migrations can be counted with nsys only", "pip install 'pytest-gpumem[cupti]'"),
         _nsys(machine),
         _nsight_compute(machine),
     ]
@@ -196,10 +197,12 @@ def _abilities(machine: Machine, chosen: opening.Chosen) -> list[Check]:
         checks.append(Check("MPS", Status.OK, "off"))
     checks.append(Check("ECC", Status.OK, {True: "on", False: "off", None: "the driver does not say"}[facts.ecc]))
     checks.append(_persisting(machine, chosen))
-    if facts.concurrent_managed_access:
-        checks.append(Check("managed memory", Status.OK, "pages migrate on demand, prefetch works"))
+    if (why := no_migration(facts)) is None:
+        hosts = "; ATS: host pages are read without a fault" if facts.host_page_tables else ""
+        hosts = hosts or ("; HMM: plain malloc memory is visible too" if facts.pageable_memory_access else "")
+        checks.append(Check("managed memory", Status.OK, f"pages migrate on demand, prefetch works{hosts}"))
     else:
-        checks.append(Check("managed memory", Status.MISSING, "no concurrent managed access: tests of prefetched_buffer skip"))
+        checks.append(Check("managed memory", Status.MISSING, f"{why}; tests of managed_buffer and prefetched_buffer skip"))
     return checks
 
 

@@ -158,9 +158,23 @@ def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     report = examine(replace(WHOLE, choose=gpu(facts), which=never, ncu=no_ncu))
     assert found(report, "set-aside").status is Status.MISSING
     assert found(report, "managed memory").status is Status.MISSING
+    assert "concurrentManagedAccess is 0" in found(report, "managed memory").detail
     assert found(report, "MPS").status is Status.WARNING
     assert found(report, "MIG").detail == "instance 1g.10gb"
     assert report.summary == "This machine can measure latency and bandwidth on NVIDIA H100 80GB HBM3."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "prefetch works"),
+        ({"pageable_memory_access": True}, "prefetch works; HMM: plain malloc memory is visible too"),
+        ({"pageable_memory_access": True, "host_page_tables": True}, "prefetch works; ATS: host pages are read without a fault"),
+    ],
+)
+def test_memory_that_the_gpu_sees_by_itself_is_told(changes: dict[str, bool], said: str) -> None:
+    report = examine(replace(WHOLE, choose=gpu(replace(H100, **changes))))
+    assert found(report, "managed memory").detail.endswith(said)
 
 
 @pytest.mark.parametrize(
