@@ -22,7 +22,10 @@ MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
 DEFAULT_BUDGET = 1.0
 """Seconds for each measurement, where nobody says otherwise."""
-LIMITS = ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "max_gpu_page_faults", "max_migrated")
+LIMITS = (
+    *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
+    *("max_gpu_page_faults", "max_migrated"),
+)
 COMMAND_VARIABLES = ("GPUMEM_NCU",)
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
@@ -128,6 +131,20 @@ def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
     raise units.QuantityError(f'{value!r} is no revision; accepted is a branch, tag or commit such as "origin/main"')
+
+
+def _min_overlap(value: Any) -> str:
+    share = units.parse_share(value)
+    if not 0 < share <= 1:
+        raise units.QuantityError(f"{value!r} cannot be hidden; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
+    return str(value).strip()
+
+
+def _pinned_share(value: Any) -> float:
+    share = units.parse_share(value)
+    if not 0 < share <= 1:
+        raise units.QuantityError(f"{value!r} is no share of the host's RAM; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
+    return share
 
 
 def _path(what: str, example: str) -> Callable[[Any], str]:
@@ -271,6 +288,13 @@ OPTIONS: tuple[Option, ...] = (
         "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
         on_marker=True,
     ),
+    Option(
+        "pinned_share",
+        _pinned_share,
+        0.5,
+        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
+        "SHARE",
+    ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
     Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
     Option(
@@ -306,7 +330,7 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _ON_TESTS_ALONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"faster_than": _faster_than, "max_gpu_page_faults": _faults, "max_migrated": _migrated}
+    {"faster_than": _faster_than, "min_overlap": _min_overlap, "max_gpu_page_faults": _faults, "max_migrated": _migrated}
 )
 """Keywords of the marker and of a measurement that mean something inside one test only, hence are no options: each with its parser."""
 MARKER_KEYWORDS = (*(option.name for option in OPTIONS if option.on_marker), *_ON_TESTS_ALONE)
@@ -343,6 +367,8 @@ class Settings(NamedTuple):
     """Default limit, as written."""
     count_pages: bool = False
     """Count page faults and migrations in an untimed pass."""
+    pinned_share: float = 0.5
+    """Share of the host's RAM that may be page-locked."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None

@@ -30,9 +30,11 @@ from pytest_gpumem.measuring.steady import WINDOW, steady
 from pytest_gpumem.measuring.stopping import affordable, enough, go_on, half_width, precise, samples_per_placement
 from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target, compulsory
 from pytest_gpumem.measuring.whereabouts import Elsewhere, find
+from pytest_gpumem.measuring.works import WorkTarget
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.settings import MODES
@@ -97,7 +99,7 @@ class Conductor:
 
     def target(
         self,
-        function: BoundKernel | Callable[..., object],
+        function: BoundKernel | Work | Callable[..., object],
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
         *,
@@ -117,6 +119,10 @@ class Conductor:
         if stream is not None:
             stream.used = True
         queue: Stream = arena.stream if stream is None else stream.stream
+        if isinstance(function, Work):
+            if arguments or keywords or moved is not None or stream is not None:
+                raise BadCall(f"gpu_benchmark({function.name}): work of gpu_work takes no arguments, moved= or stream=: it has its own")
+            return WorkTarget(function, arena)
         if isinstance(function, BoundKernel):
             if moved is not None:
                 raise BadCall(f"moved={moved!r}: the traffic of {function.name} is known from the kernel")

@@ -414,7 +414,7 @@ class KernelTarget:
         device, dtype, size = self._arena.device, buffer.dtype_name, buffer.size
         if self._bound.kernel.source is None:
             dtype, size = "u1", buffer.nbytes  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
-        if any(b.kind.on_host for b in self._buffers.values()):
+        if any(b.kind.beyond_link for b in self._buffers.values()):
             return device.to_host(allocation, dtype, size)
         return device.view(allocation, dtype, size)
 

@@ -19,8 +19,8 @@ from pytest_gpumem.units import format_bytes
 GRAIN = 256
 """Bytes that chunks begin at multiples of, as allocations do."""
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, KERNEL, HOST = "host to device", "device to host", "kernel", "host"
-"""Engines that work keeps busy: two for copies (one, where `asyncEngineCount` is 1), the SMs, and the host itself."""
+HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = "host to device", "device to host", "peer", "kernel", "host"
+"""What work keeps busy: two copy engines (one, where `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host itself."""
 
 
 class BadWork(ValueError):
@@ -37,6 +37,8 @@ class Work(ABC):
     name: str
     on_host: bool = False
     """The host takes part: `queue` returns late, and only its clock shows the time."""
+    verifies: bool = False
+    """Whether `verify` compares anything."""
 
     @property
     @abstractmethod
@@ -80,15 +82,19 @@ class Copy(Work):
             raise BadWork(f"a copy of {sizes}: source and destination must be of the same size")
         self._device, self._destination, self._source = device, destination, source
         self._pieces = cut(source.nbytes, pieces)
+        self.verifies = True
         self.on_host = MemoryKind.PAGEABLE in (destination.kind, source.kind)
         times = f" in {pieces} pieces" if pieces > 1 else ""
         self.name = f"{source.kind.value} to {destination.kind.value}{times}"
 
     @property
     def engines(self) -> frozenset[str]:
-        if self._source.kind.on_host:
+        kinds = (self._source.kind, self._destination.kind)
+        if MemoryKind.PEER in kinds:
+            return frozenset([PEER])
+        if kinds[0].on_host:
             return frozenset([HOST_TO_DEVICE])
-        return frozenset([DEVICE_TO_HOST if self._destination.kind.on_host else KERNEL])
+        return frozenset([DEVICE_TO_HOST if kinds[1].on_host else KERNEL])
 
     @property
     def traffic(self) -> Traffic:
@@ -130,7 +136,7 @@ class Launched(Work):
         self._device, self._kernel, self._buffers = device, kernel, dict(buffers)
         self._launch = bound(device, kernel, {name: (b, b.allocation) for name, b in buffers.items()}, scalars, blocks)
         self._expected: Mapping[str, Any] = {}
-        self.name = kernel.name
+        self.name, self.verifies = kernel.name, kernel.reference is not None
         device.compile(self._launch)
 
     @property
@@ -213,6 +219,7 @@ class _Several(Work):
         self._device = device
         self.parts = tuple(works)
         self.on_host = any(work.on_host for work in works)
+        self.verifies = any(work.verifies for work in works)
         self.name = (" then " if said == "in_turn" else " beside ").join(work.name for work in works)
 
     @property
@@ -333,6 +340,7 @@ class StagedCopy(Work):
         self._lanes = tuple(device.stream() for _ in range(streams))
         self._steps = [self._step(offset, nbytes) for offset, nbytes in self._pieces]
         self._expected: Any = None
+        self.verifies = True
         device.compile(self._steps[0][2])
         self.name = f"staged {kernel.name}"
 
@@ -466,16 +474,16 @@ def check_engines(device: Device, engines: frozenset[str]) -> None:
         raise Unsupported(f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})")
 
 
-def bound_of(device: Device, parts: Mapping[str, tuple[frozenset[str], float]]) -> float:
+def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> float:
     """Seconds that no overlap of the parts can beat: the longest, or the sum of those that share an engine.
 
     Args:
         device: with one copy engine both directions share it.
-        parts: engines and seconds of each alone, by name.
+        parts: engines and seconds of each alone.
     """
     busy: dict[str, float] = {}
     one = device.facts.async_engines < 2
-    for engines, seconds in parts.values():
+    for engines, seconds in parts:
         for engine in {HOST_TO_DEVICE if one and engine == DEVICE_TO_HOST else engine for engine in engines}:
             busy[engine] = busy.get(engine, 0.0) + seconds
     return max(busy.values())

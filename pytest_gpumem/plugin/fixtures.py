@@ -13,10 +13,12 @@ import pytest
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.devices.protocol import Device
+    from pytest_gpumem.devices.protocol import Device, MemoryKind
     from pytest_gpumem.measuring.bound import Kernels
+    from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
+    from pytest_gpumem.memory.staging import StagedCopy
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
     from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
     from pytest_gpumem.plugin.running import GpuTest
@@ -104,7 +106,7 @@ def prefetched_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 
 @pytest.fixture
 def pinned_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
-    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True)`: page-locked host memory."""
+    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True, numa=None)`: page-locked memory."""
     return _gpumem_memory.pinned
 
 
@@ -112,6 +114,39 @@ def pinned_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 def registered_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
     """`registered_buffer(numpy_array)`: host memory that is page-locked in place until the test ends."""
     return _gpumem_memory.registered
+
+
+@pytest.fixture
+def pageable_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`pageable_buffer(bytes_or_shape_or_array, dtype="f4")`: ordinary host memory whose pages exist, to compare with."""
+    return _gpumem_memory.pageable
+
+
+@pytest.fixture
+def peer_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one. See `gpu_device.peer_access`."""
+    return _gpumem_memory.peer
+
+
+@pytest.fixture
+def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
+    """`memory_kind(address_or_buffer_or_array)`: "device", "managed", "pinned", "registered", "pageable", "peer", or None: no memory."""
+    from pytest_gpumem.memory.kinds import memory_kind
+
+    device = _gpumem_test.device
+    return lambda pointer: memory_kind(device, pointer)
+
+
+@pytest.fixture
+def gpu_work(_gpumem_test: GpuTest) -> Works:
+    """Puts work together: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`, `together`, `staged`; `gpu_benchmark(work)`."""
+    return _gpumem_test.works
+
+
+@pytest.fixture
+def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
+    """`staged_copy(n_streams, bytes_or_shape, rounds=8)`: copy, kernel and copy back, in chunks over streams, for `gpu_benchmark`."""
+    return _gpumem_test.works.staged
 
 
 @pytest.fixture

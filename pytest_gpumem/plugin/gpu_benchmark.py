@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.works import overlap_note, overlap_of
+from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.result import Result
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
@@ -50,7 +52,7 @@ class GpuBenchmark:
 
     def __call__(
         self,
-        function: BoundKernel | Callable[..., object],
+        function: BoundKernel | Work | Callable[..., object],
         /,
         *args: Any,
         label: str | None = None,
@@ -62,12 +64,13 @@ class GpuBenchmark:
         max_regression: str | float | None = NOT_GIVEN,
         fail_if_faster: str | None = NOT_GIVEN,
         faster_than: str | None = NOT_GIVEN,
+        min_overlap: str | None = NOT_GIVEN,
         count_pages: bool | None = None,
         max_gpu_page_faults: int | str | None = NOT_GIVEN,
         max_migrated: int | str | None = NOT_GIVEN,
         **kwargs: Any,
     ) -> Result:
-        """Measure a kernel of `gpu_kernels`, or any callable that launches on the current stream.
+        """Measure a kernel of `gpu_kernels`, work of `gpu_work` or `staged_copy`, or any callable that launches on the current stream.
 
         Args:
             function: what is launched.
@@ -80,6 +83,7 @@ class GpuBenchmark:
             min_bandwidth, max_latency, max_regression, fail_if_faster: limits of this measurement; they go before the marker's and the
                 session's, and None lifts those.
             faster_than: label of another measurement of this test that this one must beat, or "20 x faulting" for a factor.
+            min_overlap: least share of what overlap can hide that work of `staged_copy` or `gpu_work.together` must hide, such as "80%".
             count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
             max_gpu_page_faults, max_migrated: limits of one launch, which are counted for them; without a count they are UNRELIABLE.
 
@@ -100,13 +104,14 @@ class GpuBenchmark:
             max_regression=max_regression,
             fail_if_faster=fail_if_faster,
             faster_than=faster_than,
+            min_overlap=min_overlap,
             max_gpu_page_faults=max_gpu_page_faults,
             max_migrated=max_migrated,
         )
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
-        result = self._measure(target, label, limits, mode, count_pages)
-        if test.session.settings.l2_sweep and stream is not None:
+        result = self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
+        if test.session.settings.l2_sweep and stream is not None and not isinstance(function, Work):
             test.l2_sweeps.later(stream, function, args, kwargs, mode)
         return result
 
@@ -146,7 +151,9 @@ class GpuBenchmark:
             test.l2_sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
         return result
 
-    def _measure(self, target: Target, label: str, limits: Limits, mode: str | None, count_pages: bool | None) -> Result:
+    def _measure(
+        self, target: Target, label: str, limits: Limits, mode: str | None, count_pages: bool | None, work: Work | None = None
+    ) -> Result:
         __tracebackhide__ = True
         test = self._test
         if test.judged:
@@ -156,14 +163,14 @@ class GpuBenchmark:
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
+            wanted = plan if mode is None else replace(plan, mode=mode)
             measurement = test.conductor.measure(
-                target,
-                plan if mode is None else replace(plan, mode=mode),
-                arena=test.arena,
-                label=label,
-                name=test.range_name,
-                count=self._counts(count_pages, limits),
+                target, wanted, arena=test.arena, label=label, name=test.range_name, count=self._counts(count_pages, limits)
             )
+            if work is not None:
+                overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
+                hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
+                measurement = replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
         settings = test.session.settings
         said = loosened(limits, settings._asdict(), settings.origins)
         measurement = replace(

@@ -21,12 +21,17 @@ from pytest_gpumem.plugin.fixtures import (
     gpu_benchmark,
     gpu_device,
     gpu_kernels,
+    gpu_work,
     l2_sweep,
     managed_buffer,
+    memory_kind,
+    pageable_buffer,
+    peer_buffer,
     persisting_stream,
     pinned_buffer,
     prefetched_buffer,
     registered_buffer,
+    staged_copy,
 )
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
@@ -51,12 +56,17 @@ __all__ = [
     "gpu_benchmark",
     "gpu_device",
     "gpu_kernels",
+    "gpu_work",
     "l2_sweep",
     "managed_buffer",
+    "memory_kind",
+    "pageable_buffer",
+    "peer_buffer",
     "persisting_stream",
     "pinned_buffer",
     "prefetched_buffer",
     "registered_buffer",
+    "staged_copy",
 ]
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()

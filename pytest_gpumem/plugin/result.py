@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.units import format_rate, format_share, format_time
 
 
 class NoTraffic(ValueError):
-    """A bandwidth was asked for, but how many bytes one launch moves is unknown."""
+    """A figure was asked for that this measurement does not have: a bandwidth without known bytes, an overlap of one piece of work."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,6 +97,30 @@ class Result:
                 "or name the arrays in the Case's reads= and writes="
             )
         return bandwidth
+
+    @property
+    def overlap(self) -> Overlap:
+        """The parts of work that overlaps, each alone, and the bound, in seconds.
+
+        Raises:
+            NoTraffic: nothing overlaps in what was measured, or a profiler was attached.
+        """
+        overlap = self.measurement.overlap
+        if overlap is None:
+            raise NoTraffic(f"{self.measurement.target} has no parts that overlap: measure staged_copy or gpu_work.together")
+        return overlap
+
+    @property
+    def hidden(self) -> float:
+        """Share of the time that the best overlap would hide which was hidden: 0 as slow as one after another, 1 at the bound.
+
+        Raises:
+            NoTraffic: nothing overlaps in what was measured, or there is nothing to hide.
+        """
+        hidden = self.overlap.hidden(self.latency)
+        if hidden is None:
+            raise NoTraffic(f"{self.measurement.target}: there is nothing to hide, as one part takes all of the time")
+        return hidden
 
     @property
     def counts(self) -> Migrations | None:

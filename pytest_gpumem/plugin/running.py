@@ -15,9 +15,12 @@ from pytest_gpumem.devices.protocol import Device, DeviceError, Unsupported
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import BadCall, Kernels, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, persisting
+from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.staging import BadWork
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import OVERSUBSCRIBES, marks_of
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of an xdist worker's report that carries the rows, samples included, to the controller."""
 
-MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
+MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, BadWork, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
 
 
@@ -66,8 +69,11 @@ class GpuTest:
         self.exit = ExitStack()
         """What ends with the test, after its memory is freed."""
         oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()), oversubscribes=oversubscribes)
+        settings = session.settings
+        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()), cap, oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
+        self.works = Works(self.memory)
         self.taken: list[tuple[Measurement, Limits]] = []
         """Measurements so far, each with its limits."""
         self.l2_sweeps = L2Sweeps(self)
@@ -135,7 +141,10 @@ class GpuTest:
                         if self.session.watch is not None:
                             self.session.watch.forgotten(stream)
             finally:
-                self.arena.close()
+                try:
+                    self.works.close()
+                finally:
+                    self.arena.close()
 
 
 class RunningHooks:

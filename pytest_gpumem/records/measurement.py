@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.units import format_bytes
 
 REPEATED = 3
@@ -185,6 +186,8 @@ class Measurement:
     """What counters saw a launch of the same test and label move, where `gpumem traffic` has counted it."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for anybody else's code."""
+    overlap: Overlap | None = None
+    """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
     """Page faults and migrations of managed memory in an untimed pass, where it was asked for (`--gpumem-count-pages`)."""
     sectors_per_request: float | None = None
@@ -284,6 +287,8 @@ class Limits:
     """Most page faults of the GPU during one launch, as written: "0"."""
     max_migrated: str | None = None
     """Most bytes that managed memory moves during one launch, as written: "64 MiB"."""
+    min_overlap: str | None = None
+    """Least share of the time that overlap can hide which is to be hidden, as written: "80%"."""
     max_regression: str | None = None
     """Largest slow-down against the baseline, as written: "1%" or "1% + 0.2 us"."""
     fail_if_faster: str | None = None

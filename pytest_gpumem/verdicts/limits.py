@@ -41,6 +41,8 @@ def absolute(measurement: Measurement, limits: Limits, facts: DeviceFacts) -> It
         yield _against(measurement, format_time(measurement.latency), name, measurement.latency / longest, "above", "below")
     if limits.min_bandwidth is not None:
         yield _bandwidth(measurement, limits.min_bandwidth, limits.origin.get("min_bandwidth", "limit"), facts)
+    if limits.min_overlap is not None:
+        yield _overlap(measurement, limits.min_overlap, limits.origin.get("min_overlap", "limit"))
 
 
 def _bandwidth(measurement: Measurement, written: str, origin: str, facts: DeviceFacts) -> Finding:
@@ -57,6 +59,19 @@ def _bandwidth(measurement: Measurement, written: str, origin: str, facts: Devic
     else:
         name = f"min_bandwidth {format_rate(least)} ({origin})"
     return _against(measurement, format_rate(bandwidth), name, least / bandwidth, "below", "above")
+
+
+def _overlap(measurement: Measurement, written: str, origin: str) -> Finding:
+    least, name, overlap = parse_share(written), f"min_overlap {written} ({origin})", measurement.overlap
+    if overlap is None:
+        why = "a profiler is attached" if measurement.profiled else "nothing overlaps in it (measure staged_copy or gpu_work.together)"
+        return Finding(Outcome.FAIL, f"{name} cannot be judged: {why}")
+    hideable, hidden = overlap.hideable, overlap.hidden(measurement.latency)
+    if hideable is None or hidden is None:
+        rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
+        return Finding(Outcome.FAIL, f"{name} cannot be judged: there is nothing to hide, {rest}")
+    ratio = measurement.latency / (overlap.sequential - least * hideable)
+    return _against(measurement, f"{format_share(hidden)} of what overlap can hide", name, ratio, "below", "above")
 
 
 def _against(measurement: Measurement, figure: str, limit: str, ratio: float, wrong: str, right: str) -> Finding:

@@ -1,13 +1,17 @@
-"""The host link: pinned against pageable memory, both ways (CUDA C++ Best Practices Guide, 9.1.1)."""
+"""The host link: kinds of host memory, both ways, sizes, many copies against one, and other GPUs (Best Practices Guide, 9.1, 9.1.1)."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from pytest_gpumem import MiB
+from pytest_gpumem import KiB, MiB
 
 SIZE = 256 * MiB
+SIZES = tuple(4 * KiB * 4**step for step in range(9))
+"""4 KiB to 256 MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +34,76 @@ def test_device_to_pinned_beats_pageable(gpu_benchmark, gpu_kernels, device_buff
     assert pinned.bandwidth > 1.5 * slow.bandwidth
 
 
+def test_pinned_reaches_most_of_the_link(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, pinned_buffer):
+    """A link loses an eighth to a quarter to packet headers and acknowledgements."""
+    link = gpu_device.facts.link_bandwidth
+    if link is None:
+        pytest.skip("the width or the generation of the host link is unknown")
+    there, here = device_buffer(SIZE), pinned_buffer(SIZE)
+    for label, arguments in {"host to device": (there, here), "device to host": (here, there)}.items():
+        assert gpu_benchmark(gpu_kernels.memcpy, *arguments, label=label).bandwidth > 0.7 * link
+
+
 def test_registered_memory_is_as_fast_as_pinned(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, registered_buffer, pageable):
     target = device_buffer(SIZE, "f4")
     pinned = gpu_benchmark(gpu_kernels.memcpy, target, pinned_buffer(SIZE, "f4"), label="pinned")
     registered = gpu_benchmark(gpu_kernels.memcpy, target, registered_buffer(pageable), label="registered")
     assert registered.bandwidth > 0.9 * pinned.bandwidth
+
+
+@pytest.mark.parametrize("flags", [{"mapped": False}, {"portable": False}, {"write_combined": True}], ids=str)
+def test_flags_of_pinned_memory_leave_the_link_as_fast(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, flags):
+    target = device_buffer(SIZE // 4)
+    plain = gpu_benchmark(gpu_kernels.memcpy, target, pinned_buffer(SIZE // 4), label="plain")
+    flagged = gpu_benchmark(gpu_kernels.memcpy, target, pinned_buffer(SIZE // 4, **flags), label="flagged")
+    assert flagged.bandwidth > 0.9 * plain.bandwidth
+
+
+def test_both_ways_at_once(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
+    """A full-duplex link carries both; the total is what both copies move."""
+    up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE))
+    down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE))
+    alone = gpu_benchmark(up, label="one way")
+    both = gpu_benchmark(gpu_work.together(up, down), label="both ways", min_overlap="40%")
+    assert both.bandwidth > 1.4 * alone.bandwidth
+
+
+def test_the_bandwidth_rises_with_the_size(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
+    """From where latency decides to where bandwidth does; n_1/2 is the size at which half of the largest bandwidth is reached."""
+    there, here = {}, {}
+    for size in SIZES:
+        there[size], here[size] = device_buffer(size), pinned_buffer(size)
+    rates = [gpu_benchmark(gpu_kernels.memcpy, there[size], here[size], label=f"{size // KiB} KiB").bandwidth for size in SIZES]
+    assert all(larger > 0.95 * smaller for smaller, larger in pairwise(rates))
+    half = next(size for size, rate in zip(SIZES, rates, strict=True) if rate >= max(rates) / 2)
+    assert 16 * KiB < half < 4 * MiB
+
+
+def test_one_packed_copy_beats_many_small_ones(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
+    """Packing on the host included (9.1: "batching many small transfers into one larger transfer performs significantly better")."""
+    there, packed, scattered = device_buffer(4 * MiB), pinned_buffer(4 * MiB), pinned_buffer(4 * MiB)
+    rows = np.random.default_rng(0).random((1024, 1024), dtype="f4")
+    many = gpu_benchmark(gpu_work.copy(there, scattered, pieces=1024), label="1024 copies of 4 KiB")
+    one = gpu_benchmark(gpu_work.copy(there, packed), label="one of 4 MiB")
+    pack = gpu_work.host(lambda: packed.write(rows), "packing")
+    both = gpu_benchmark(gpu_work.in_turn(pack, gpu_work.copy(there, packed)), label="packed on the host, then one")
+    assert one.latency * 3 < many.latency
+    assert both.latency < many.latency
+
+
+def test_device_to_device_is_no_matter_of_the_link(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
+    there, other = device_buffer(SIZE), device_buffer(SIZE)
+    link = gpu_benchmark(gpu_kernels.memcpy, there, pinned_buffer(SIZE), label="over the link")
+    inside = gpu_benchmark(gpu_kernels.memcpy, other, there, label="inside")
+    assert inside.latency * 5 < link.latency
+
+
+def test_peer_access_makes_copies_between_gpus_direct(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, peer_buffer):
+    here, there = device_buffer(SIZE), peer_buffer(SIZE)
+    with gpu_device.peer_access(False):
+        staged = gpu_benchmark(gpu_kernels.memcpy, there, here, label="staged through the host")
+    with gpu_device.peer_access(True):
+        direct = gpu_benchmark(gpu_kernels.memcpy, there, here, label="direct")
+        back = gpu_benchmark(gpu_kernels.memcpy, here, there, label="direct, the other way")
+    assert direct.bandwidth > 1.2 * staged.bandwidth
+    assert back.bandwidth > 0.8 * direct.bandwidth

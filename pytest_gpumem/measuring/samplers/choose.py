@@ -44,7 +44,7 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
             raise BadCall('sampler "graph" cannot put managed pages back before every sample; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
     if waits:
-        return Choice("host", "a copy of pageable memory is done by the host: wall-clock time, launch latency included", fallback=False)
+        return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)
     if pages_move:
         return Choice("blocked", "managed pages are put back before every sample, which a graph cannot do", fallback=True)
     if mode == "hot" and not restores:

@@ -175,7 +175,7 @@ def test_the_marker_is_strict() -> None:
     with pytest.raises(SettingsError, match="call: mode"):
         marker_limits({"mode": "warm"}, origin="call")
     assert set(MARKER_KEYWORDS) == {
-        *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than"),
+        *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("mode", "sampler", "placements", "precision", "budget"),
     }
@@ -190,6 +190,9 @@ def test_the_marker_is_strict() -> None:
         ({"faster_than": "0.5 x a"}, "marker: faster_than: '0.5 x a' claims less than no difference"),
         ({"faster_than": "  "}, "marker: faster_than: '  ' is not understood"),
         ({"faster_than": ("a", 2)}, "marker: faster_than: .* is not understood"),
+        ({"min_overlap": "0%"}, "marker: min_overlap: '0%' cannot be hidden"),
+        ({"min_overlap": "101%"}, "marker: min_overlap: '101%' cannot be hidden"),
+        ({"min_overlap": 0.8}, "marker: min_overlap: 0.8 is not understood"),
     ],
 )
 def test_limits_against_others_are_strict(keywords: dict[str, Any], message: str) -> None:
@@ -202,6 +205,14 @@ def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
     with pytest.raises(SettingsError, match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting"):
         settled(environment={"GPUMEM_FASTER_THAN": "faulting"})
     assert merge_limits(None, None, settled({"gpumem_fail_if_faster": "5%"})).fail_if_faster == "5%"
+
+
+def test_the_cap_on_pinned_memory_is_a_share_of_ram() -> None:
+    assert settled().pinned_share == 0.5
+    assert settled({"gpumem_pinned_share": "12.5%"}).pinned_share == 0.125
+    for wrong in ("0%", "101%"):
+        with pytest.raises(SettingsError, match=f"--gpumem-pinned-share: '{wrong}' is no share of the host's RAM"):
+            settled({"gpumem_pinned_share": wrong})
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic, Window
+from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
 from pytest_gpumem.units import GiB, MiB
@@ -224,3 +225,24 @@ def test_the_report_of_a_test_that_measured_nothing(h100: DeviceFacts) -> None:
     text = report(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), h100)
     assert text.splitlines()[0] == "FAIL t.py::test_a: wrong result"
     assert len(text.splitlines()) == 2
+
+
+OVERLAP = Overlap((Part("host to device", 200e-6), Part("kernel", 266e-6)), sequential=466e-6, bound=266e-6, streams=4, chunks=4)
+
+
+@pytest.mark.parametrize(("least", "outcome"), [("90%", Outcome.PASS), ("99.15%", Outcome.SUSPECT), ("100%", Outcome.FAIL)])
+def test_min_overlap_is_a_share_of_what_can_be_hidden(bench: Any, h100: DeviceFacts, least: str, outcome: Outcome) -> None:
+    """267.9 us of 466 us in turn and 266 us at best: 99.1 % of 200 us are hidden."""
+    verdict = judge(bench.measurement(overlap=OVERLAP), held(min_overlap=least), h100, [], strict=False)
+    assert verdict.outcome is outcome
+    assert f"min_overlap {least} (marker)" in verdict.reason
+
+
+def test_min_overlap_where_nothing_overlaps_is_no_pass(bench: Any, h100: DeviceFacts) -> None:
+    alone = judge(bench.measurement(), held(min_overlap="50%"), h100, [], strict=False)
+    assert alone.outcome is Outcome.FAIL
+    assert "cannot be judged: nothing overlaps in it (measure staged_copy or gpu_work.together)" in alone.reason
+    shared = replace(OVERLAP, bound=466e-6)
+    nothing = judge(bench.measurement(overlap=shared), held(min_overlap="50%"), h100, [], strict=False)
+    assert nothing.outcome is Outcome.FAIL
+    assert "there is nothing to hide" in nothing.reason
