@@ -136,7 +136,7 @@ def examine(machine: Machine | None = None) -> Report:
         _kernels(machine),
         _package(machine, "pytest-benchmark", "pytest-benchmark", "nothing can be stored", "pip install pytest-benchmark"),
         _package(machine, "NVTX", "nvtx", "no named ranges in Nsight tools", "pip install nvtx (there is no wheel for macOS)"),
-        _package(machine, "CUPTI", "cupti-python", "page faults and migrations can be counted with nsys only", "pip install 'pytest-gpumem[cupti]'"),
+        _package(machine, "CUPTI", "cupti-python", "page faults can be counted with nsys only", "pip install 'pytest-gpumem[cupti]'"),
         _nsys(machine),
         _nsight_compute(machine),
     ]
