@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
+from pytest_gpumem.verdicts.judge import unreliable
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.target import Case, Target
@@ -164,6 +166,8 @@ class L2Sweeps:
         begun = device.now()
         granted: dict[int, int] = {}
         """What was set aside, where it is not what was asked for."""
+        doubts: list[str] = []
+        """The first reason why a measurement is unreliable, of each that is."""
 
         def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
             setting: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
@@ -171,6 +175,7 @@ class L2Sweeps:
                 taken = conductor.measure(one, plan, arena=test.arena, label="", name=test.range_name)
             if taken.window is not None and taken.window.set_aside != set_aside:
                 granted[set_aside] = taken.window.set_aside
+            doubts.extend(islice(unreliable(taken), 1))
             return taken.latency, taken.half_width
 
         try:
@@ -184,6 +189,9 @@ class L2Sweeps:
                 f"the driver set aside {format_bytes(granted[least])} where {format_bytes(least)} were asked for, and something else than "
                 f"asked for at {len(granted)} of the set-asides: the map names what was asked for"
             )
+            found = replace(found, notes=(*found.notes, note))
+        if doubts:
+            note = f"{len(doubts)} measurements of the sweep are unreliable: {doubts[0]}"
             found = replace(found, notes=(*found.notes, note))
         test.session.sweeps.append((test.item.nodeid, found))
         return found

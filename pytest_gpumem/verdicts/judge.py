@@ -48,7 +48,7 @@ def judge(
     Raises:
         QuantityError: a limit that cannot be read.
     """
-    if doubts := list(_unreliable(measurement)):
+    if doubts := list(unreliable(measurement)):
         return _verdict(Outcome.UNRELIABLE, f"{', '.join(doubts)}: no limit was judged", None, facts, strict)
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
     past = [m for m in past if m.mode == measurement.mode and not m.profiled]
@@ -139,7 +139,7 @@ def _verdict(
     return Verdict(outcome, reason, comparison, fails=fails, simulated=facts.simulated)
 
 
-def _unreliable(measurement: Measurement) -> Iterator[str]:
+def unreliable(measurement: Measurement) -> Iterator[str]:
     """Why the conditions forbid a judgement."""
     if measurement.profiled:
         yield "a profiler was attached"

@@ -193,6 +193,23 @@ def test_a_driver_that_sets_aside_something_else_is_noted(pytester: pytest.Pytes
     assert "1 passed" in said(result)
 
 
+def test_conditions_that_forbid_a_judgement_are_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from dataclasses import replace
+        from pytest_gpumem import MiB
+
+        def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device, monkeypatch):
+            out, table = device_buffer(64 * MiB, "i4"), device_buffer(9 * MiB, "i4")
+            conditions = gpu_device.conditions
+            monkeypatch.setattr(gpu_device, "conditions", lambda: replace(conditions(), other_processes=2))
+            (note,) = l2_sweep(gpu_kernels.reset_data, out, table, window=table).notes
+            assert note.endswith(" measurements of the sweep are unreliable: 2 processes of others on the device"), note
+        """
+    )
+    gpumem().assert_outcomes(passed=1)
+
+
 def test_streams_that_are_open_together_are_swept_after_the_last(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
