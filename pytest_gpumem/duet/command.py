@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.duet.reading import Wanted
     from pytest_gpumem.duet.rounds import Progress
 
-ROUNDS = 80
+ROUNDS = 96
 """As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
 LARGEST_RESULTS = 1 << 30
 """Bytes of a file of results that is read."""
@@ -116,6 +116,8 @@ def duet(
             }
             kept = Journal(journal if journal is not None else _default_journal(asked), asked)
             stack.callback(kept.close)
+            if journal is None:
+                stack.callback(lambda: None if kept.lines else kept.remove())
             files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
             workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
             stack.callback(workers.close)

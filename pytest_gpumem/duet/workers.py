@@ -36,14 +36,16 @@ REFUSED = {
     "--gpumem-save": "a duet accepts nothing into a baseline",
     "--gpumem-report": "a duet's processes are no runs of their own; --json writes what it found",
     "--gpumem-baseline": "a duet compares with BASE alone",
+    "--gpumem-l2-sweep": "a duet sweeps nothing",
+    "--gpumem-processes": "a duet has fresh processes of its own",
     "-n": "a duet measures one process at a time",
     "--numprocesses": "a duet measures one process at a time",
 }
 """Arguments of pytest that cannot be given, and why."""
 _OUTCOME_OF_NO_RUN = (3, 4)
 """pytest's exit codes of an internal error and of arguments or a device that it cannot use."""
-_TAKEN_AWAY = ("GPUMEM_SAVE", "GPUMEM_STRICT", "GPUMEM_REPORT", "GPUMEM_BASELINE", "GPUMEM_L2_SWEEP", "GPUMEM_L2_SWEEP_MAP")
-_SWITCHED_OFF = ("gpumem_save", "gpumem_report")
+_TAKEN_AWAY = ("GPUMEM_REPORT", "GPUMEM_BASELINE", "GPUMEM_L2_SWEEP_MAP")
+"""Variables that would have every process of a duet read or write what is a single run's."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,10 @@ class Workers:
         path = moved_path(self._environment, side, other.root)
         if path is not None:
             environment["PYTHONPATH"] = path
-        # Tests that fail by the limits of their own rows are judged here; -x would end a process at the first of them.
+        # -x would end a process at the first test that fails.
         arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
-        arguments += [f"--gpumem-baseline={self._nothing}", "--maxfail=0", "--continue-on-collection-errors", "-p", "no:randomly"]
-        arguments += [part for name in _SWITCHED_OFF for part in ("-o", f"{name}=")]
-        environment["GPUMEM_STRICT"] = "0"
+        arguments += [f"--gpumem-baseline={self._nothing}", "-o", "gpumem_report="]
+        arguments += ["--maxfail=0", "--continue-on-collection-errors", "-p", "no:randomly"]
         job = {
             "early": self.early,
             "cwd": str(side.folder) if side.path_from_cwd else None,

@@ -18,6 +18,8 @@ import pytest
 
 REASON = 500
 """Characters of a failure's reason that are kept."""
+FOR_ITSELF = {"gpumem_save": False, "gpumem_strict": False, "gpumem_l2_sweep": False, "gpumem_processes": "1"}
+"""Options, where the tree's plugin has them, that are the duet's own matter: set as on the command line, over the environment and ini."""
 
 
 class Gate:
@@ -50,8 +52,11 @@ class Gate:
         self._told.read()
         os._exit(1)
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
     def pytest_configure(self, config: pytest.Config) -> None:
+        for name, value in FOR_ITSELF.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
         if getattr(config.option, "numprocesses", None) or getattr(config.option, "dist", "no") != "no":
             raise pytest.UsageError("gpumem duet measures one process at a time; leave out -n and --dist")
 

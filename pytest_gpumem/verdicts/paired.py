@@ -39,7 +39,7 @@ MISS = 0.004
 """Most slow-downs of delta that pass. What is left of 1 % is for those that stay undecided."""
 LOWER, UPPER = 1e-3, 1e-2
 """One-sided errors of the bounds that are shown; a verdict keeps stricter ones."""
-ROUNDS = 80
+ROUNDS = 96
 """Pairs at most, by default: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
 GROWTH = 1.45
 """Pairs at a look over those at the one before."""

@@ -47,7 +47,7 @@ def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted:
     players = players or Players(answer)
     told: list[Progress] = changes.pop("told", [])
     own_sides = changes.pop("sides", sides())
-    given: dict[str, Any] = {"max_regression": None, "rounds_max": 80, "seed": 0, "tell": told.append, **changes}
+    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "tell": told.append, **changes}
     journal = Journal(tmp_path / "journal", {"asked": "this"})
     try:
         return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()  # type: ignore[arg-type]
@@ -66,27 +66,27 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert players.played[0][1] is None
     assert {tests for turn, tests in players.played if 1 < turn.round <= 12} == {(A, B)}
     assert {tests for turn, tests in players.played if turn.round > 12} == {(B,)}
-    assert len(players.played) == 36
+    assert len(players.played) == 32
     assert report.exit_code(result, strict=False) == 1
     (slow,) = (one for one in result.told if one.key == B)
     assert slow.paired is not None
     assert slow.paired.change == pytest.approx(0.02, abs=0.002)
     assert slow.head_latency == pytest.approx(25.5e-6, rel=0.01)
-    assert (told[-1].rounds, told[-1].seconds) == (17, 0.0)
-    assert any("looks after 12, 18" in (now.note or "") for now in told)
+    assert (told[-1].rounds, told[-1].seconds) == (15, 0.0)
+    assert any("looks after 12, 16" in (now.note or "") for now in told)
 
 
 def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tmp_path: Path) -> None:
     whole = play(tmp_path, plain)
     lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
-    for count in (1, 2, 3, 10, 24, 25, 30, 36, 37):
+    for count in (1, 2, 3, 10, 24, 25, 30, 32, 33):
         (tmp_path / str(count)).mkdir()
         (tmp_path / str(count) / "journal").write_bytes(b"".join(lines[:count]))
         players = Players(plain)
         again = play(tmp_path / str(count), plain, players)
         assert again.told == whole.told
         assert again.resumed == count - 1
-        assert len(players.played) == 37 - count
+        assert len(players.played) == 33 - count
 
 
 def test_limits_are_the_tests_own_unless_the_command_says_otherwise(tmp_path: Path) -> None:
@@ -307,18 +307,18 @@ def test_others_on_the_gpu_make_the_next_processes_wait_before_they_import(tmp_p
     players.answer = answer
     result = play(tmp_path, answer, players)
     assert outcomes(result) == {A: Outcome.PASS, B: Outcome.FAIL}
-    assert len(result.processes) == 37
+    assert len(result.processes) == 33
 
 
 def test_the_text_and_the_document_say_it_all(tmp_path: Path) -> None:
     result = play(tmp_path, plain)
     text = report.text(result, sides(), width=120, colour=False, seconds=42)
     assert "FAIL test_x.py::test_b: slower: +2." in text
-    assert "36 processes in 42 s" in text
+    assert "32 processes in 42 s" in text
     document = report.to_json(result, sides(), {"seed": 0}, utc="now", seconds=42.0, code=1)
     assert document["plan"]["looks"][0] == 12
     assert [verdict["outcome"] for verdict in document["verdicts"]] == ["FAIL", "PASS"]
-    assert len(document["processes"]) == 36
+    assert len(document["processes"]) == 32
     assert document["processes"][0]["rows"][A]["medians"]
     assert document["simulated"] is False
     simulated = replace(result, processes=tuple(replace(one, simulated=True) for one in result.processes))

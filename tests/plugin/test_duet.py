@@ -1,0 +1,249 @@
+"""`gpumem duet` from outside: real processes of pytest on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICKLY = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2", "-p", "no:cacheprovider")
+ROUNDS = ("--rounds-max", "10")
+COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "duet"]
+
+TESTS = """
+from kern import NBYTES
+
+def measure(gpu_benchmark, device_buffer, gpu_kernels, nbytes):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
+
+def test_mine(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, NBYTES)
+
+def test_same(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, 64 << 20)
+"""
+NEW = """
+def test_new(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, 1 << 20)
+"""
+
+Done = subprocess.CompletedProcess
+
+
+class Project:
+    """A repository whose base is committed, and the command in it."""
+
+    def __init__(self, folder: Path, temporary: Path) -> None:
+        self.folder = folder
+        self.temporary = temporary
+        self.environment = {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "160"}
+        folder.mkdir()
+        self.git("init", "-q", "-b", "main")
+        self.write("pytest.ini", "[pytest]\n")
+        self.write("kern.py", "NBYTES = 64 << 20\n")
+        self.write("test_it.py", TESTS)
+        self.commit()
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def commit(self) -> None:
+        self.git("add", ".")
+        self.git("commit", "-qm", "next")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*COMMAND, *arguments, *(() if "--" in arguments else ("--", *QUICKLY))]
+
+    def duet(self, *arguments: str) -> Done[str]:
+        return subprocess.run(self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.command(*arguments), cwd=self.folder, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+
+    @property
+    def worktrees(self) -> int:
+        return self.git("worktree", "list").count("\n")
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.temporary.iterdir())
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "temporary").mkdir()
+    return Project(tmp_path / "project", tmp_path / "temporary")
+
+
+def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for something that the process does; give up with it."""
+    while not happened():
+        if process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
+        time.sleep(0.01)
+
+
+def lines(journal: Path) -> int:
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def verdicts(path: Path) -> dict[str, Any]:
+    return {verdict["key"]: verdict["outcome"] for verdict in json.loads(path.read_text())["verdicts"]}
+
+
+def complaint(done: Done[str]) -> str:
+    """The one line of a usage error."""
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_planted_slow_down_fails_and_what_is_unchanged_passes(project: Project) -> None:
+    """5 per cent more bytes, not committed; a test that base lacks; the screen's own limits and a strict ini do not interfere."""
+    project.write("kern.py", "NBYTES = int((64 << 20) * 1.05) // 4096 * 4096\n")
+    project.write("test_it.py", TESTS + NEW)
+    done = project.duet("main", *ROUNDS, "--json", "out.json")
+    assert done.returncode == 1, done.stderr
+    assert "FAIL (simulated) test_it.py::test_mine: slower: +5." in done.stdout.replace("\n  ", " ")
+    assert "PASS (simulated) test_it.py::test_same: " in done.stdout
+    assert "NO VERDICT (simulated) test_it.py::test_new: base: it measured nothing" in done.stdout
+    assert "with uncommitted changes" in done.stdout
+    assert "its traffic has changed from 128 MiB to 134" in done.stdout.replace("\n  ", " ")
+    assert "round 1: 2 undecided, next look at 10 in" in done.stderr
+    document = json.loads((project.folder / "out.json").read_text())
+    assert document["simulated"] is True
+    assert len({process["pid"] for process in document["processes"]}) == 20
+    starts = [process["utc"] for process in document["processes"]]
+    assert starts == sorted(starts)
+    assert [process["side"] for process in document["processes"][:4]] in (
+        ["base", "head", "head", "base"],
+        ["head", "base", "base", "head"],
+    )
+    assert (project.worktrees, project.left()) == (1, [])
+    assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py", "??", "out.json"]
+
+
+def flagged(project: Project, *tests: str) -> None:
+    """run.json: the results of a run whose screen flagged these tests."""
+    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-max-regression=1%", "--benchmark-json=run.json", *QUICKLY]
+    for _ in range(2):
+        done = subprocess.run([*run, "--gpumem-save"], cwd=project.folder, env=project.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    document = json.loads((project.folder / "run.json").read_text())
+    for row in document["gpumem"]["rows"]:
+        assert row["verdict"]["comparison"] is not None, row["verdict"]
+        row["verdict"]["outcome"] = "SUSPECT" if row["nodeid"] in tests else "PASS"
+    project.write("run.json", json.dumps(document))
+
+
+def test_killed_at_every_stage_the_same_command_resumes(project: Project) -> None:
+    """And it compares what a run flagged, nothing else."""
+    flagged(project)
+    nothing = project.duet("main", "--flagged", "run.json")
+    assert (nothing.returncode, nothing.stdout) == (0, "nothing is flagged in run.json: there is nothing to compare\n")
+    flagged(project, "test_it.py::test_same")
+
+    journal = project.temporary / "killed.jsonl"
+    asked = ("main", *ROUNDS, "--flagged", "run.json", "--journal", str(journal), "--json", "out.json")
+    stages: list[Callable[[], bool]] = [
+        lambda: project.worktrees == 2,
+        lambda: lines(journal) == 1,
+        *(lambda count=count: lines(journal) >= count for count in (2, 3, 6, 20)),  # type: ignore[misc]
+    ]
+    before = b""
+    for reached in stages:
+        process = project.start(*asked)
+        until(reached, process)
+        process.kill()
+        process.communicate()
+        after = journal.read_bytes() if journal.exists() else b""
+        assert after.startswith(before.rpartition(b"\n")[0])
+        before = after
+    done = project.duet(*asked)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((project.folder / "out.json").read_text())
+    assert verdicts(project.folder / "out.json") == {"test_it.py::test_same": "PASS"}
+    assert document["resumed"] >= 19
+    played = [(process["round"], process["side"]) for process in document["processes"]]
+    assert len(played) == len(set(played)) == 20
+    assert [list(process["rows"]) for process in document["processes"]] == [["test_it.py::test_same"]] * 20
+    assert project.worktrees == 1
+    assert not [name for name in project.left() if name.startswith("gpumem-duet-")]
+
+    # A journal that is complete gives its verdict again; that of other arguments is refused.
+    again = project.duet(*asked)
+    assert "20 of them taken from the journal" in again.stdout
+    other = project.duet(*asked[:-2], "--seed", "1")
+    assert f"journal {journal} is of other arguments: seed was 0 and is now 1" in complaint(other)
+    project.write("kern.py", "NBYTES = 1 << 20\n")
+    assert "of other arguments: head was" in complaint(project.duet(*asked))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_removes_everything_but_its_journal(project: Project, number: signal.Signals) -> None:
+    process = project.start("main", *ROUNDS)
+    until(lambda: any(lines(path) >= 3 for path in project.temporary.glob("*.jsonl")), process)
+    assert project.worktrees == 2
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert project.worktrees == 1
+    (journal,) = project.left()
+    assert journal.endswith(".jsonl")
+    # No process is left that measures on.
+    for line in (project.temporary / journal).read_text().splitlines()[1:]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(json.loads(line)["pid"], 0)
+
+
+def test_what_cannot_be_played_is_one_line(project: Project) -> None:
+    assert "BASE no-such is no revision" in complaint(project.duet("no-such"))
+    assert "--rounds-max: 4 rounds cannot fail any" in complaint(project.duet("main", "--rounds-max", "4"))
+    assert "--max-regression: '1' is not understood" in complaint(project.duet("main", "--max-regression", "1"))
+    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(project.duet("main", "--", "-n4"))
+    assert "--benchmark-json=x among" in complaint(project.duet("main", "--", "--benchmark-json=x"))
+    assert "--json: none/x: there is no folder" in complaint(project.duet("main", "--json", "none/x"))
+    assert "--flagged none: No such file" in complaint(project.duet("main", "--flagged", "none"))
+    assert "--flagged pytest.ini: " in complaint(project.duet("main", "--flagged", "pytest.ini"))
+    assert "pytest ended with 4: " in complaint(project.duet("main", "--", "--no-such-option"))
+    assert (project.worktrees, project.left()) == (1, [])
+
+
+def test_base_and_head_with_other_measuring_settings_are_refused(project: Project) -> None:
+    project.write("pytest.ini", "[pytest]\ngpumem_precision = 5%\n")
+    said = complaint(project.duet("main", *ROUNDS))
+    assert "precision is 0.001 in base and 0.05 in head; give --gpumem-precision" in said
+    assert project.worktrees == 1
+
+
+def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
+    source = project.folder / "src"
+    source.mkdir()
+    (source / "mine.py").write_text("")
+    project.write("conftest.py", f"import sys\nsys.path.insert(0, {str(source)!r})\nimport mine\n")
+    project.commit()
+    said = complaint(project.duet("main", *ROUNDS))
+    assert "base (revision main (" in said
+    assert f"did not run its own code: mine from {source / 'mine.py'}" in said
+
+
+def test_tests_that_fail_on_one_side_are_no_verdict(project: Project) -> None:
+    project.write("test_it.py", TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1"))
+    done = project.duet("main", *ROUNDS, "--test", "test_it.py::test_mine", "--test", "test_it.py::test_gone")
+    assert done.returncode == 6, done.stderr
+    assert "NO VERDICT (simulated) test_it.py::test_mine: head: failed, assert 67108864 == 1" in done.stdout.replace("AssertionError: ", "")
+    assert "NO VERDICT (simulated) test_it.py::test_gone: base: there is no such measurement" in done.stdout
