@@ -59,6 +59,7 @@ def test_what_is_unknown_is_no_change() -> None:
     assert said(accepted(test_source=None, kernel_source=None)) == ()
     assert said(accepted(), test_source=None, kernel_source=None) == ()
     assert said(accepted(replace(FACTS, driver=None)), facts=replace(FACTS, driver=None)) == ()
+    assert said(accepted(replace(FACTS, driver="570.1")), accepted(replace(FACTS, driver=None))) == ("driver 570.1 -> 580.95.05",)
 
 
 def test_clocks_under_load() -> None:

@@ -110,6 +110,7 @@ def test_who(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--reason", "why"], "Missing argument 'TEST...'"),
         ([TESTS[0], "--reason", "  "], "--reason: it is empty"),
         (["tests/test_a.py::test_cpy[1]", "--reason", "why"], f"no row in .benchmarks is of it (did you mean {TESTS[0]}?)"),
+        (["tests/test_a", "--reason", "why"], "tests/test_a: no row in .benchmarks is of it"),
         ([TESTS[0], "nowhere", "--reason", "why"], "nowhere: no row in .benchmarks is of it"),
         ([TESTS[0], "--reason", "why", "--baseline", "empty"], "there are no baselines in empty; --baseline says where they are"),
         (

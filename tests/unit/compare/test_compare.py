@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from result_files import H100, Folder
 
 from pytest_gpumem.baselines.store import Store, accept
+from pytest_gpumem.compare import pairs
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.judge import judge as judging
+from pytest_gpumem.verdicts.suite import Family
 
 Compare = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -239,7 +243,28 @@ def test_only_the_newest_epoch_of_a_baseline_is_compared_with(folder: Folder, co
     for _ in range(3):
         store.save([folder.row(268e-6)], "abc")
     folder.write("b.json", [folder.row()])
-    assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 0
+    result = compare(str(store.folder), "b.json", "--max-regression", "1%", "--strict")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
+
+
+# Many rows
+
+
+def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holm's procedure, in the order of the rows: of those that both sides have, less what was rejected before."""
+    names = ["test_fine", "test_slow", "test_last"]
+    for index in range(5):
+        folder.write(f"base-{index}.json", [folder.row(name=name) for name in [*names, "test_gone"]])
+    folder.write("head.json", [folder.row(600e-6 if name == "test_slow" else 268e-6, name) for name in [*names, "test_new"]])
+    seen = []
+
+    def judge(*arguments: Any, family: Family, **keywords: Any) -> Verdict:
+        seen.append((family.size, family.rejected))
+        return judging(*arguments, family=family, **keywords)
+
+    monkeypatch.setattr(pairs, "judge", judge)
+    assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 1
+    assert seen == [(3, 0), (3, 0), (3, 1), (3, 1)]
 
 
 # Mistakes
