@@ -32,7 +32,7 @@ from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, Ker
 from pytest_gpumem.measuring.whereabouts import Elsewhere, find
 from pytest_gpumem.measuring.works import WorkTarget
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.ranges import Ranges, phase
@@ -126,6 +126,8 @@ class Conductor:
         if isinstance(function, BoundKernel):
             if moved is not None:
                 raise BadCall(f"moved={moved!r}: the traffic of {function.name} is known from the kernel")
+            if stream is None and any(function.stream is one.stream for one in open_streams(self._device)):
+                raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
             return KernelTarget(function, arguments, keywords, arena, queue, stream)
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
@@ -180,7 +182,8 @@ class Conductor:
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
-        if target.window is None and self._device.facts.persisting_l2_max_bytes:
+        facts = self._device.facts
+        if target.window is None and facts.persisting_l2_max_bytes and facts.mig_profile is None:
             self._device.reset_persisting()  # a read flush does not evict lines that somebody left persisting
         self._wake()
         floors = self.floors()

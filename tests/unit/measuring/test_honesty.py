@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench
+from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers.batched import BATCH_SECONDS
@@ -120,3 +121,12 @@ def test_only_what_lies_beyond_the_link_counts_as_link_traffic(bench: Bench) -> 
     assert target.traffic.link
     assert target.traffic.total == a.nbytes
     target.close()
+
+
+def test_lines_that_persist_are_not_reset_on_a_mig_instance_which_has_none() -> None:
+    for mig_profile, resets in ((None, 1), ("1g.18gb", 0)):
+        bench = Bench(CountedDevice(mig_profile=mig_profile))
+        calls: list[None] = []
+        bench.device.reset_persisting = lambda calls=calls: calls.append(None)  # type: ignore[method-assign]
+        bench.measure("copy", *bench.buffers(2))
+        assert len(calls) == resets

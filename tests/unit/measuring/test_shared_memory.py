@@ -11,6 +11,7 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.l2 import BadWindow, persisting
 from pytest_gpumem.memory.l2_arguments import Where
 
@@ -52,3 +53,12 @@ def test_a_stream_that_is_closed_is_refused_for_untimed_calls(bench: Bench) -> N
         pass
     with pytest.raises(BadWindow, match="a persisting stream whose `with` block has ended has no window"):
         bench.kernels.reset_data.with_stream(stream)
+
+
+def test_a_kernel_bound_for_untimed_calls_is_not_measured_without_its_window(bench: Bench) -> None:
+    out, table = bench.memory.device(64 * MiB, "i4"), bench.memory.device(8 * MiB, "i4")
+    with persisting(bench.device, table) as stream:
+        bound = bench.kernels.reset_data.with_stream(stream)
+        with pytest.raises(BadCall, match=r"with_stream\(\) is for untimed calls; measure with stream=stream"):
+            bench.target(bound, out, table)
+        bench.target(bound, out, table, stream=stream).close()
