@@ -44,8 +44,12 @@ def _add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     return {"y": arrays["x"] + arrays["y"]}
 
 
+def _page(call: Call) -> int:
+    return int(call.scalars.get("page", PAGE_BYTES))
+
+
 def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, int(call.scalars["page"])), _THREADS // WARP), _THREADS)
+    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // WARP), _THREADS)
 
 
 def _init_accesses(call: Call) -> tuple[Access, ...]:
@@ -58,11 +62,11 @@ def _init_arguments(call: Call) -> tuple[str | int, ...]:
 
 def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
     array = call.arrays["x"]
-    return ("x", "value", int(call.scalars["page"]) // array.itemsize, array.size)
+    return ("x", "value", _page(call) // array.itemsize, array.size)
 
 
 def _is_page(call: Call) -> str | None:
-    page = call.scalars["page"]
+    page = call.scalars.get("page", PAGE_BYTES)
     if SMALLEST_PAGE <= page <= LARGEST_PAGE and page == int(page) and int(page) & (int(page) - 1) == 0:
         return None
     return f"page is {page}; a power of two from {SMALLEST_PAGE} to {LARGEST_PAGE} bytes is needed"

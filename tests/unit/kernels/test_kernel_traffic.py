@@ -171,6 +171,16 @@ def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them():
     assert [CATALOGUE[name].on_chip_cycles(call) / (N / 32) for name in scattered] == [33, 35, 4]
 
 
+def test_the_page_of_a_warp_is_the_callers():
+    kernel = CATALOGUE["init_warp_per_page"]
+    for page in (4096, 65536, 2 * MiB):
+        call = Call(sized("f8", x=MiB), {"value": 1.0, "page": page})
+        assert kernel.check(call) is None
+        assert kernel.launch_arguments(call) == ("x", "value", page // 8, MiB)
+    for page in (0, 2048, 4 * MiB, 65537, 4096.5, 3 * 4096):
+        assert "a power of two from 4096 to 2097152 bytes" in kernel.check(Call(sized(x=MiB), {"value": 1.0, "page": page}))
+
+
 def shape(name, facts, arrays, blocks=None, **scalars):
     got = CATALOGUE[name].shape(facts, Call(arrays, scalars, blocks))
     return got.blocks, got.threads
@@ -193,6 +203,7 @@ def test_launch_shapes(h100):
     assert shape("add", h100, sized(x=1025, y=1025)) == (5, 256)
     # 64 MiB are 1024 pages of 64 KiB: eight warps a block
     assert shape("init_warp_per_page", h100, sized(x=16 * MiB)) == (128, 256)
+    assert shape("init_warp_per_page", h100, sized(x=16 * MiB), page=2 * MiB) == (4, 256)
     assert shape("offset_copy", h100, sized(odata=1032, idata=1032), offset=8) == (4, 256)
     assert shape("stride_copy", h100, sized(odata=8192, idata=8192), stride=32) == (1, 256)
     # 16 x 16 tiles, and one more for a ragged row of them

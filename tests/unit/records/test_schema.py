@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from known_devices import H100
 
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Repeat, Taken, Traffic
+from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import (
     SCHEMA,
@@ -41,6 +42,11 @@ MEASURED = Measurement(
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
     counted=Counted(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
+    migrations=Migrations(
+        before=PageCounts(to_host=2**20, causes={"fault": 2**20}),
+        launch=PageCounts(gpu_faults=24, gpu_groups=1, gpu_pages=1, mapped=0, groups=(FaultGroup(0x7F0000000000, 24, "write"),)),
+        source="CUPTI",
+    ),
     kernel_source="a" * 64,
     taken=Taken("2026-11-20T18:00:00+00:00", "GPU-a", Controls(dram=6e-5, l2=2e-5, launch=3e-6, source="c")),
     further=(Repeat((2.68e-4, 2.69e-4), 2e-6),),
@@ -174,6 +180,9 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "further", 0, "medians", 1], -1.0, r"further\[0\]\.medians: -1.0 s is no time"),
         (["measurement", "further", 0, "overhead"], -1.0, r"further\[0\]\.overhead: -1.0 is negative"),
         (["measurement", "taken", "controls", "dram"], 0.0, r"taken\.controls\.dram: 0.0 s is no time"),
+        (["measurement", "migrations", "launch", "gpu_faults"], -1, r"migrations\.launch\.gpu_faults: -1 is negative"),
+        (["measurement", "migrations", "launch", "mapped"], -1, r"migrations\.launch\.mapped: -1 is negative"),
+        (["measurement", "migrations", "before", "causes", "fault"], -1, r"migrations\.before\.causes\.fault: -1 is negative"),
         (["measurement", "counted", "writes"], -1, r"counted\.writes: -1 is negative"),
         (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1 is negative"),
         (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; figures of no launch"),

@@ -72,6 +72,11 @@ def test_a_driver_or_bindings_without_discards_skip(h100: DeviceFacts, monkeypat
         managed.discard(MEMORY, STREAM, h100)
 
 
+def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert hasattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
+
+
 def test_what_cannot_be_advised_is_refused(h100: DeviceFacts) -> None:
     with pytest.raises(DeviceError, match="not pinned memory"):
         managed.advise(Allocation(MemoryKind.PINNED, 64, 256, 256), 0, Advice.READ_MOSTLY, False, h100, on=True)

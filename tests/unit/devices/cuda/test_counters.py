@@ -103,6 +103,7 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
         [
             record(4, 24, address=0x10000, flags=2, start=5),
             record(4, 1, address=0x20000, flags=1, start=3),
+            record(4, 2, address=0x10000, flags=2, start=7),
             record(3, 0x7F00AA, start=1),
             record(3, 0x7F00BB, start=2),
         ],
@@ -115,8 +116,8 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
         ],
     ]
     counts = Counters(2).count(lambda: cupti.log.append("work"))
-    assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (25, 2, 2, 23)
-    assert counts.groups == (FaultGroup(0x20000, 1, "read"), FaultGroup(0x10000, 24, "write"))
+    assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (27, 3, 2, 25)
+    assert counts.groups == (FaultGroup(0x20000, 1, "read"), FaultGroup(0x10000, 24, "write"), FaultGroup(0x10000, 2, "write"))
     assert counts.cpu_faults == 2  # their values are program counters
     assert (counts.to_device, counts.to_host, counts.mapped) == (12288, 100, 65536)
     assert counts.causes == {"fault": 4096, "speculation": 8192, "prefetch": 100}
