@@ -282,6 +282,13 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     Option(
+        "pinned_share",
+        _pinned_share,
+        0.5,
+        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
+        "SHARE",
+    ),
+    Option(
         "count_pages",
         _flag,
         False,
@@ -289,11 +296,11 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     Option(
-        "pinned_share",
-        _pinned_share,
-        0.5,
-        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
-        "SHARE",
+        "processes",
+        _count,
+        1,
+        "Fresh processes to measure in, one after another; comparisons are over all of them. Default: 1.",
+        "M",
     ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
     Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
@@ -365,10 +372,12 @@ class Settings(NamedTuple):
     """Default limit, as written."""
     fail_if_faster: str | None = None
     """Default limit, as written."""
-    count_pages: bool = False
-    """Count page faults and migrations in an untimed pass."""
     pinned_share: float = 0.5
     """Share of the host's RAM that may be page-locked."""
+    count_pages: bool = False
+    """Count page faults and migrations in an untimed pass."""
+    processes: int = 1
+    """Fresh processes to measure in."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None

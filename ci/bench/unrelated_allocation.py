@@ -32,7 +32,7 @@ from whole_mib import whole_mib
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.benchmark import Plan
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.units import KiB, MiB
 from pytest_gpumem.verdicts.spread import of_difference
 
@@ -43,6 +43,8 @@ PLANS = {"one placement": Plan(placements=1), "default": Plan()}
 """One placement comes first: the other moves the arrays about, and what it frees would be given out again."""
 TINY_PLAN = Plan(budget=0.05)
 CONFIDENCE = 0.95
+SESSION = Taken("2026-11-21T00:00:00+00:00")
+"""Of both sides of a pair, which follow each other on one card within seconds."""
 AHEAD = 3
 WORKER_SECONDS = 120.0
 
@@ -148,6 +150,7 @@ def _measured(case: dict[str, Any]) -> Measurement:
         floor=0.0,
         conditions=(calm, calm),
         overhead=case["overhead"],
+        taken=SESSION,
     )
 
 

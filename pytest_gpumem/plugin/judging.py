@@ -13,6 +13,7 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import is_failure, judge
+from pytest_gpumem.verdicts.merging import merged
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.running import GpuTest
@@ -44,6 +45,8 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         return []
     test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
+    if session.further:
+        test.taken = [(merged(m, key_of(item.nodeid, m.label), session.further), limits) for m, limits in test.taken]
     siblings = {measurement.label: measurement for measurement, _ in test.taken}
     verdicts = [_verdict(test, measurement, limits, siblings, error if skipped else None) for measurement, limits in test.taken]
     failed = error is not None and not skipped

@@ -82,6 +82,10 @@ def start(config: pytest.Config, settings: Settings) -> None:
     config.pluginmanager.register(SessionHooks(session), "gpumem-session")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
+    if settings.processes > 1:
+        from pytest_gpumem.plugin.repeating import RepeatHooks
+
+        config.pluginmanager.register(RepeatHooks(session), "gpumem-repeats")
     if not session.is_worker:
         from pytest_gpumem.plugin.terminal import TerminalHooks
 
@@ -194,6 +198,8 @@ class GpuSession:
         """The total budget, once the tests are collected; None where each measurement has its own."""
         self.family = Family()
         """The rows that are compared with the baseline, as far as they were judged."""
+        self.further: list[dict[str, Row]] = []
+        """Rows of each further process of `--gpumem-processes`, by key."""
         self.begun = datetime.now(timezone.utc)
         self.drifted: list[str] = []
         """How the device changed while the session measured, in this process or in a worker of xdist."""
@@ -297,7 +303,8 @@ class GpuSession:
             measured = known.get(item.nodeid, {})
             most = DEFAULT_BUDGET if own is None else own
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
-        self.ledger = Ledger(total, expected)
+        # Each process of the run has its part.
+        self.ledger = Ledger(total / self.settings.processes, expected)
 
     def close(self) -> None:
         """Give the device back; a second call does nothing."""

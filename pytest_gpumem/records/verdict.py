@@ -56,7 +56,7 @@ class Verdict:
     """One sentence with the figure, the limit and the margin."""
     comparison: Comparison | None = None
     """Change against the baseline, where there is one."""
-    fails: bool = False
-    """The test fails by it, whatever the outcome: a claim of the test that does not hold beyond its interval."""
     simulated: bool = False
     """Every verdict about a simulated device says so."""
+    fails: bool = False
+    """The test fails by it, whatever the outcome: a claim of the test that does not hold beyond its interval."""

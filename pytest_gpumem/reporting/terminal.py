@@ -25,7 +25,7 @@ def header(
     Args:
         facts: the device under test.
         settings: what the run was asked for, by the names of the options: mode, sampler, placements, precision (a share), budget and
-            total_budget (seconds), max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left out.
+            total_budget (seconds), processes, max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left out.
         baseline: one sentence about the baseline, as `baseline_line` makes it.
         fallback_reason: why the simulated device was taken, where nobody chose it.
         conditions: clocks and throttle reasons at the start.
@@ -122,6 +122,8 @@ def _plan(settings: Mapping[str, object]) -> str:
         parts.append(f"{format_time(each)} a measurement")
     if isinstance(total := settings.get("total_budget"), (int, float)):
         parts.append(f"{format_time(total)} in total")
+    if isinstance(processes := settings.get("processes"), int) and processes > 1:
+        parts.append(f"{processes} processes")
     if settings.get("strict"):
         parts.append("strict")
     return ", ".join(parts)

@@ -1,0 +1,109 @@
+"""`--gpumem-processes`: fresh processes behind each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+COPY = """
+import os
+
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    with open("processes.txt", "a") as seen:
+        seen.write(f"{os.getpid()}\\n")
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), max_regression="2%")
+
+def test_host():
+    pass
+"""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["gpumem"]["rows"]
+    return found
+
+
+def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    result = gpumem("--gpumem-processes", "3", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*3 processes*"])
+    pids = (pytester.path / "processes.txt").read_text().split()
+    assert len(pids) == len(set(pids)) == 3
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert document["gpumem"]["settings"]["processes"] == 3
+    (row,) = rows(pytester.path / "out.json")
+    further = row["measurement"]["further"]
+    assert [len(repeat["medians"]) for repeat in further] == [len(row["measurement"]["placements"])] * 2
+    # The run alone saves and reports.
+    assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 1
+    assert (pytester.path / "junit.xml").exists()
+    again = gpumem("--gpumem-processes", "2")
+    again.assert_outcomes(passed=2)
+    again = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")
+    (row,) = rows(pytester.path / "out.json")
+    comparison = row["verdict"]["comparison"]
+    assert (comparison["processes"], comparison["measured"]) == (3, 2)
+
+
+def test_a_process_that_cannot_measure_ends_the_run(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeconftest("import os\nif 'OUTER' not in os.environ:\n    raise RuntimeError('only once')\nos.environ.pop('OUTER')")
+    pytester.makepyfile(COPY)
+
+    monkeypatch.setenv("OUTER", "1")
+    result = gpumem("--gpumem-processes", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "process 2 of 2 of --gpumem-processes ended with 4 and measured nothing" in result.stdout.str()
+    assert "only once" in result.stdout.str()
+
+
+def test_a_row_that_another_process_has_not_is_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pathlib
+        import pytest
+
+        def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+            mark = pathlib.Path("mark")
+            if not mark.exists():
+                mark.touch()
+                pytest.skip("once")
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+
+        def test_other(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    result = gpumem("--gpumem-processes", "2", "-v")
+    result.assert_outcomes(passed=2)
+    # In the table's width a note takes two lines.
+    text = " ".join(result.stdout.str().split())
+    assert text.count("test_copy: process 2 of 2 is left out: it has no such row") == 1
+    assert "test_other: process" not in text
+
+
+def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim", "--gpumem-processes", "2", "-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"])
+
+
+def test_nothing_is_started_where_nothing_measures(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-processes", "3", "-k", "host").assert_outcomes(passed=1, deselected=1)
+    gpumem("--gpumem-processes", "3", "--collect-only")
+    assert not (pytester.path / "processes.txt").exists()
+
+
+def test_a_total_budget_is_shared_by_the_processes(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    result = gpumem("--gpumem-processes", "2", "--gpumem-budget", "40 ms total")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["gpumem: budget of 20.00 ms shared out over 1 test*"])
