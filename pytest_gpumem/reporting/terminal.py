@@ -25,7 +25,8 @@ def header(
     Args:
         facts: the device under test.
         settings: what the run was asked for, by the names of the options: mode, sampler, placements, precision (a share), budget and
-            total_budget (seconds), processes, max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left out.
+            total_budget (seconds), processes, max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left
+            out.
         baseline: one sentence about the baseline, as `baseline_line` makes it.
         fallback_reason: why the simulated device was taken, where nobody chose it.
         conditions: clocks and throttle reasons at the start.
