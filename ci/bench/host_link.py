@@ -1,0 +1,457 @@
+"""What the host link gives, and whether the harness shows it: copies each way and both at once, sizes, staging, allocators, leaks.
+
+    python ci/bench/host_link.py --json ci/records/nvidia-h200/host_link.json
+    python ci/bench/host_link.py --peers --json ci/records/nvidia-h200/host_link_peers.json
+
+Pinned copies are held against the best of a bare loop of cudaMemcpyAsync in the same process, a staged copy at its best number of streams
+against the bound that no overlap can beat, with the text's estimate beside it (CUDA C++ Best Practices Guide, 9.1.2). `--peers` measures
+copies between two GPUs instead, with peer access and without. Every copy's result is checked.
+
+Exits with 1 if a claim does not hold. On the simulated device no rate is claimed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.devices.process_memory import locked_bytes
+from pytest_gpumem.devices.protocol import ALLOCATORS, Device, MemoryKind
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.works import Works, overlap_of
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.kinds import memory_kind
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.staging import Work
+from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.units import GB, KiB, MiB
+
+PLAN = Plan(budget=0.3)
+PARTS = 4
+"""Times as long the parts of a staged copy are measured: every setting is held against them."""
+LOOP = 50
+"""Copies of the bare loop."""
+STREAMS = (1, 2, 4, 8, 16)
+CHUNKS_PER_STREAM = (1, 4, 16)
+ROUNDS = (50, 250)
+"""Between which the time of one round of `elementwise` is told."""
+CYCLES = 1000
+CYCLE_BYTES = 256 * KiB
+ALLOCATION = 16 * MiB
+LEAST_RATE = {"NVIDIA H200": 54e9, "NVIDIA H100 80GB HBM3": 54e9}
+"""Bytes per second that a pinned copy of 256 MiB must reach each way, by device."""
+LEAST_PEER_RATE = {"NVIDIA H200": 380e9}
+WITHIN_LOOP = 0.02
+WITHIN_BOUND = 0.10
+
+
+class Bench:
+    """What the parts share."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        self.conductor = Conductor(device, Ranges(), profiled=False)
+        self.kernels = Kernels(device)
+
+    def latency(self, function: Any, *arguments: Any, arena: Arena, plan: Plan = PLAN) -> float:
+        """Seconds of one run, as the harness measures it, its result checked."""
+        target = self.conductor.target(function, arguments, {}, arena=arena)
+        return self.conductor.measure(target, plan, arena=arena, label="", name="host_link").latency
+
+    def loop(self, memory: Memory, *, to_device: bool) -> float:
+        """Least seconds of a bare loop of asynchronous copies, each between two events, from memory of its own."""
+        device, stream = self.device, memory.stream
+        there, here = memory.device(self.nbytes, "u1"), memory.pinned(self.nbytes, "u1")
+        if device.facts.simulated:
+            pair = (there, here) if to_device else (here, there)
+
+            def copy() -> None:
+                device.copy(pair[0].allocation, pair[1].allocation, self.nbytes, stream)
+        else:
+            from cupy.cuda import runtime
+
+            kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
+            addresses = (there.address, here.host_address) if to_device else (here.host_address, there.address)
+
+            def copy() -> None:
+                runtime.memcpyAsync(*addresses, self.nbytes, kind, stream.handle)
+
+        seconds, start, end = [], device.event(), device.event()
+        for _ in range(LOOP):
+            device.record(start, stream)
+            copy()
+            device.record(end, stream)
+            device.synchronize(stream)
+            seconds.append(device.elapsed(start, end))
+        return min(seconds)
+
+    def arena(self) -> Arena:
+        return Arena(self.device, seed=1)
+
+
+def each_way(bench: Bench) -> dict[str, Any]:
+    """Seconds of pinned, registered and pageable copies both ways, of the bare loop, and of both ways at once."""
+    found: dict[str, Any] = {}
+    for way, to_device in (("host to device", True), ("device to host", False)):
+        row: dict[str, float] = {}
+        for kind in ("pinned", "registered", "pageable"):
+            arena = bench.arena()
+            try:
+                memory = Memory(arena)
+                there, here = memory.device(bench.nbytes), getattr(memory, kind)(bench.nbytes)
+                pair = (there, here) if to_device else (here, there)
+                row[kind] = bench.latency(bench.kernels.memcpy, *pair, arena=arena)
+                if kind == "pinned":
+                    row["loop"] = bench.loop(memory, to_device=to_device)
+            finally:
+                arena.close()
+        found[way] = row
+    arena = bench.arena()
+    works = Works(Memory(arena))
+    try:
+        memory = Memory(arena)
+        up = works.copy(memory.device(bench.nbytes), memory.pinned(bench.nbytes))
+        down = works.copy(memory.pinned(bench.nbytes), memory.device(bench.nbytes))
+        found["both at once"] = bench.latency(works.together(up, down), arena=arena)
+    finally:
+        works.close()
+        arena.close()
+    return found
+
+
+def sweep(bench: Bench, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Seconds of pinned copies by size, both ways."""
+    arena = bench.arena()
+    try:
+        memory, rows = Memory(arena), []
+        for size in sizes:
+            there, here = memory.device(size), memory.pinned(size)
+            up = bench.latency(bench.kernels.memcpy, there, here, arena=arena)
+            down = bench.latency(bench.kernels.memcpy, here, there, arena=arena)
+            rows.append({"bytes": size, "host to device": up, "device to host": down})
+        return rows
+    finally:
+        arena.close()
+
+
+def half_size(rows: Sequence[dict[str, Any]], way: str) -> float | None:
+    """n_1/2: the size in bytes at which half of the largest bandwidth is reached, between the two sizes measured around it.
+
+    Source: Hockney, Performance of Parallel Computers (1991): r_inf and n_1/2. None where the smallest size reaches it.
+    """
+    rates = [row["bytes"] / row[way] for row in rows]
+    half = max(rates) / 2
+    for (row, rate), (following, larger) in zip(zip(rows, rates, strict=True), list(zip(rows, rates, strict=True))[1:], strict=False):
+        if rate < half <= larger:
+            share = math.log(half / rate) / math.log(larger / rate)
+            return float(row["bytes"] * (following["bytes"] / row["bytes"]) ** share)
+    return None
+
+
+def small_copies(bench: Bench) -> dict[str, float]:
+    """Seconds of 1024 copies of 4 KiB, of one of 4 MiB, and of packing on the host and then one."""
+    arena = bench.arena()
+    memory = Memory(arena)
+    works = Works(memory)
+    try:
+        there, packed, scattered = memory.device(4 * MiB), memory.pinned(4 * MiB), memory.pinned(4 * MiB)
+        rows = np.random.default_rng(0).random((1024, 1024), dtype="f4")
+        copy = works.copy(there, packed)
+        return {
+            "1024 copies of 4 KiB": bench.latency(works.copy(there, scattered, pieces=1024), arena=arena),
+            "one copy of 4 MiB": bench.latency(copy, arena=arena),
+            "packed on the host, then one": bench.latency(works.in_turn(works.host(lambda: packed.write(rows)), copy), arena=arena),
+        }
+    finally:
+        works.close()
+        arena.close()
+
+
+def staged(bench: Bench) -> dict[str, Any]:
+    """In, kernel and out in chunks over streams: each setting's seconds, the parts alone, bound and estimate."""
+    arena = bench.arena()
+    memory = Memory(arena)
+    works = Works(memory)
+    try:
+        x, here = memory.device(bench.nbytes), memory.pinned(bench.nbytes)
+        copy = bench.latency(works.copy(x, here), arena=arena)
+        few, many = (bench.latency(works.kernel(bench.kernels.elementwise, x, rounds), arena=arena) for rounds in ROUNDS)
+        rounds = max(1, round((copy - few) / ((many - few) / (ROUNDS[1] - ROUNDS[0])) + ROUNDS[0]))
+        rows, overlap = [], None
+        for streams in STREAMS:
+            for each in CHUNKS_PER_STREAM:
+                work: Work = works.staged(streams, bench.nbytes, chunks=streams * each, rounds=rounds)
+                if overlap is None:
+                    overlap = overlap_of(bench.conductor, work, replace(PLAN, budget=PARTS * PLAN.budget), arena=arena, name="host_link")
+                rows.append({"streams": streams, "chunks": streams * each, "seconds": bench.latency(work, arena=arena)})
+        assert overlap is not None
+        parts = {part.name: part.seconds for part in overlap.parts}
+        return {"rounds": rounds, "parts": parts, "in_turn": overlap.sequential, "bound": overlap.bound, "rows": rows}
+    finally:
+        works.close()
+        arena.close()
+
+
+def estimate(record: dict[str, Any], chunks: int) -> float:
+    """The text's rough estimate for a number of chunks: the bound, and an n-th part of everything else."""
+    return float(record["bound"] + (sum(record["parts"].values()) - record["bound"]) / chunks)
+
+
+def allocators(bench: Bench) -> dict[str, float | None]:
+    """Seconds of one allocation and its free, by allocator; None where the device has no such one."""
+    found: dict[str, float | None] = {}
+    for name in ALLOCATORS:
+        arena = bench.arena()
+        works = Works(Memory(arena))
+        try:
+            work = works.allocating(name, ALLOCATION)
+            found[name] = bench.latency(work, arena=arena, plan=replace(PLAN, mode="hot"))
+        finally:
+            works.close()
+            arena.close()
+    return found
+
+
+def kinds(bench: Bench) -> list[dict[str, Any]]:
+    """Whether the driver tells each kind of memory, also in the middle, and nothing past the end."""
+    arena = bench.arena()
+    try:
+        memory, found = Memory(arena), []
+        for kind in ("device", "managed", "pinned", "registered", "pageable"):
+            buffer = getattr(memory, kind)(1000 * KiB)
+            starts = {buffer.address, buffer.host_address} - {0}
+            inside = [memory_kind(bench.device, start + at) for start in starts for at in (0, 12345, buffer.nbytes - 1)]
+            small = None
+            if kind in ("device", "managed", "pinned"):
+                one = getattr(memory, kind)(1000)
+                small = memory_kind(bench.device, (one.address or one.host_address) + 1000)
+            found.append(
+                {
+                    "kind": kind,
+                    "told": sorted({None if k is None else k.value for k in inside}, key=str),
+                    "past_the_end": None if small is None else small.value,
+                    "same_address": None if kind in ("device", "pageable") else buffer.address == buffer.host_address,
+                }
+            )
+        return found
+    finally:
+        arena.close()
+
+
+def leaks(bench: Bench, cycles: int) -> dict[str, Any]:
+    """What is left after buffers of each kind were made and freed, also where their test failed: by CUDA, by the process, by the ledger."""
+    device = bench.device
+
+    def state() -> dict[str, int | None]:
+        gc.collect()
+        device.synchronize()
+        free = device.free_bytes(MemoryKind.DEVICE)
+        return {"device_free": free, "locked": device.host_memory().locked, "process_locked": locked_bytes()}
+
+    def cycle() -> dict[str, int | None] | None:
+        arena = bench.arena()
+        held = None
+        try:
+            memory = Memory(arena)
+            for make in (memory.device, memory.pinned, memory.registered):
+                make(CYCLE_BYTES, "u1")
+            memory.pinned(CYCLE_BYTES, "u1", write_combined=True, portable=False)
+            held = state() if not seen else None
+            raise ValueError("as a failing test does")
+        except ValueError:
+            return held
+        finally:
+            arena.close()
+
+    seen: list[Any] = []
+    cycle()  # what the first use loads is no leak
+    before = state()
+    while_held = cycle()
+    seen.append(while_held)
+    for _ in range(cycles - 1):
+        cycle()
+    return {"cycles": cycles, "before": before, "held": while_held, "after": state()}
+
+
+def peers(bench: Bench) -> dict[str, float]:
+    """Seconds of copies between two GPUs: staged through the host, and direct, each way."""
+    device, found = bench.device, {}
+    for name, allowed in (("staged", False), ("direct", True)):
+        arena = bench.arena()
+        try:
+            memory = Memory(arena)
+            here, there = memory.device(bench.nbytes), memory.peer(bench.nbytes)
+            with device.peer_access(allowed):
+                found[f"{name}, to the other"] = bench.latency(bench.kernels.memcpy, there, here, arena=arena)
+                found[f"{name}, from the other"] = bench.latency(bench.kernels.memcpy, here, there, arena=arena)
+        finally:
+            arena.close()
+    return found
+
+
+def claims(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each claim with its figure, its limit and whether it holds; None where none is made on this device."""
+    device, nbytes, found = record["device"], record["bytes"], list[dict[str, Any]]()
+
+    def claim(name: str, figure: float, limit: float | None, holds: bool | None, unit: str) -> None:
+        found.append({"claim": name, "figure": figure, "limit": limit, "holds": holds, "unit": unit})
+
+    real = not device["simulated"]
+    if "each_way" in record:
+        least = LEAST_RATE.get(device["name"]) if real and nbytes >= 256 * MiB else None
+        for way in ("host to device", "device to host"):
+            row = record["each_way"][way]
+            rate = nbytes / row["pinned"]
+            claim(f"pinned, {way}", rate / GB, None if least is None else least / GB, None if least is None else rate >= least, "GB/s")
+            over = row["pinned"] / row["loop"] - 1
+            claim(f"pinned, {way}, over the best of a bare loop", over, WITHIN_LOOP, abs(over) <= WITHIN_LOOP if real else None, "share")
+    if "staged" in record:
+        part = record["staged"]
+        over = min(row["seconds"] for row in part["rows"]) / part["bound"] - 1
+        claim("staged at its best, over the bound", over, WITHIN_BOUND, over <= WITHIN_BOUND if real else None, "share")
+    if "kinds" in record:
+        wrong = sum(one["told"] != [one["kind"]] or one["past_the_end"] == one["kind"] for one in record["kinds"])
+        claim("kinds of memory that are told wrong", wrong, 0, wrong == 0, "")
+    if "leaks" in record:
+        part = record["leaks"]
+        left = [part["before"]["device_free"] - part["after"]["device_free"], part["after"]["locked"] - part["before"]["locked"]]
+        held = part["held"]["process_locked"]
+        if held:
+            left.append(part["after"]["process_locked"] - part["before"]["process_locked"])
+        claim(f"bytes left after {part['cycles']} cycles", max(left), 0, max(left) <= 0, "B")
+    if "peers" in record:
+        least = LEAST_PEER_RATE.get(device["name"]) if real else None
+        for name, seconds in record["peers"].items():
+            limit = least if name.startswith("direct") else None
+            rate = nbytes / seconds
+            claim(f"peer copy, {name}", rate / GB, None if limit is None else limit / GB, None if limit is None else rate >= limit, "GB/s")
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    device, nbytes = record["device"], record["bytes"]
+    simulated = "SIMULATED " if device["simulated"] else ""
+    said = [f"{simulated}{device['name']}, {device['link']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    if "each_way" in record:
+        said += [f"{f'copies of {nbytes // MiB} MiB, GB/s':<28}{'pinned':>9}{'bare loop':>11}{'registered':>12}{'pageable':>10}"]
+        for way in ("host to device", "device to host"):
+            row = record["each_way"][way]
+            rates = [nbytes / row[name] / GB for name in ("pinned", "loop", "registered", "pageable")]
+            said.append(f"{way:<28}{rates[0]:>9.1f}{rates[1]:>11.1f}{rates[2]:>12.1f}{rates[3]:>10.1f}")
+        said += [f"{'both at once, total':<28}{2 * nbytes / record['each_way']['both at once'] / GB:>9.1f}", ""]
+    if "sweep" in record:
+        said.append(f"{'pinned, by size':<18}{'host to device':>22}{'device to host':>24}")
+        for row in record["sweep"]:
+            cells = [f"{row[way] * 1e6:>9.1f} us {row['bytes'] / row[way] / GB:>6.1f} GB/s" for way in ("host to device", "device to host")]
+            said.append(f"{row['bytes'] // KiB:>8} KiB{'':<6}{cells[0]}{cells[1]:>26}")
+        halves = [half_size(record["sweep"], way) for way in ("host to device", "device to host")]
+        said += ["half of the largest bandwidth at " + ", ".join("-" if h is None else f"{h / KiB:.0f} KiB" for h in halves), ""]
+    for title, name in (("many small copies", "small_copies"), (f"allocate and free {ALLOCATION // MiB} MiB", "allocators")):
+        if name in record:
+            said.append(title)
+            said += [f"  {what:<34}{'-' if s is None else f'{s * 1e6:.1f} us':>12}" for what, s in record[name].items()]
+            said.append("")
+    if "staged" in record:
+        part = record["staged"]
+        alone = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in part["parts"].items())
+        said += [
+            f"staged copy of {nbytes // MiB} MiB: alone {alone};",
+            f"in turn {part['in_turn'] * 1e3:.3f} ms, bound {part['bound'] * 1e3:.3f} ms",
+            f"{'streams':>9}{'chunks':>8}{'ms':>9}{'estimate':>10}{'over bound':>12}{'hidden':>9}",
+        ]
+        for row in part["rows"]:
+            hidden = (part["in_turn"] - row["seconds"]) / (part["in_turn"] - part["bound"])
+            over = row["seconds"] / part["bound"] - 1
+            guess = estimate(part, row["chunks"])
+            cells = f"{row['seconds'] * 1e3:>9.3f}{guess * 1e3:>10.3f}{100 * over:>10.1f} %{100 * hidden:>7.0f} %"
+            said.append(f"{row['streams']:>9}{row['chunks']:>8}{cells}")
+        said.append("")
+    if "kinds" in record:
+        for one in record["kinds"]:
+            same = {None: "", True: ", one address on both sides", False: ", another address on the device"}[one["same_address"]]
+            told = ", ".join(map(str, one["told"]))
+            said.append(f"{one['kind']:<12}told as {told}; past the end {one['past_the_end'] or 'nothing'}{same}")
+        said.append("")
+    if "leaks" in record:
+        part = record["leaks"]
+        said += [
+            f"{part['cycles']} cycles, each ended by a failure: {json.dumps(part['before'])}",
+            f"  while held {json.dumps(part['held'])}",
+        ]
+        said += [f"  afterwards {json.dumps(part['after'])}", ""]
+    for one in claims(record):
+        scale, unit = (100, " %") if one["unit"] == "share" else (1, f" {one['unit']}".rstrip())
+        limit = "" if one["limit"] is None else f" (limit {one['limit'] * scale:.4g}{unit})"
+        verdict = {None: "not claimed", True: "holds", False: "MISSED"}[one["holds"]]
+        said.append(f"{one['claim']}: {one['figure'] * scale:.4g}{unit}{limit}: {verdict}")
+    return "\n".join(line.rstrip() for line in said)
+
+
+def sizes_up_to(nbytes: int) -> list[int]:
+    """4 KiB, twice that, and so on."""
+    return [4 * KiB * 2**step for step in range(64) if 4 * KiB * 2**step <= nbytes]
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, help="MiB of a copy (default 256; 1024 between GPUs)")
+    parser.add_argument("--cycles", type=int, default=CYCLES, help=f"buffers made and freed (default {CYCLES})")
+    parser.add_argument("--peers", action="store_true", help="measure copies between two GPUs, and nothing else")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
+    chosen = parser.parse_args()
+    nbytes = (chosen.mib if chosen.mib is not None else 1024 if chosen.peers else 256) * MiB
+    if nbytes <= 0 or chosen.cycles < 1:
+        parser.error(f"--mib {chosen.mib}, --cycles {chosen.cycles}: at least 1 is needed")
+    try:
+        opened = choose(chosen.device)
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {chosen.device}: {reason}")
+    began, device, facts = time.monotonic(), opened.open(), opened.facts
+    bench = Bench(device, nbytes)
+    told = {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "uuid": facts.uuid, "link": facts.link}
+    record: dict[str, Any] = {"kind": "host_link", "device": told, "bytes": nbytes}
+    parts: dict[str, Callable[[], Any]] = {"peers": lambda: peers(bench)}
+    if not chosen.peers:
+        parts = {
+            "each_way": lambda: each_way(bench),
+            "sweep": lambda: sweep(bench, sizes_up_to(nbytes)),
+            "small_copies": lambda: small_copies(bench),
+            "staged": lambda: staged(bench),
+            "allocators": lambda: allocators(bench),
+            "kinds": lambda: kinds(bench),
+            "leaks": lambda: leaks(bench, chosen.cycles),
+        }
+    try:
+        for name, part in parts.items():
+            record[name] = part()
+            record["seconds"] = time.monotonic() - began
+            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            record["claims"] = claims(record)
+            if chosen.json:
+                write_whole(chosen.json, json.dumps(record, separators=(",", ":")) + "\n")
+    finally:
+        bench.conductor.close()
+        device.close()
+    print(table(record))
+    return 1 if any(one["holds"] is False for one in record["claims"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

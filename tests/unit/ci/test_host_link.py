@@ -1,0 +1,111 @@
+"""The script of the host link: n_1/2, the estimate, its claims, its table, and all of it on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import host_link
+import pytest
+import renew_tables
+
+from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.units import KiB, MiB
+
+
+def record(**parts: Any) -> dict[str, Any]:
+    device = {"name": "NVIDIA H200", "simulated": False, "driver": "580", "uuid": "GPU-1", "link": "PCIe Gen5 x16"}
+    return {"kind": "host_link", "device": device, "bytes": 256 * MiB, "ended": "2026-11-21T00:00:00", **parts}
+
+
+def each_way(rate: float = 55e9, over: float = 0.01) -> dict[str, Any]:
+    pinned = 256 * MiB / rate
+    row = {"pinned": pinned, "loop": pinned / (1 + over), "registered": pinned, "pageable": 4 * pinned}
+    return {"host to device": row, "device to host": dict(row), "both at once": 1.1 * pinned}
+
+
+def leaks(device_free: int = 100, locked: int = 0, process: int = 0, held: int = 4096) -> dict[str, Any]:
+    before = {"device_free": 100, "locked": 0, "process_locked": 0}
+    after = {"device_free": device_free, "locked": locked, "process_locked": process}
+    return {"cycles": 1000, "before": before, "held": {"device_free": 90, "locked": 8, "process_locked": held}, "after": after}
+
+
+def holding(**parts: Any) -> list[bool | None]:
+    return [one["holds"] for one in host_link.claims(record(**parts))]
+
+
+@pytest.mark.parametrize(("rate", "over", "holds"), [(55e9, 0.01, True), (53.9e9, 0.01, False), (55e9, 0.03, False), (55e9, -0.03, False)])
+def test_pinned_rates_and_the_bare_loop_are_claimed(rate: float, over: float, holds: bool) -> None:
+    assert all(one is not False for one in holding(each_way=each_way(rate, over))) is holds
+
+
+def test_nothing_is_claimed_of_a_model_or_of_small_copies() -> None:
+    model = record(each_way=each_way(1e9, 1.0))
+    model["device"]["simulated"] = True
+    assert {one["holds"] for one in host_link.claims(model)} == {None}
+    small = {**record(each_way=each_way(40e9)), "bytes": MiB}
+    assert [one["holds"] for one in host_link.claims(small)] == [None, True, None, True]
+
+
+@pytest.mark.parametrize(("best", "holds"), [(1.09, True), (1.11, False)])
+def test_the_best_number_of_streams_is_held_against_the_bound(best: float, holds: bool) -> None:
+    rows = [{"streams": 1, "chunks": 1, "seconds": 3.0}, {"streams": 8, "chunks": 32, "seconds": best}]
+    part = {"rounds": 9, "parts": {"in": 1.0, "kernel": 1.0, "out": 1.0}, "in_turn": 3.0, "bound": 1.0, "rows": rows}
+    assert holding(staged=part) == [holds]
+    assert host_link.estimate(part, 4) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("left", "holds"),
+    [({}, True), ({"device_free": 99}, False), ({"locked": 1}, False), ({"process": 1}, False), ({"process": 1, "held": 0}, True)],
+)
+def test_any_byte_that_is_left_is_a_leak(left: dict[str, int], holds: bool) -> None:
+    """What the process has locked counts only where it was seen while buffers were held."""
+    assert holding(leaks=leaks(**left)) == [holds]
+
+
+@pytest.mark.parametrize(
+    ("told", "past", "holds"), [(["pinned"], None, True), (["registered"], None, False), (["pinned"], "pinned", False)]
+)
+def test_kinds_must_be_told_right(told: list[str], past: str | None, holds: bool) -> None:
+    assert holding(kinds=[{"kind": "pinned", "told": told, "past_the_end": past, "same_address": True}]) == [holds]
+
+
+def test_peers_are_claimed_where_access_is_direct() -> None:
+    seconds = {"staged, to the other": 256 * MiB / 38e9, "direct, to the other": 256 * MiB / 396e9}
+    assert holding(peers=seconds) == [None, True]
+    assert holding(peers={**seconds, "direct, from the other": 256 * MiB / 300e9}) == [None, True, False]
+
+
+def test_half_of_the_bandwidth_lies_between_two_sizes() -> None:
+    """Seconds = 10 us + bytes / 50 GB/s: n_1/2 = 500 kB by its definition."""
+    rows = [{"bytes": size, "way": 10e-6 + size / 50e9} for size in host_link.sizes_up_to(256 * MiB)]
+    assert host_link.half_size(rows, "way") == pytest.approx(500e3, rel=0.05)
+    assert host_link.half_size(rows[-3:], "way") is None
+    assert host_link.sizes_up_to(16 * KiB) == [4 * KiB, 8 * KiB, 16 * KiB]
+
+
+def test_it_runs_on_the_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "host_link.json"
+    monkeypatch.setattr(host_link, "PLAN", host_link.Plan(budget=0.002))
+    for name, value in {"STREAMS": (4,), "CHUNKS_PER_STREAM": (1, 4), "LOOP": 5}.items():
+        monkeypatch.setattr(host_link, name, value)
+    monkeypatch.setattr(content, "BACKED_BYTES", 4096)  # what is computed decides no time here
+    monkeypatch.setattr(sys, "argv", ["host_link.py", "--device", "sim:h200", "--mib", "16", "--cycles", "3", "--json", str(file)])
+    assert host_link.main() == 0
+    run = json.loads(file.read_text())
+    shown = capsys.readouterr().out.rstrip()
+    assert shown == renew_tables.bench_table(run)
+    assert shown.startswith("SIMULATED NVIDIA H200, PCIe Gen5 x16")
+    assert {one["holds"] for one in run["claims"]} == {None, True}
+    assert "bytes left after 3 cycles: 0 B (limit 0 B): holds" in shown
+    assert run["leaks"]["held"]["locked"] == 3 * host_link.CYCLE_BYTES
+    assert len(run["sweep"]) == 13
+
+
+def test_one_gpu_has_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["host_link.py", "--device", "sim", "--peers", "--mib", "1"])
+    with pytest.raises(Exception, match="one GPU is simulated: there is no peer"):
+        host_link.main()
