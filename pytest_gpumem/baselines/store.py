@@ -7,10 +7,12 @@ never see half a file.
 
 from __future__ import annotations
 
+import gc
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -81,7 +83,8 @@ class Store:
             BaselineError: a file that cannot be read, is of another layout, another device or mixes simulated and real, was edited, or
                 holds a row that may not be in a baseline; or two files of one process. Nothing is skipped.
         """
-        found = dict(_files(self.folder))
+        with _uncollected():
+            found = dict(_files(self.folder))
         for path, content in found.items():
             self._check_device(path, content)
         counting, left_out = _counting(found, ancestry)
@@ -256,6 +259,18 @@ def _files(folder: Path) -> Iterator[tuple[Path, Content]]:
             raise BaselineError(f"{path}: of the same process as {seen[content.id].name}: as a copy it would count twice")
         seen[content.id] = path
         yield path, content
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, of which files have none: begun anew every few rows, it goes through all that came before."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[Content], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -580,6 +581,12 @@ def test_a_slower_row_stays_out_also_without_a_limit(tmp_path: Path) -> None:
     saved = Store(tmp_path, H100).save([slower], None)
     assert saved.path is None
     assert "slower than the baseline by 12.00%" in saved.refused[0][1]
+
+
+def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
+    with pytest.raises(BaselineError):
+        placed(tmp_path, b"{").load()
+    assert gc.isenabled()
 
 
 # Epochs
