@@ -99,7 +99,10 @@ def between_processes(measurements: Sequence[Known]) -> Variance:
 
     From three processes on their own spread counts beside the expected one, and in full where it is the larger of the two.
     """
-    placement = between_placements(measurements)
+    return _processes(measurements, between_placements(measurements))
+
+
+def _processes(measurements: Sequence[Known], placement: Variance) -> Variance:
     expected = process_spread(statistics.fmean(m.latency for m in measurements), levelled=_levelled(measurements)) ** 2
     expected = max(expected, PROCESS_TO_PLACEMENT**2 * placement.value)
     groups = _by_session(level(measurements), sessions(measurements))
@@ -119,14 +122,18 @@ def between_sessions(measurements: Sequence[Known]) -> Variance:
 
     From two sessions on their own spread counts beside the expected one, from three on in full where it is the larger of the two.
     """
-    process = between_processes(measurements)
+    placement = between_placements(measurements)
+    return _sessions(measurements, placement, _processes(measurements, placement))
+
+
+def _sessions(measurements: Sequence[Known], placement: Variance, process: Variance) -> Variance:
     expected = session_spread(statistics.fmean(m.latency for m in measurements)) ** 2
     expected = max(expected, SESSION_TO_PROCESS**2 * process.value)
     groups = _by_session(level(measurements), sessions(measurements))
     if len(groups) < 2:
         return Variance(expected, SESSION_PRIOR)
     seen = _squares([statistics.fmean(group) for group in groups]) / (len(groups) - 1)
-    left = process.value + between_placements(measurements).value * _one_over_placements(measurements)
+    left = process.value + placement.value * _one_over_placements(measurements)
     seen = max(0.0, seen - left * statistics.fmean(1 / len(group) for group in groups))
     freedom = SESSION_PRIOR + len(groups) - 1
     moderated = (SESSION_PRIOR * expected + (len(groups) - 1) * seen) / freedom
@@ -161,10 +168,12 @@ def of_difference(now: Known | Sequence[Known], history: Sequence[Known]) -> Var
     run = list(now) if isinstance(now, Sequence) else [now]
     count = len(history)
     new = between_placements(run).times(_one_over_placements(run) / len(run))
-    old = between_placements(history).times(_one_over_placements(history) / count)
-    process = between_processes(history).times(1 / len(run) + 1 / count)
-    session = between_sessions(history).times(_sessions_apart(run, history))
-    return new + old + process + session
+    placement = between_placements(history)
+    old = placement.times(_one_over_placements(history) / count)
+    # Worked out once: a suite asks for hundreds of them.
+    process = _processes(history, placement)
+    session = _sessions(history, placement, process)
+    return new + old + process.times(1 / len(run) + 1 / count) + session.times(_sessions_apart(run, history))
 
 
 def _sessions_apart(run: Sequence[Known], history: Sequence[Known]) -> float:
@@ -178,8 +187,9 @@ def _sessions_apart(run: Sequence[Known], history: Sequence[Known]) -> float:
 
 def of_repetition(measurement: Known) -> Variance:
     """Variance of log(latency) if the process was run again, in this session or another."""
-    placement = between_placements([measurement]).times(1 / len(measurement.medians))
-    return placement + between_processes([measurement]) + between_sessions([measurement])
+    placement = between_placements([measurement])
+    process = _processes([measurement], placement)
+    return placement.times(1 / len(measurement.medians)) + process + _sessions([measurement], placement, process)
 
 
 def _one_over_placements(measurements: Sequence[Known]) -> float:
