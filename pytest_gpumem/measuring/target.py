@@ -667,7 +667,7 @@ class CaseTarget:
 
     def _make(self) -> _Built:
         # The same seed for every placement: the same content at other addresses.
-        arena = Arena(self._device, self._parent.seed, oversubscribes=self._parent.oversubscribes)
+        arena = Arena(self._device, self._parent.seed, self._parent.pinned, oversubscribes=self._parent.oversubscribes)
         with ExitStack() as stack:
             stack.callback(arena.close)
             case = self._build(Memory(arena, self._own_stream))

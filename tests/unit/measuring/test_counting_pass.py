@@ -12,6 +12,9 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.memory.pinned import PinnedCap
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.units import MiB
@@ -90,3 +93,15 @@ def test_labels_of_the_device_reach_the_notes(monkeypatch: pytest.MonkeyPatch) -
     bench = Bench()
     monkeypatch.setattr(bench.device, "_facts", replace(bench.device.facts, pageable_memory_access=True))
     assert any(note.startswith("HMM:") for note in measured(bench, bench.memory.managed(N), bench.memory.managed(N)).notes)
+
+
+def test_what_a_test_may_take_holds_in_its_cases_too() -> None:
+    bench, seen = Bench(), list[Memory]()
+
+    def case(memory: Memory) -> Case:
+        seen.append(memory)
+        return Case(lambda: None)
+
+    bench.arena.oversubscribes, bench.arena.pinned = True, PinnedCap(0.1, "here")
+    bench.conductor.case(case, arena=bench.arena).close()
+    assert (seen[0].arena.oversubscribes, seen[0].arena.pinned) == (True, PinnedCap(0.1, "here"))
