@@ -149,8 +149,11 @@ def _kind(base: str, here: Path) -> str:
     if path.is_dir() and (commit is None or _written_as_path(base)):
         return "folder"
     if commit is None:
+        # Git's own words, such as "detected dubious ownership" where the folder is another user's.
+        words = _git(here, "rev-parse", "--show-toplevel", check=False).stderr.decode(errors="replace").strip().partition("\n")[0]
+        said = f" ({words})" if words else ""
         raise DuetError(
-            f"BASE {base} is no revision of {here}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
+            f"BASE {base} is no revision of {here}{said}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
         )
     return commit
 

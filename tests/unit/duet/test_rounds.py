@@ -243,6 +243,8 @@ def test_another_sampler_is_no_verdict_and_other_work_is_said(tmp_path: Path) ->
     assert "sampler was blocked in base and is host in head" in said[A].sentence
     assert said[B].outcome is Outcome.PASS
     assert "its traffic has changed from 3 B to 6 B" in said[B].sentence
+    assert result.schedule is not None
+    assert result.schedule.family == 1
 
 
 def test_head_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
@@ -293,6 +295,23 @@ def test_without_a_common_shift_single_tests_go_on_alone(tmp_path: Path) -> None
     assert [one.key for one in result.told if one.outcome is Outcome.FAIL] == [MANY[7]]
     assert all(outcomes(result)[nodeid] is Outcome.PASS for nodeid in MANY if nodeid != MANY[7])
     assert players.played[-1][1] == (MANY[7],)
+
+
+def test_all_are_measured_until_the_common_shift_is_judged(tmp_path: Path) -> None:
+    """Were those that pass left out of it, the others would look like a shift."""
+    noisy = Noise(0.02)
+
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [row(nodeid, noisy(turn, i, 0.0075) if i else NOISE(turn, i)) for i, nodeid in enumerate(MANY)]
+
+    players = Players(answer)
+    result = play(tmp_path, players.answer, players)
+    assert result.common is not None
+    assert result.common.paired is not None
+    judged = result.common.paired.pairs
+    assert judged > 12
+    assert any(one.paired is not None and one.paired.pairs == 12 for one in result.told)
+    assert {tests for turn, tests in players.played if 1 < turn.round <= judged} == {tuple(MANY)}
 
 
 def test_others_on_the_gpu_make_the_next_processes_wait_before_they_import(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,11 @@ def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
         pass
 
 
+def test_gits_own_words_say_why_it_is_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(DuetError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
+        pass
+
+
 def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> None:
     journal = repository / "journal.toml"
     with two_sides("main", None, repository, [journal]) as (_, head):
@@ -220,13 +226,24 @@ def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(project:
     assert worktrees(project) == 1
 
 
-def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> None:
-    wheel = repository.parent / "mine-1.0-py3-none-any.whl"
+def wheel_of(name: str, of_version: str, folder: Path) -> Path:
+    """A wheel that brings the module."""
+    wheel, info = folder / f"{name}-{of_version}-py3-none-any.whl", f"{name}-{of_version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("mine.py", "VALUE = 'wheel'\n")
-        archive.writestr("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-        archive.writestr("mine-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("mine-1.0.dist-info/RECORD", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {of_version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def test_what_this_environment_holds_in_the_same_version_is_installed_all_the_same(repository: Path) -> None:
+    with two_sides(str(wheel_of("iniconfig", version("iniconfig"), repository.parent)), None, repository) as (base, _):
+        assert seen(base, "mine.VALUE") == "wheel"
+
+
+def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> None:
+    wheel = wheel_of("mine", "1.0", repository.parent)
     with two_sides(str(wheel), None, repository) as (base, head):
         assert base.folder == head.folder
         assert base.names == ("mine",)
