@@ -1,0 +1,28 @@
+"""Control readings of a real device: they agree with themselves, and are of what they are named for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
+
+
+def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+    warm = device_buffer(1 << 20)
+    gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))  # the clocks are up from here on
+    device = warm.device
+    first, second = read_controls(device), read_controls(device)
+    for kind, log in changed(first, second).items():
+        assert abs(log) < 0.01, kind
+
+
+def test_each_reading_is_of_its_memory(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+    warm = device_buffer(1 << 20)
+    gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))
+    facts, controls = warm.device.facts, read_controls(warm.device)
+    assert controls.dram is not None
+    assert controls.l2 is not None
+    of_dram = DRAM_MULTIPLES * facts.l2_bytes / controls.dram
+    # What L2 still holds of the array before may add a quarter.
+    assert 0.6 * facts.peak_bandwidth < of_dram < 1.25 * facts.peak_bandwidth
+    assert L2_PASSES * facts.l2_bytes / L2_PART / controls.l2 > of_dram
