@@ -112,16 +112,19 @@ def complaint(done: Done[str]) -> str:
 
 
 def test_a_planted_slow_down_fails_and_what_is_unchanged_passes(project: Project) -> None:
-    """5 per cent more bytes, not committed; a test that base lacks; the screen's own limits and a strict ini do not interfere."""
-    project.write("kern.py", "NBYTES = int((64 << 20) * 1.05) // 4096 * 4096\n")
+    """5 per cent more bytes, not committed; a test that base lacks; limits that every row breaks and a strict ini do not interfere."""
+    project.write("pytest.ini", "[pytest]\ngpumem_max_latency = 1 ns\ngpumem_strict = true\n")
+    project.write("kern.py", "NBYTES = 80 << 20\n")
+    project.commit()
+    project.write("kern.py", "NBYTES = 84 << 20\n")
     project.write("test_it.py", TESTS + NEW)
     done = project.duet("main", *ROUNDS, "--json", "out.json")
     assert done.returncode == 1, done.stderr
-    assert "FAIL (simulated) test_it.py::test_mine: slower: +5." in done.stdout.replace("\n  ", " ")
+    assert "FAIL (simulated) test_it.py::test_mine: slower: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "NO VERDICT (simulated) test_it.py::test_new: base: it measured nothing" in done.stdout
     assert "with uncommitted changes" in done.stdout
-    assert "its traffic has changed from 128 MiB to 134" in done.stdout.replace("\n  ", " ")
+    assert "its traffic has changed from 160 MiB to 168 MiB" in done.stdout.replace("\n  ", " ")
     assert "round 1: 2 undecided, next look at 10 in" in done.stderr
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
