@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.protocol import Launch, MemoryKind
-from pytest_gpumem.devices.simulated import timing
+from pytest_gpumem.devices.simulated import allocators, timing
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.devices.simulated.device import SimulatedDevice, _Step
+from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
 from pytest_gpumem.devices.simulated.memory import L2, Lines
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages, Touched
 from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.memory import l2
+from pytest_gpumem.units import MiB
 
 Run = Callable[..., pytest.RunResult]
 Patch = pytest.MonkeyPatch
@@ -171,7 +173,7 @@ def order_matters(patch: Patch) -> None:
 
 def bank_conflicts_cost_nothing(patch: Patch) -> None:
     """L1 and shared memory serve all requests at once."""
-    kernels(patch, lambda kernel: replace(kernel, on_chip_cycles=None))
+    kernels(patch, lambda kernel: replace(kernel, on_chip_cycles=None) if kernel.name.startswith("transpose") else kernel)
 
 
 def padding_does_nothing(patch: Patch) -> None:
@@ -255,6 +257,164 @@ def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
     patch.setattr(SimulatedDevice, "__init__", farther)
 
 
+def flags_slow_the_link(patch: Patch) -> None:
+    """Memory that is not mapped, not portable or write-combined is copied at half the rate."""
+    allocate, copy, slow = SimulatedDevice.allocate, Timing.copy, list[Any]()
+
+    def flagged(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
+        made = allocate(self, nbytes, kind, **flags)
+        if flags.get("write_combined") or not flags.get("mapped", True) or not flags.get("portable", True):
+            slow.append(made)
+        return made
+
+    def slower(self: Timing, destination: Any, source: Any, nbytes: float) -> float:
+        return copy(self, destination, source, nbytes) * (2 if any(a is destination or a is source for a in slow) else 1)
+
+    patch.setattr(SimulatedDevice, "allocate", flagged)
+    patch.setattr(Timing, "copy", slower)
+
+
+def copies(patch: Patch, change: Callable[[SimulatedDevice, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
+    """Each copy's duration, engine and whether the host waits are what `change` makes of them."""
+    copying = SimulatedDevice._copying
+
+    def changed(self: SimulatedDevice, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
+        return change(self, destination, source, nbytes, copying(self, destination, source, nbytes))
+
+    patch.setattr(SimulatedDevice, "_copying", changed)
+
+
+def one_copy_engine(patch: Patch) -> None:
+    """The device says that it has three, and has one."""
+    copies(patch, lambda self, to, source, nbytes, made: (made[0], HOST_TO_DEVICE if made[1] == DEVICE_TO_HOST else made[1], made[2]))
+
+
+def nothing_overlaps(patch: Patch) -> None:
+    """Copies wait for kernels, and kernels for copies."""
+    copies(patch, lambda self, to, source, nbytes, made: (made[0], COMPUTE, made[2]))
+
+
+def every_copy_makes_the_host_wait(patch: Patch) -> None:
+    """Pinned memory is copied as pageable memory is, chunks apart."""
+    copies(patch, lambda self, to, source, nbytes, made: (made[0], made[1], made[2] or nbytes >= 64 * MiB))
+
+
+def joining_streams_takes_a_millisecond(patch: Patch) -> None:
+    """A stream that waits for another one wakes late."""
+    join = SimulatedDevice.join
+
+    def late(self: SimulatedDevice, stream: Any, other: Any) -> None:
+        join(self, stream, other)
+        self._queue(stream, _Step(Work(COMPUTE, lambda start: 1e-3)), 0.0)
+
+    patch.setattr(SimulatedDevice, "join", late)
+
+
+def every_copy_takes_as_long(patch: Patch) -> None:
+    """However few its bytes, a copy takes as long as one of 16 MiB."""
+    copy = Timing.copy
+    patch.setattr(Timing, "copy", lambda self, to, source, nbytes: copy(self, to, source, max(nbytes, 16 * MiB)))
+
+
+def small_copies_cost_nothing_extra(patch: Patch) -> None:
+    """A copy is begun in no time."""
+    run = SimulatedDevice._run_copy
+
+    def begun(self: SimulatedDevice, to: Any, source: Any, nbytes: int, start: float) -> float:
+        return max(1e-9, run(self, to, source, nbytes, start) - self._sheet.launch)
+
+    patch.setattr(SimulatedDevice, "_run_copy", begun)
+
+
+def device_memory_is_copied_over_the_link(patch: Patch) -> None:
+    """Down to the host and up again."""
+
+    def around(self: SimulatedDevice, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
+        if to.kind.on_host or source.kind.on_host:
+            return made
+        return (lambda start: 2 * nbytes / self._sheet.pinned_bandwidth), made[1], made[2]
+
+    copies(patch, around)
+
+
+def the_link_is_at_half_its_width(patch: Patch) -> None:
+    """As with a card that sits in the wrong slot."""
+    copy = Timing.copy
+
+    def halved(self: Timing, to: Any, source: Any, nbytes: float) -> float:
+        pageable = MemoryKind.PAGEABLE in (to.kind, source.kind)
+        return copy(self, to, source, nbytes) * (1 if pageable else 1.45)
+
+    patch.setattr(Timing, "copy", halved)
+
+
+def mapped_memory_crosses_no_link(patch: Patch) -> None:
+    """Kernels read host memory as if it were theirs."""
+    patch.setattr(Timing, "_link_time", lambda self, work: 0.0)
+
+
+def mapped_memory_crosses_the_link_once(patch: Patch) -> None:
+    """What was read once is kept on the device."""
+    patch.setattr(
+        Timing,
+        "_link_time",
+        lambda self, work: sum(u.footprint for u in work.uses if u.allocation.kind.on_host) / self._sheet.pinned_bandwidth,
+    )
+
+
+def zero_copy_is_slow(patch: Patch) -> None:
+    """Kernels reach a third of the link's bandwidth."""
+    link = Timing._link_time
+    patch.setattr(Timing, "_link_time", lambda self, work: 3 * link(self, work))
+
+
+def the_link_is_not_told(patch: Patch) -> None:
+    """Bytes beyond the link count as the device's own."""
+    patch.setattr(MemoryKind, "beyond_link", property(lambda self: False))
+
+
+def pools_keep(patch: Patch, keeps: bool) -> None:
+    patch.setattr(allocators, "COSTS", {name: replace(cost, keeps=keeps) for name, cost in allocators.COSTS.items()})
+
+
+def pools_keep_nothing(patch: Patch) -> None:
+    """Every pool gives its memory back at once."""
+    pools_keep(patch, False)
+
+
+def pools_keep_all(patch: Patch) -> None:
+    """A release threshold changes nothing."""
+    pools_keep(patch, True)
+
+
+def locking_costs_nothing(patch: Patch) -> None:
+    """Pages are locked in no time."""
+    patch.setattr(SimulatedDevice, "_locking", lambda self, nbytes, kind: 0.0)
+
+
+def kinds_are_not_told(patch: Patch) -> None:
+    """No pointer belongs to anything."""
+    patch.setattr(SimulatedDevice, "memory_kind", lambda self, address: None)
+
+
+def everything_is_pageable(patch: Patch) -> None:
+    """Every pointer belongs to the process."""
+    patch.setattr(SimulatedDevice, "memory_kind", lambda self, address: MemoryKind.PAGEABLE)
+
+
+def pinned_memory_lies_elsewhere_on_the_device(patch: Patch) -> None:
+    """As without unified virtual addressing."""
+    allocate = SimulatedDevice.allocate
+
+    def elsewhere(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
+        made = allocate(self, nbytes, kind, **flags)
+        if kind is MemoryKind.PINNED and made.address:
+            made.address += 2**44
+        return made
+
+    patch.setattr(SimulatedDevice, "allocate", elsewhere)
+
+
 ASSERTION = r"^E +(AssertionError: )?assert "
 """The test's own assertion failed."""
 
@@ -292,6 +452,33 @@ PADDING = "test_padding_a_tile_removes_its_bank_conflicts"
 MAPPED = "test_dram_answers_sooner_than_mapped_host_memory"
 KNEE = "test_l2_read_bandwidth_has_a_knee"
 
+# The host link
+
+BOTH_WAYS = "test_both_ways_at_once"
+BESIDE = "test_a_copy_beside_a_kernel_on_other_data"
+THREE_AT_ONCE = "test_copies_both_ways_and_the_kernel_run_at_once"
+UNEVEN = "test_a_number_of_chunks_that_divides_nothing"
+HOST_WORK = "test_host_work_beside_a_copy_and_a_kernel"
+RETURNS = "test_pinned_copies_return_at_once_and_pageable_ones_do_not"
+READ_ONCE = "test_reading_once_in_place_is_no_slower_than_copying_first"
+READ_AGAIN = "test_reading_again_crosses_the_link_again"
+READ_STRIDED = "test_strided_reads_move_whole_sectors_over_the_link"
+LINK_BYTES = "test_the_links_bytes_are_what_counts"
+KEPT = "test_a_pool_that_keeps_its_memory_beats_cudamalloc"
+NO_THRESHOLD = "test_without_a_release_threshold_every_synchronisation_empties_the_pool"
+HEAVYWEIGHT = "test_page_locking_is_a_heavyweight_operation_and_grows_with_the_size"
+LOCKING = "test_locking_pages_costs_more_than_a_copy_saves"
+SLICES = "test_an_array_and_its_slices_are_of_the_memory_behind_them"
+ONE_ADDRESS = "test_pinned_memory_has_one_address_on_both_sides"
+FLAGS = ({"mapped": False}, {"portable": False}, {"write_combined": True})
+HIDES = "of what overlap can hide is below min_overlap"
+"""A staged copy or parts that run at once hide too little."""
+
+
+def staging(streams: int, rounds: int = 200) -> str:
+    return f"test_staging_follows_the_estimate[{streams}-{rounds}]"
+
+
 REMOVALS = [
     Removal(no_window, frozenset(GAINS)),
     Removal(no_set_aside, frozenset(GAINS)),
@@ -320,11 +507,68 @@ REMOVALS = [
     Removal(migration_costs_nothing, frozenset({LINK_BOUNDS})),
     Removal(
         pageable_instead_of_pinned,
-        frozenset({"test_pinned_to_device_beats_pageable", "test_device_to_pinned_beats_pageable", MAPPED}),
-        says=f"{ASSERTION}|nodes is pageable memory, which kernels cannot see",
+        frozenset(
+            {"test_pinned_to_device_beats_pageable", "test_device_to_pinned_beats_pageable", "test_pinned_reaches_most_of_the_link"}
+            | {BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, HOST_WORK, RETURNS, "test_pageable_memory_hides_less"}
+            | {staging(8), staging(16), READ_ONCE, READ_AGAIN, READ_STRIDED, LINK_BYTES, MAPPED}
+            | {"test_a_pointer_tells_its_kind_also_within_a_slice[pinned]", "test_past_the_end_is_not_the_buffers[pinned]", ONE_ADDRESS}
+            | {f"{HEAVYWEIGHT}[cudaHostAlloc]", LOCKING}
+        ),
+        says=f"{ASSERTION}|{HIDES}|(nodes|x) is pageable memory, which kernels cannot see",
     ),
-    Removal(registering_locks_nothing, frozenset({"test_registered_memory_is_as_fast_as_pinned"})),
-    Removal(strides_cost_nothing, frozenset({"test_stride_copy", STRIDED_WRITES})),
+    Removal(
+        registering_locks_nothing,
+        frozenset(
+            {"test_registered_memory_is_as_fast_as_pinned", "test_registered_memory_goes_back_to_pageable", SLICES}
+            | {"test_a_pointer_tells_its_kind_also_within_a_slice[registered]"}
+        ),
+    ),
+    Removal(flags_slow_the_link, frozenset(f"test_flags_of_pinned_memory_leave_the_link_as_fast[{flags}]" for flags in FLAGS)),
+    Removal(one_copy_engine, frozenset({BOTH_WAYS, THREE_AT_ONCE, UNEVEN}), says=f"{ASSERTION}|{HIDES}"),
+    Removal(
+        nothing_overlaps,
+        frozenset({BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, staging(4, 1600)} | {staging(n) for n in (2, 4, 8, 16)}),
+        says=f"{ASSERTION}|{HIDES}",
+    ),
+    Removal(every_copy_makes_the_host_wait, frozenset({BOTH_WAYS, BESIDE, HOST_WORK, RETURNS}), says=f"{ASSERTION}|{HIDES}"),
+    Removal(
+        joining_streams_takes_a_millisecond,
+        frozenset({BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, HOST_WORK, staging(4, 1600)} | {staging(n) for n in (1, 2, 4, 8, 16)}),
+        says=f"{ASSERTION}|{HIDES}",
+    ),
+    Removal(
+        every_copy_takes_as_long,
+        frozenset({"test_the_bandwidth_rises_with_the_size", THREE_AT_ONCE, UNEVEN, staging(8), staging(16)}),
+        says=f"{ASSERTION}|{HIDES}",
+    ),
+    Removal(small_copies_cost_nothing_extra, frozenset({"test_one_packed_copy_beats_many_small_ones"})),
+    Removal(device_memory_is_copied_over_the_link, frozenset({"test_device_to_device_is_no_matter_of_the_link"})),
+    Removal(the_link_is_at_half_its_width, frozenset({"test_pinned_reaches_most_of_the_link"})),
+    Removal(mapped_memory_crosses_no_link, frozenset({READ_AGAIN, READ_STRIDED})),
+    Removal(mapped_memory_crosses_the_link_once, frozenset({READ_AGAIN, READ_STRIDED})),
+    Removal(zero_copy_is_slow, frozenset({READ_ONCE})),
+    Removal(the_link_is_not_told, frozenset({BOTH_WAYS, LINK_BYTES}), says=f"{ASSERTION}|NoTraffic: the traffic of .* is unknown"),
+    Removal(pools_keep_nothing, frozenset({KEPT, NO_THRESHOLD, "test_cupys_pool_beats_cudamalloc"})),
+    Removal(pools_keep_all, frozenset({NO_THRESHOLD})),
+    Removal(locking_costs_nothing, frozenset({LOCKING, f"{HEAVYWEIGHT}[cudaHostAlloc]", f"{HEAVYWEIGHT}[cudaHostRegister]"})),
+    Removal(
+        kinds_are_not_told,
+        frozenset(
+            {f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind.value}]" for kind in MemoryKind if kind is not MemoryKind.PEER}
+            | {f"test_past_the_end_is_not_the_buffers[{kind}]" for kind in ("device", "managed", "pinned")}
+            | {SLICES, "test_registered_memory_goes_back_to_pageable"}
+        ),
+    ),
+    Removal(
+        everything_is_pageable,
+        frozenset(
+            {f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind}]" for kind in ("device", "managed", "pinned", "registered")}
+            | {f"test_past_the_end_is_not_the_buffers[{kind}]" for kind in ("device", "managed", "pinned")}
+            | {SLICES, "test_registered_memory_goes_back_to_pageable", "test_null_is_no_memory"}
+        ),
+    ),
+    Removal(pinned_memory_lies_elsewhere_on_the_device, frozenset({ONE_ADDRESS})),
+    Removal(strides_cost_nothing, frozenset({"test_stride_copy", STRIDED_WRITES, READ_STRIDED})),
     Removal(offsets_cost_twice, frozenset({"test_offset_copy"})),
     Removal(order_matters, frozenset({"test_permutation_within_aligned_segments_is_nearly_free"})),
     Removal(bank_conflicts_cost_nothing, frozenset({PADDING})),
