@@ -70,6 +70,8 @@ class Allocations:
         """When the driver will be done with what was freed, on the clock of `time.monotonic`."""
         self._locked: dict[int, Allocation] = {}
         """Page-locked memory that lives, by its address on the host."""
+        self._ends: dict[int, int] = {}
+        """Where memory that this device allocated ends, by where it starts: the driver rounds some sizes up and answers for the whole."""
         self._peer: int | None = None
 
     @property
@@ -95,6 +97,8 @@ class Allocations:
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
             raise DeviceError(f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes")
+        for start in _starts(made):
+            self._ends[start] = start + nbytes
         return made
 
     def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool) -> Allocation:
@@ -170,6 +174,7 @@ class Allocations:
             self._give_back(spare.address, spare.nbytes)
 
     def _give_back(self, address: int, nbytes: int) -> None:
+        self._ends.pop(address, None)
         runtime.free(address)
         self._to_scrub(nbytes)
 
@@ -210,8 +215,10 @@ class Allocations:
             a.kind is MemoryKind.REGISTERED and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
             for a in self._locked.values()
         )
+        start = max((s for s in self._ends if s <= address), default=None)
+        beyond = None if start is None or address < self._ends[start] else (start, self._ends[start])
         with translated(f"asking what lies at {address:#x}"):
-            return links.memory_kind(address, self._index, registered)
+            return links.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
         return int(runtime.pointerGetAttributes(at).devicePointer) if self._facts.can_map_host else 0
@@ -222,6 +229,9 @@ class Allocations:
             return
         allocation.freed = True
         try:
+            if not isinstance(allocation.backing, _Region):
+                for start in _starts(allocation):
+                    self._ends.pop(start, None)
             if isinstance(allocation.backing, _Region):
                 self._left(allocation.backing)
             elif allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
@@ -307,3 +317,8 @@ def _alignment(sizes: Sequence[int]) -> int:
 
 def _address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def _starts(allocation: Allocation) -> set[int]:
+    """Where an allocation starts, for the device and for the host."""
+    return {allocation.address, allocation.host_address} - {0}

@@ -19,9 +19,11 @@ from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
 
 _HOST, _DEVICE, _MANAGED = 1, 2, 3
 """`cudaMemoryType`; 0 is memory that CUDA does not know."""
+_PAGE = 4096
+"""Bytes of a page of the host, the least that page-locked memory takes."""
 
 
-def memory_kind(address: int, index: int, registered: bool) -> MemoryKind | None:
+def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:
     """What kind of memory an address belongs to, as the driver says.
 
     Args:
@@ -29,6 +31,7 @@ def memory_kind(address: int, index: int, registered: bool) -> MemoryKind | None
         index: the device whose memory is "device", not "peer".
         registered: whether the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
             memory as it does what `cudaHostAlloc` gave.
+        beyond: start and end of memory that was asked for, which is the last to start before the address and ends there or before it.
     """
     try:
         seen = runtime.pointerGetAttributes(address)
@@ -37,7 +40,7 @@ def memory_kind(address: int, index: int, registered: bool) -> MemoryKind | None
         kind, device = 0, index
     if kind == 0:
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
-    if _past_the_end(address):
+    if _past_the_end(address, beyond):
         return None
     if kind == _MANAGED:
         return MemoryKind.MANAGED
@@ -55,10 +58,20 @@ def memory_kind(address: int, index: int, registered: bool) -> MemoryKind | None
     return MemoryKind.REGISTERED if refused else MemoryKind.PINNED
 
 
-def _past_the_end(address: int) -> bool:
-    """Whether the driver's allocation ends before an address that lies in the pages which it took for it."""
+def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
+    """Whether an address lies in what the driver added to an allocation, whose size it rounds up.
+
+    The driver's own allocation may end before an address that lies in the pages which it took for it; or hold the address, though less was
+    asked for; or, on the host, be none that it tells the size of: then the rest of the last page is its own.
+    """
     error, base, size = D.cuMemGetAddressRange(address)
-    return int(error) == 0 and not int(base) <= address < int(base) + int(size)
+    known = int(error) == 0
+    if known and not int(base) <= address < int(base) + int(size):
+        return True
+    if beyond is None:
+        return False
+    start, end = beyond
+    return int(base) == start if known else address < -(-end // _PAGE) * _PAGE
 
 
 def nearest_node(index: int) -> int | None:

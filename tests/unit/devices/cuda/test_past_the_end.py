@@ -1,0 +1,73 @@
+"""Where memory ends is what was asked for, whatever the driver rounds it up to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.driver")
+
+from pytest_gpumem.devices.cuda import links
+from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.protocol import MemoryKind
+from pytest_gpumem.records.device import DeviceFacts
+
+START = 0x7F00_0000_0000
+ASKED = 1000
+
+
+class Driver:
+    """Knows one allocation, rounded up.
+
+    Args:
+        kind: `cudaMemoryType`.
+        size: what the driver took.
+        tells: whether it tells the range, as it does for device and managed memory.
+    """
+
+    def __init__(self, kind: int, size: int, tells: bool) -> None:
+        self.kind, self.size, self.tells = kind, size, tells
+
+    def attributes(self, address: int) -> SimpleNamespace:
+        return SimpleNamespace(type=self.kind if START <= address < START + self.size else 0, device=0)
+
+    def range(self, address: int) -> tuple[int, int, int]:
+        return (0, START, self.size) if self.tells else (1, 0, 0)
+
+
+@pytest.fixture
+def owned(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
+    allocations = Allocations(0, h100)
+    monkeypatch.setattr(allocations, "free_bytes", lambda kind: 1 << 30)
+    return allocations
+
+
+@pytest.mark.parametrize(
+    ("kind", "driver"),
+    [
+        (MemoryKind.DEVICE, Driver(2, ASKED, True)),
+        (MemoryKind.MANAGED, Driver(3, 65536, True)),
+        (MemoryKind.PINNED, Driver(1, 4096, False)),
+        (MemoryKind.PINNED, Driver(1, 4096, True)),
+    ],
+)
+def test_the_byte_past_the_end_is_not_the_buffers(
+    owned: Allocations, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind, driver: Driver
+) -> None:
+    monkeypatch.setattr(links.runtime, "pointerGetAttributes", driver.attributes)
+    monkeypatch.setattr(links.D, "cuMemGetAddressRange", driver.range)
+    monkeypatch.setattr(links.R, "cudaHostGetFlags", lambda address: (0, 0))
+    monkeypatch.setattr(links, "is_mapped", lambda address: False)
+    for name in ("malloc", "mallocManaged", "hostAlloc"):
+        monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: START)
+    for name in ("free", "freeHost"):
+        monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: None)
+    made = owned.allocate(ASKED, kind, mapped=False, write_combined=False)
+    assert owned.memory_kind(START) is kind
+    assert owned.memory_kind(START + ASKED - 1) is kind
+    assert owned.memory_kind(START + ASKED) is None
+    owned.free(made)
+    # Somebody else's memory may lie there next, and be larger.
+    assert (owned.memory_kind(START + ASKED) is kind) == (driver.size > ASKED)
