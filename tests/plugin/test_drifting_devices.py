@@ -102,8 +102,10 @@ def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gp
     assert taken(pytester.path / "out.json")["controls"] is None
 
 
-def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes of their own, whose readings differ from the third on."""
+    # The controller, which is this process, reads the conftest too: what that replaces is put back with the patch.
+    monkeypatch.setattr(session_module, "read_controls", session_module.read_controls)
     pytester.makeconftest(
         """
         import pytest_gpumem.plugin.session as session
