@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from datetime import datetime, timezone
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
@@ -37,6 +35,7 @@ from pytest_gpumem.devices.protocol import Launch, MemoryKind
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.idle import idle_launch
+from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.units import KiB, MiB
 
 PLACEMENTS = 24
@@ -50,7 +49,6 @@ LENGTHS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 REPLAYS = 10
 ESTIMATING = 6
 """Calls of `do_bench_cudagraph` before it captures: one to warm up, five to estimate how many it captures."""
-CONFIDENCE = 0.95
 
 Pair = tuple[float, float, float]
 """Ours, their mean, and the median of their replays."""
@@ -136,9 +134,8 @@ def summary(pairs: list[Pair]) -> dict[str, float]:
     ours, means, medians = np.array(pairs).T
     found = {"ours": float(ours.mean()), "between_placements_ours": float(ours.std(ddof=1) / ours.mean())}
     for name, theirs in (("mean", means), ("median", medians)):
-        differences = ours / theirs - 1
-        middle = float(differences.mean())
-        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1)) * float(differences.std(ddof=1)) / math.sqrt(len(pairs))
+        differences = (ours / theirs - 1).tolist()
+        middle, reach = statistics.fmean(differences), half_width(differences) or 0.0
         found |= {
             name: float(theirs.mean()),
             f"less_{name}": middle,

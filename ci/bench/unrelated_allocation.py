@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
@@ -32,9 +30,10 @@ from whole_mib import whole_mib
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.units import KiB, MiB
-from pytest_gpumem.verdicts.spread import of_difference
+from pytest_gpumem.verdicts.spread import level, of_difference
 
 EXTRA_MIB = (3, 37, 129)
 """Unrelated allocations that are tried, one for each head: not multiples of each other, small to large."""
@@ -112,9 +111,9 @@ def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
         pairs = [(cases[plan, mib, 0, number], cases[plan, mib, extra, number]) for number in rounds]
         ratios = np.array([_ratio(base, head) - 1 for base, head in pairs])
         stated = [of_difference(_measured(head), [_measured(base)]).reach((1 + CONFIDENCE) / 2) for base, head in pairs]
-        mean, error = float(ratios.mean()), float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+        mean = float(ratios.mean())
         together = sum(p == plan for p, _, _ in kinds)
-        one, every = (float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / among, len(ratios) - 1)) * error for among in (1, together))
+        one, every = (half_width(ratios.tolist(), 1 - (1 - CONFIDENCE) / among) or 0.0 for among in (1, together))
         found.append(
             {
                 "plan": plan,
@@ -155,11 +154,9 @@ def _measured(case: dict[str, Any]) -> Measurement:
 
 
 def _ratio(base: dict[str, Any], head: dict[str, Any]) -> float:
-    """Head over base, with the launch overhead of both put to their mean where both know theirs (`pytest_gpumem.verdicts.spread.level`)."""
-    if base["overhead"] is None or head["overhead"] is None:
-        return float(head["value"] / base["value"])
-    common = (base["overhead"] + head["overhead"]) / 2
-    return float((head["value"] + common - head["overhead"]) / (base["value"] + common - base["overhead"]))
+    """Head over base, with the launch overhead of both put to their mean where both know theirs."""
+    first, second = level([_measured(base), _measured(head)])
+    return second / first
 
 
 def table(record: dict[str, Any]) -> str:
