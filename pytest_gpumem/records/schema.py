@@ -133,6 +133,30 @@ def document_from_json(value: object) -> Document:
     return Document(device, value["settings"], rows)
 
 
+def to_plain(record: object, path: str) -> Any:
+    """A frozen record as plain values.
+
+    Args:
+        record: an instance of a dataclass.
+        path: where it stands in the document, for errors.
+
+    Raises:
+        SchemaError: a number that is not finite.
+    """
+    plain = msgspec.to_builtins(record)
+    _refuse_unplain(plain, path)
+    return plain
+
+
+def from_plain(value: object, kind: type[_T], path: str) -> _T:
+    """The record of `kind` that `to_plain` wrote; a field that has a default may be missing.
+
+    Raises:
+        SchemaError: with the path of the value that does not fit.
+    """
+    return _converted(value, kind, path)
+
+
 def _row(value: object, path: str) -> Row:
     value = _without(value, _DERIVED_ROW)
     if isinstance(value, dict) and "measurement" in value:

@@ -1,0 +1,291 @@
+"""What a profiler saw of one measurement: kernels, copies, memsets, pages of managed memory, clocks.
+
+Figures are sums over all measured launches of the measurement unless a field says otherwise; `per_launch` divides. What the test did
+besides them (preparation, warm-up, checks, flushes) stands apart in `TestProfile.rest`. None is "not known": nsys counts no DRAM bytes,
+ncu counts no copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_gpumem.records.measurement import Window
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
+
+SCHEMA = 1
+"""Version of the layout in JSON. A reader refuses any other."""
+
+COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
+"""Which way a copy went: host, device, array, or from one device to another ("P2P"). Migrations of managed memory are not among them:
+they are `TestProfile.migrations`."""
+
+MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
+"""What memory a side of a copy was in (CUPTI, `CUpti_ActivityMemoryKind`)."""
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """All launches of one kernel with one shape."""
+
+    name: str
+    """Demangled name, with its template and parameter types where the tool gives them."""
+    grid: tuple[int, int, int]
+    """Blocks in x, y and z."""
+    block: tuple[int, int, int]
+    """Threads of a block in x, y and z."""
+    launches: int
+    """How often it was launched with this shape."""
+    nanoseconds: int
+    """Its running time in nanoseconds, summed over `launches`."""
+    registers: int | None = None
+    """Registers of a thread."""
+    shared: int | None = None
+    """Bytes of shared memory of a block, static and dynamic together."""
+    local: int | None = None
+    """Bytes of local memory of a thread: spilled registers and stack."""
+    dram_read: int | None = None
+    """Bytes read from DRAM, summed over `launches`."""
+    dram_written: int | None = None
+    """Bytes written to DRAM, summed over `launches`."""
+    l2_read: int | None = None
+    """Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`."""
+    l2_written: int | None = None
+    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`."""
+    l2_hit_rate: float | None = None
+    """Share of all sectors asked of L2 that it had, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
+    l2_read_hit_rate: float | None = None
+    """The same of what the SMs read. The overall rate counts writes too, which nearly always hit."""
+    sectors_per_request: float | None = None
+    """Sectors of 32 bytes that one load of a warp from global memory touches: 4 for 4-byte elements side by side, 32 at worst."""
+    sectors_per_store: float | None = None
+    """The same of stores to global memory."""
+    occupancy: float | None = None
+    """Achieved occupancy: active warps over the most that an SM holds, 0 to 1, the mean over the time in which SMs were active."""
+    sm_clock_hz: float | None = None
+    """SM clock in hertz while it ran, the mean over `launches`."""
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz while it ran, the mean over `launches`."""
+
+    @property
+    def nanoseconds_each(self) -> float:
+        """Running time of one launch in nanoseconds."""
+        return self.nanoseconds / self.launches
+
+
+@dataclass(frozen=True)
+class CopyUse:
+    """All copies of one kind between the same kinds of memory, or all memsets of one kind of memory."""
+
+    kind: str
+    """One of `COPY_KINDS`; "memset" for a memset."""
+    source: str
+    """What is read, one of `MEMORY_KINDS`; "" for a memset."""
+    destination: str
+    """What is written, one of `MEMORY_KINDS`."""
+    count: int
+    """How many there were."""
+    nbytes: int
+    """Bytes, summed over `count`."""
+    nanoseconds: int
+    """Running time in nanoseconds, summed over `count`; copies that overlap count each."""
+
+
+@dataclass(frozen=True)
+class Besides:
+    """What happened in a test's range outside of its measured launches."""
+
+    kernels: tuple[KernelUse, ...] = ()
+    copies: tuple[CopyUse, ...] = ()
+    memsets: tuple[CopyUse, ...] = ()
+    migrations: PageCounts | None = None
+    """None where nothing was recorded of managed memory."""
+
+
+@dataclass(frozen=True)
+class TestProfile:
+    """One measurement of a test as one tool saw it in one process."""
+
+    __test__ = False  # pytest collects what is called Test...
+
+    name: str
+    """Name of the test's NVTX range, `Row.range_name`."""
+    nodeid: str | None
+    """pytest's id of the test; None where the tool did not record it."""
+    label: str
+    """Label of the measurement as it stands in the name of its range (`ranges.labelled`); empty for an unlabelled one."""
+    launches: int | None
+    """Measured launches; None where the tool does not tell them from the kernels that they consist of."""
+    kernels: tuple[KernelUse, ...]
+    """Kernels of the measured launches, the longest first."""
+    copies: tuple[CopyUse, ...] = ()
+    """Copies of the measured launches, the longest first."""
+    memsets: tuple[CopyUse, ...] = ()
+    """Memsets of the measured launches, the longest first."""
+    migrations: PageCounts | None = None
+    """What pages of managed memory did during the measured launches, all together; None where that was not recorded."""
+    rest: Besides = field(default_factory=Besides)
+    """What the test did besides."""
+    sm_clock_hz: float | None = None
+    """SM clock in hertz, the mean over the kernels weighted by their time."""
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz, the mean over the kernels weighted by their time."""
+    set_aside: int | None = None
+    """Bytes of L2 set aside for persisting accesses, where the tool says."""
+    window: Window | None = None
+    """Access-policy window, where it is known."""
+    process: int | None = None
+    """Process id; None where the tool does not say."""
+    tool: str = ""
+    """What recorded it: "nsys" or "ncu"."""
+    tool_version: str = ""
+    """Its version, as it gives it."""
+
+    @property
+    def key(self) -> str:
+        """`Row.key` where the node id is known and the label stands in its range unchanged; the range's names else."""
+        first = self.nodeid or self.name
+        return f"{first}[{self.label}]" if self.label else first
+
+    @property
+    def nanoseconds(self) -> int:
+        """Running time of all kernels of the measured launches in nanoseconds; those that overlap count each."""
+        return sum(kernel.nanoseconds for kernel in self.kernels)
+
+    @property
+    def kernel_launches(self) -> int:
+        """Kernels that were launched within the measured launches."""
+        return sum(kernel.launches for kernel in self.kernels)
+
+    @property
+    def dram_read(self) -> int | None:
+        """Bytes read from DRAM by all kernels; None unless it is known of each."""
+        return _sum(kernel.dram_read for kernel in self.kernels)
+
+    @property
+    def dram_written(self) -> int | None:
+        """Bytes written to DRAM by all kernels; None unless it is known of each."""
+        return _sum(kernel.dram_written for kernel in self.kernels)
+
+    @property
+    def l2_read(self) -> int | None:
+        """Bytes that the SMs read from L2; None unless it is known of each kernel."""
+        return _sum(kernel.l2_read for kernel in self.kernels)
+
+    @property
+    def l2_written(self) -> int | None:
+        """Bytes that the SMs wrote to L2; None unless it is known of each kernel."""
+        return _sum(kernel.l2_written for kernel in self.kernels)
+
+    @property
+    def l2_hit_rate(self) -> float | None:
+        """Share of what was asked of L2 that it had, over all kernels, weighted by the bytes that the SMs asked, else by time."""
+        return self._mean(lambda kernel: kernel.l2_hit_rate, lambda kernel: _sum((kernel.l2_read, kernel.l2_written)))
+
+    @property
+    def l2_read_hit_rate(self) -> float | None:
+        """Share of what the SMs read that L2 had, over all kernels, weighted by these bytes, else by time."""
+        return self._mean(lambda kernel: kernel.l2_read_hit_rate, lambda kernel: kernel.l2_read)
+
+    @property
+    def sectors_per_request(self) -> float | None:
+        """Sectors of one load, over all kernels, weighted by the bytes that the SMs read from L2, else by time."""
+        return self._mean(lambda kernel: kernel.sectors_per_request, lambda kernel: kernel.l2_read)
+
+    @property
+    def sectors_per_store(self) -> float | None:
+        """Sectors of one store, over all kernels, weighted by the bytes that the SMs wrote to L2, else by time."""
+        return self._mean(lambda kernel: kernel.sectors_per_store, lambda kernel: kernel.l2_written)
+
+    @property
+    def occupancy(self) -> float | None:
+        """Achieved occupancy over all kernels, weighted by their time."""
+        return self._mean(lambda kernel: kernel.occupancy, lambda kernel: kernel.nanoseconds)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of all copies of the measured launches."""
+        return sum(copy.nbytes for copy in self.copies)
+
+    def copied_from(self, source: str) -> int:
+        """Bytes that copies read from one kind of memory, of `MEMORY_KINDS`."""
+        return sum(copy.nbytes for copy in self.copies if copy.source == source)
+
+    def copied_to(self, destination: str) -> int:
+        """Bytes that copies wrote into one kind of memory, of `MEMORY_KINDS`."""
+        return sum(copy.nbytes for copy in self.copies if copy.destination == destination)
+
+    def per_launch(self, figure: float | None) -> float | None:
+        """A sum over the measured launches as the share of one; None where the sum or the number of launches is not known."""
+        return figure / self.launches if figure is not None and self.launches else None
+
+    def _mean(self, figure: Callable[[KernelUse], float | None], weight: Callable[[KernelUse], int | None]) -> float | None:
+        """The mean over the kernels that the figure is known of. Weights are bytes or times, never a mixture."""
+        known = [(value, kernel) for kernel in self.kernels if (value := figure(kernel)) is not None]
+        weights = [weight(kernel) for _, kernel in known]
+        if any(one is None for one in weights) or not sum(one or 0 for one in weights):
+            weights = [kernel.nanoseconds for _, kernel in known]
+        total = sum(one or 0 for one in weights)
+        return sum(value * (one or 0) for (value, _), one in zip(known, weights, strict=True)) / total if total else None
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    known = list(figures)
+    return None if not known or any(one is None for one in known) else sum(one or 0 for one in known)
+
+
+def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
+    """Profiles as plain values, with the version of their layout.
+
+    Raises:
+        SchemaError: a number that is not finite.
+    """
+    return {"schema": SCHEMA, "profiles": [to_plain(profile, f"$.profiles[{index}]") for index, profile in enumerate(profiles)]}
+
+
+def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
+    """What `profiles_to_json` wrote. A field that has a default may be missing.
+
+    Raises:
+        SchemaError: another version, or the path of the value that does not fit.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
+        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem read --json` writes")
+    if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+    return tuple(_checked(from_plain(one, TestProfile, f"$.profiles[{i}]"), f"$.profiles[{i}]") for i, one in enumerate(value["profiles"]))
+
+
+def profile_to_json(profile: TestProfile) -> dict[str, Any]:
+    """One profile as plain values, with the version of its layout.
+
+    Raises:
+        SchemaError: a number that is not finite.
+    """
+    return {"schema": SCHEMA, **to_plain(profile, "$")}
+
+
+def profile_from_json(value: object) -> TestProfile:
+    """What `profile_to_json` wrote.
+
+    Raises:
+        SchemaError: another version, or the path of the value that does not fit.
+    """
+    if not isinstance(value, dict):
+        raise SchemaError("$: not a JSON object")
+    if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+    return _checked(from_plain({name: inner for name, inner in value.items() if name != "schema"}, TestProfile, "$"), "$")
+
+
+def _checked(profile: TestProfile, path: str) -> TestProfile:
+    """Refuse figures of the right type that no profile can have."""
+    if profile.launches is not None and profile.launches < 1:
+        raise SchemaError(f"{path}.launches: {profile.launches!r}; figures of no launch mean nothing")
+    for where, kernels in (("kernels", profile.kernels), ("rest.kernels", profile.rest.kernels)):
+        for index, kernel in enumerate(kernels):
+            if kernel.launches < 1 or kernel.nanoseconds < 0:
+                raise SchemaError(f"{path}.{where}[{index}]: {kernel.launches} launches in {kernel.nanoseconds} ns cannot be")
+    return profile

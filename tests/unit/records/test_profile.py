@@ -1,0 +1,123 @@
+"""Profiles: their figures for one launch, their means, and their JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpumem.records.measurement import Window
+from pytest_gpumem.records.migrations import FaultGroup, PageCounts
+from pytest_gpumem.records.profile import (
+    Besides,
+    CopyUse,
+    KernelUse,
+    TestProfile,
+    profile_from_json,
+    profile_to_json,
+    profiles_from_json,
+    profiles_to_json,
+)
+from pytest_gpumem.records.schema import SchemaError
+
+SMALL = KernelUse("small", (1, 1, 1), (32, 1, 1), launches=5, nanoseconds=1000)
+LARGE = KernelUse(
+    "void large<float>(T1 *)",
+    (264, 2, 1),
+    (1024, 1, 1),
+    launches=10,
+    nanoseconds=9000,
+    registers=32,
+    shared=1024,
+    local=0,
+    dram_read=1000,
+    dram_written=500,
+    l2_read=3000,
+    l2_written=1000,
+    l2_hit_rate=0.5,
+    l2_read_hit_rate=0.25,
+    sectors_per_request=4.0,
+    sectors_per_store=8.0,
+    occupancy=0.9,
+    sm_clock_hz=1.98e9,
+    memory_clock_hz=3.2e9,
+)
+COPY = CopyUse("H2D", "pinned", "device", count=5, nbytes=5000, nanoseconds=100)
+PROFILE = TestProfile(
+    "test_large",
+    "tests/test_a.py::test_large",
+    "fitted",
+    5,
+    (LARGE, SMALL),
+    (COPY, CopyUse("H2D", "pageable", "device", 5, 70, 10)),
+    (CopyUse("memset", "", "device", 1, 64, 8),),
+    PageCounts(gpu_faults=3, gpu_groups=1, to_device=4096, causes={"fault": 4096}, groups=(FaultGroup(0x1000, 3, "read"),)),
+    Besides((SMALL,), (COPY,)),
+    sm_clock_hz=1.98e9,
+    set_aside=1 << 20,
+    window=Window(1 << 20, 1.0, 1 << 20),
+    process=7,
+    tool="nsys",
+    tool_version="2025.3",
+)
+
+
+def test_one_launch_is_a_share_of_the_sums() -> None:
+    assert PROFILE.per_launch(PROFILE.nanoseconds) == 2000
+    assert PROFILE.per_launch(PROFILE.kernel_launches) == 3
+    assert PROFILE.per_launch(None) is None
+    assert replace(PROFILE, launches=None).per_launch(1000) is None
+    assert LARGE.nanoseconds_each == 900
+    assert PROFILE.key == "tests/test_a.py::test_large[fitted]"
+    assert replace(PROFILE, nodeid=None, label="").key == "test_large"
+
+
+def test_a_sum_that_one_kernel_leaves_out_is_not_known() -> None:
+    assert PROFILE.dram_read is None
+    alone = replace(PROFILE, kernels=(LARGE,))
+    assert (alone.dram_read, alone.dram_written, alone.l2_read, alone.l2_written) == (1000, 500, 3000, 1000)
+    assert replace(PROFILE, kernels=()).dram_read is None
+    assert (PROFILE.copied, PROFILE.copied_from("pageable"), PROFILE.copied_to("device")) == (5070, 70, 5070)
+
+
+def test_rates_are_weighted_by_bytes_and_else_by_time() -> None:
+    other = replace(LARGE, name="other", l2_read=1000, l2_written=0, l2_hit_rate=1.0, l2_read_hit_rate=1.0, nanoseconds=1000)
+    both = replace(PROFILE, kernels=(LARGE, other, SMALL))
+    assert both.l2_hit_rate == pytest.approx((0.5 * 4000 + 1.0 * 1000) / 5000)
+    assert both.l2_read_hit_rate == pytest.approx((0.25 * 3000 + 1.0 * 1000) / 4000)
+    # One without bytes: all are weighted by their time then.
+    unknown = replace(both, kernels=(LARGE, replace(other, l2_read=None)))
+    assert unknown.l2_read_hit_rate == pytest.approx((0.25 * 9000 + 1.0 * 1000) / 10000)
+    assert replace(PROFILE, kernels=(SMALL,)).occupancy is None
+
+
+def test_json_gives_back_the_same_profile() -> None:
+    assert profile_from_json(json.loads(json.dumps(profile_to_json(PROFILE)))) == PROFILE
+    assert profiles_from_json(json.loads(json.dumps(profiles_to_json([PROFILE, PROFILE])))) == (PROFILE, PROFILE)
+    plain = profile_to_json(PROFILE)
+    del plain["rest"], plain["window"]  # fields with a default may be missing
+    assert profile_from_json(plain) == replace(PROFILE, rest=Besides(), window=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": 2}, r"\$.schema: 2"),
+        ({"colour": "red"}, r"\$.colour: unknown"),
+        ({"launches": 0}, r"\$.launches: 0"),
+        ({"launches": "many"}, r"\$.launches: Expected"),
+        ({"kernels": [{"name": "k"}]}, r"\$.kernels\[0\]"),
+        ({"sm_clock_hz": float("nan")}, "not a finite number"),
+    ],
+)
+def test_json_that_is_no_profile_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        profile_from_json({**profile_to_json(PROFILE), **change})
+
+
+def test_a_file_of_something_else_is_refused() -> None:
+    with pytest.raises(SchemaError, match="gpumem read"):
+        profiles_from_json({"rows": []})
+    with pytest.raises(SchemaError, match=r"\$.schema: True"):
+        profiles_from_json({"schema": True, "profiles": []})
