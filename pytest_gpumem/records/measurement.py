@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
@@ -190,6 +191,8 @@ class Measurement:
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
     """Page faults and migrations of managed memory in an untimed pass, where it was asked for (`--gpumem-count-pages`)."""
+    activity: Activity | None = None
+    """Kernels, copies and memsets of one launch in an untimed pass, where it was asked for (`--gpumem-explain`)."""
     sectors_per_request: float | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a

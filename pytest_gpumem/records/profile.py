@@ -14,83 +14,13 @@ from typing import Any
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
+from pytest_gpumem.records.uses import COPY_KINDS as COPY_KINDS
+from pytest_gpumem.records.uses import MEMORY_KINDS as MEMORY_KINDS
+from pytest_gpumem.records.uses import CopyUse as CopyUse
+from pytest_gpumem.records.uses import KernelUse as KernelUse
 
 SCHEMA = 1
 """Version of the layout in JSON. A reader refuses any other."""
-
-COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
-"""Which way a copy went: host, device, array, or from one device to another ("P2P"). Migrations of managed memory are not among them:
-they are `TestProfile.migrations`."""
-
-MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
-"""What memory a side of a copy was in (CUPTI, `CUpti_ActivityMemoryKind`)."""
-
-
-@dataclass(frozen=True)
-class KernelUse:
-    """All launches of one kernel with one shape."""
-
-    name: str
-    """Demangled name, with its template and parameter types where the tool gives them."""
-    grid: tuple[int, int, int]
-    """Blocks in x, y and z."""
-    block: tuple[int, int, int]
-    """Threads of a block in x, y and z."""
-    launches: int
-    """How often it was launched with this shape."""
-    nanoseconds: int
-    """Its running time in nanoseconds, summed over `launches`."""
-    registers: int | None = None
-    """Registers of a thread."""
-    shared: int | None = None
-    """Bytes of shared memory of a block, static and dynamic together."""
-    local: int | None = None
-    """Bytes of local memory of a thread: spilled registers and stack."""
-    dram_read: int | None = None
-    """Bytes read from DRAM, summed over `launches`."""
-    dram_written: int | None = None
-    """Bytes written to DRAM, summed over `launches`."""
-    l2_read: int | None = None
-    """Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`."""
-    l2_written: int | None = None
-    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`."""
-    l2_hit_rate: float | None = None
-    """Share of all sectors asked of L2 that it had, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
-    l2_read_hit_rate: float | None = None
-    """The same of what the SMs read. The overall rate counts writes too, which nearly always hit."""
-    sectors_per_request: float | None = None
-    """Sectors of 32 bytes that one load of a warp from global memory touches: 4 for 4-byte elements side by side, 32 at worst."""
-    sectors_per_store: float | None = None
-    """The same of stores to global memory."""
-    occupancy: float | None = None
-    """Achieved occupancy: active warps over the most that an SM holds, 0 to 1, the mean over the time in which SMs were active."""
-    sm_clock_hz: float | None = None
-    """SM clock in hertz while it ran, the mean over `launches`."""
-    memory_clock_hz: float | None = None
-    """Memory clock in hertz while it ran, the mean over `launches`."""
-
-    @property
-    def nanoseconds_each(self) -> float:
-        """Running time of one launch in nanoseconds."""
-        return self.nanoseconds / self.launches
-
-
-@dataclass(frozen=True)
-class CopyUse:
-    """All copies of one kind between the same kinds of memory, or all memsets of one kind of memory."""
-
-    kind: str
-    """One of `COPY_KINDS`; "memset" for a memset."""
-    source: str
-    """What is read, one of `MEMORY_KINDS`; "" for a memset."""
-    destination: str
-    """What is written, one of `MEMORY_KINDS`."""
-    count: int
-    """How many there were."""
-    nbytes: int
-    """Bytes, summed over `count`."""
-    nanoseconds: int
-    """Running time in nanoseconds, summed over `count`; copies that overlap count each."""
 
 
 @dataclass(frozen=True)
