@@ -1,4 +1,4 @@
-"""Finding ncu, with programs that only exist here."""
+"""Finding the tools and asking for their version, with programs that only exist here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
+from pytest_gpumem.nsight.tools import NCU, NSYS, NSYS_FOLDERS, Tool, ToolMissing, check_version, find_ncu, find_nsys, version_in
 
 
 def program(folder: Path, name: str = "ncu") -> Path:
@@ -55,3 +55,60 @@ def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
     for part in ("install Nsight Compute", "GPUMEM_NCU", str(tmp_path / "cuda-*")):
         assert part in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
+    chosen, ncu = program(tmp_path / "mine", "my-nsys"), program(tmp_path / "bin")
+    environment = {"GPUMEM_NCU": str(ncu), "PATH": str(ncu.parent)}
+    assert find_nsys({**environment, "GPUMEM_NSYS": str(chosen)}, []) == chosen
+    usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
+    assert find_nsys(environment, [str(tmp_path / "nsight-systems" / "*" / "bin")]) == usual
+    with pytest.raises(ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"):
+        find_nsys(environment, [])
+    assert "/opt/nvidia/nsight-systems/*/bin" in NSYS_FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0", "2025.3.2"),
+        (
+            "NVIDIA (R) Nsight Compute Command Line Profiler\nCopyright (c) 2018-2025 NVIDIA\nVersion 2025.3.0.0 (build 36273991)",
+            "2025.3.0",
+        ),
+        ("usage: nsys [--version]", None),
+    ],
+)
+def test_the_version_that_a_tool_says(said: str, version: str | None) -> None:
+    assert version_in(said) == version
+
+
+@pytest.mark.parametrize(
+    ("tool", "said", "error"),
+    [
+        (NSYS, "NVIDIA Nsight Systems version 2025.3.2.474-1v0", None),
+        (NSYS, "NVIDIA Nsight Systems version 2022.4.1.1-1v0", None),
+        (
+            NSYS,
+            "NVIDIA Nsight Systems version 2021.5.2.53-28d0e6e",
+            r"nsys is Nsight Systems 2021.5.2; needed is 2022.4 or newer; GPUMEM_NSYS",
+        ),
+        (NCU, "Version 2022.2.1.0 (build 31385273)", r"ncu is Nsight Compute 2022.2.1; needed is 2022.4 or newer; GPUMEM_NCU"),
+        (NCU, "something else", r"ncu --version said 'something else', which is no version of Nsight Compute"),
+    ],
+)
+def test_a_version_that_is_too_old_or_none_is_said(tmp_path: Path, tool: Tool, said: str, error: str | None) -> None:
+    installed = program(tmp_path, tool.program)
+    installed.write_text(f"#!/bin/sh\necho '{said}'\n")
+    if error is None:
+        assert check_version(tool, installed, {}) == version_in(said)
+        return
+    with pytest.raises(ToolMissing, match=error):
+        check_version(tool, installed, {})
+
+
+def test_a_tool_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    broken = program(tmp_path)
+    broken.write_text("#!/no/such/shell\n")
+    with pytest.raises(ToolMissing, match=r"ncu cannot be started: .*No such file"):
+        check_version(NCU, broken, {})
