@@ -224,6 +224,7 @@ class Conductor:
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,
             kernel_source=target.kernel_source,
+            managed=bool(target.homes),
         )
 
     @property

@@ -201,6 +201,8 @@ class Measurement:
     """Bytes that the threads of one launch ask for, repeats counted; None where `sectors_per_request` is."""
     taken: Taken | None = None
     """When and on which card; None in results from before this was recorded."""
+    managed: bool = False
+    """Pages of managed memory were put back before every sample."""
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run: comparisons take the mean over all processes, the other figures are of this one
     alone."""

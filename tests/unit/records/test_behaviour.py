@@ -1,0 +1,74 @@
+"""What kind of test a row is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from known_devices import H100
+
+from pytest_gpumem.records.behaviour import Behaviour, behaviour_of, behaviours, function_of
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
+from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.units import MiB
+
+TRIAD = Measurement(
+    label="",
+    target="triad",
+    mode="clean-cold",
+    sampler="graph",
+    sampler_reason="",
+    placements=((1e-3,),),
+    half_width=None,
+    traffic=Traffic(512 * MiB, 256 * MiB),
+    footprint=768 * MiB,
+    floor=1e-6,
+    conditions=(Conditions(), Conditions()),
+)
+
+
+def row(nodeid: str, **changes: Any) -> Row:
+    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), replace(TRIAD, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Behaviour.DRAM),
+        ({"sectors_per_request": 4.0}, Behaviour.DRAM),
+        ({"sectors_per_request": 5.0}, Behaviour.PATTERN),
+        ({"mode": "hot"}, Behaviour.CACHE),
+        ({"window": Window(MiB, 1.0, MiB), "mode": "hot"}, Behaviour.PERSISTING),
+        ({"traffic": Traffic(MiB, MiB, link=True)}, Behaviour.LINK),
+        ({"managed": True}, Behaviour.MANAGED),
+        ({"accesses_per_launch": 10, "mode": "hot"}, Behaviour.LATENCY),
+        ({"overlap": Overlap((Part("a", 1.0),), 2.0, 1.0, 2)}, Behaviour.OVERLAP),
+        ({"traffic": None, "footprint": None, "sampler": "host"}, Behaviour.ALLOCATION),
+        ({"traffic": None}, Behaviour.OTHER),
+        ({"footprint": 1 * MiB}, Behaviour.OTHER),
+    ],
+)
+def test_the_kind_of_a_measurement(changes: dict[str, Any], expected: Behaviour) -> None:
+    assert behaviour_of(replace(TRIAD, **changes), H100) is expected
+
+
+def test_a_test_is_of_one_kind() -> None:
+    rows = [
+        row("t.py::test_a[x]"),
+        row("t.py::test_a[y]", window=Window(MiB, 1.0, MiB)),
+        row("t.py::test_b"),
+        replace(row("t.py::test_c"), measurement=None),
+    ]
+    assert behaviours(rows, H100) == {
+        "t.py::test_a": Behaviour.PERSISTING,
+        "t.py::test_b": Behaviour.DRAM,
+        "t.py::test_c": Behaviour.NOTHING,
+    }
+
+
+def test_parameters_are_no_part_of_a_function() -> None:
+    assert function_of(row("a[1]/t.py::TestX::test_a[b::c-[d]]")) == "a[1]/t.py::TestX::test_a"
+    assert function_of(row("odd[1]")) == "odd"
