@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 DOMAIN = "gpumem"
@@ -19,8 +19,8 @@ DOMAIN = "gpumem"
 NODEID_CATEGORY = "nodeid"
 """NVTX category of the mark that carries a test's full node id."""
 
-MEASURE = "measure"
-"""Phase in which samples are taken; under a profiler it holds the measured launches and nothing else."""
+MEASURE, LAUNCH = "measure", "launch"
+"""Phase in which samples are taken, which under a profiler holds the measured launches and nothing else; and one such launch within it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -85,7 +85,7 @@ def labelled(name: str, label: str) -> str:
 
 
 class Ranges:
-    """Push/pop ranges of one process; a no-op of about 0.1 us where no tool listens or NVTX is absent (macOS).
+    """Push/pop ranges of one process; without a tool, or without NVTX (macOS), a look into a set.
 
     A tool is looked for once, when the object is made: Nsight tools attach at the process's start. Ranges nest per
     thread, so a range is popped by the thread that pushed it.
@@ -93,27 +93,31 @@ class Ranges:
 
     def __init__(self) -> None:
         self._domain = _domain()
-        self._attributes: dict[str, Any] = {}
+        self._attributes: dict[tuple[str, str | None], Any] = {}
+        self._sound: set[str] = set()
 
     def tool_attached(self) -> bool:
         """Whether a tool listens to the domain. Times taken then are not comparable with others."""
         return self._domain is not None
 
-    def push(self, name: str, payload: int | None = None) -> None:
+    def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
         """Open a range.
 
         Args:
             name: of `[A-Za-z0-9_.-]` only; it is registered on its first use.
-            payload: 64-bit integer shown with this one range, such as the number of the sample.
+            payload: 64-bit integer shown with this one range, such as the bytes that a launch moves.
+            category: what ranges are grouped by beside their names.
 
         Raises:
             ValueError: the name holds a character that Nsight's filters take for an operator, tool or no tool.
         """
-        if name not in self._attributes:
-            self._attributes[name] = self._prepare(name)
+        if name not in self._sound:
+            self._check(name)
         if self._domain is None:
             return
-        attributes = self._attributes[name]
+        attributes = self._attributes.get((name, category))
+        if attributes is None:
+            attributes = self._attributes[name, category] = self._domain.get_event_attributes(message=name, category=category)
         attributes.payload = payload
         self._domain.push_range(attributes)
 
@@ -122,9 +126,13 @@ class Ranges:
         if self._domain is not None:
             self._domain.pop_range()
 
-    def range(self, name: str, payload: int | None = None) -> _Range:
-        """A range around a block, closed also when the block raises."""
-        return _Range(self, name, payload)
+    def range(self, name: str, payload: int | None = None, category: str | None = None) -> AbstractContextManager[None]:
+        """A range around a block, closed also when the block raises; arguments and errors as `push`."""
+        if self._domain is None:
+            if name not in self._sound:
+                self._check(name)
+            return _NO_RANGE
+        return _Range(self, name, payload, category)
 
     @contextmanager
     def test(self, name: str, nodeid: str) -> Iterator[None]:
@@ -134,24 +142,36 @@ class Ranges:
                 self._domain.mark(self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY))
             yield
 
-    def _prepare(self, name: str) -> Any:
+    def _check(self, name: str) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"NVTX range name {name!r}: Nsight's filters take only letters, digits, '_', '.', '-'")
-        return self._domain.get_event_attributes(message=name) if self._domain is not None else None
+        self._sound.add(name)
 
 
 class _Range:
     # A class and not a generator: four times cheaper, and it stands around measured launches.
-    __slots__ = ("_name", "_payload", "_ranges")
+    __slots__ = ("_category", "_name", "_payload", "_ranges")
 
-    def __init__(self, ranges: Ranges, name: str, payload: int | None) -> None:
-        self._ranges, self._name, self._payload = ranges, name, payload
+    def __init__(self, ranges: Ranges, name: str, payload: int | None, category: str | None) -> None:
+        self._ranges, self._name, self._payload, self._category = ranges, name, payload, category
 
     def __enter__(self) -> None:
-        self._ranges.push(self._name, self._payload)
+        self._ranges.push(self._name, self._payload, self._category)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, /) -> None:
         self._ranges.pop()
+
+
+class _NoRange:
+    # Cheaper than contextlib's, which also stores what it hands out.
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object, /) -> None: ...
+
+
+_NO_RANGE = _NoRange()
 
 
 def _domain() -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.category import category_of
 from pytest_gpumem.measuring.conditions import worst
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.idle import idle_launch, middle_mean
@@ -35,7 +36,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.staging import Work
-from pytest_gpumem.ranges import Ranges, phase
+from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_share, format_time
@@ -269,6 +270,8 @@ class Conductor:
             launch=target.launch,
             ranges=self._ranges,
             name=name,
+            moved=None if target.traffic is None else target.traffic.total,
+            category=category_of(target, mode, self._device.facts.l2_bytes),
             random=random,
             restores=target.restores or bool(homes),
             # Launches of one placement follow each other by themselves; those of several evict each other's data.
@@ -399,7 +402,7 @@ class _Run:
         wanted = self._plan.placements if most is None else min(most, self._plan.placements)
         budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
         begun = self._device.now()
-        with self._conductor.range(self._name, "measure"):
+        with self._conductor.range(self._name, MEASURE):
             while True:
                 begun_already = bool(self.placements or self._throttled)
                 # What moves one placement at a time starts where it is.

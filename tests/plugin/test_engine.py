@@ -159,7 +159,7 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
     done = subprocess.run(program, cwd=pytester.path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     ranges = set(nvtx_trace.ranges())  # fails if one is not closed
-    for part in ("setup", "check", "warm-up", "measure"):
+    for part in ("setup", "check", "warm-up", "measure", "teardown"):
         assert f"test_triad/test_triad.{part}" in ranges
     assert "test_other" in ranges
     marks = [event.message for event in nvtx_trace.events() if event.kind == "mark"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pytest_gpumem.measuring.samplers.shot import Shot
-from pytest_gpumem.ranges import phase
+from pytest_gpumem.ranges import LAUNCH, MEASURE, phase
 
 
 class PlainSampler:
     """One launch after the other, each in a range `measure` with nothing else in it, the flush in a range of its own before that.
+
+    The launch's range says which part of the memory system it is about, by its category, and the bytes that it must move, as its payload.
+    Both ranges are open before the first event is recorded and closed after the second: nothing of theirs is in the interval.
 
     A filter on a test's `measure` range therefore finds the kernels of the test and none of the harness's.
 
@@ -26,7 +29,10 @@ class PlainSampler:
         for place in shot.rounds(rounds):
             with shot.ranges.range(phase(shot.name, "flush")):
                 shot.before(place, shot.stream)
-            with shot.ranges.range(phase(shot.name, "measure")), shot.ranges.range(phase(shot.name, "launch")):
+            with (
+                shot.ranges.range(phase(shot.name, MEASURE)),
+                shot.ranges.range(phase(shot.name, LAUNCH), payload=shot.moved, category=shot.category),
+            ):
                 device.record(self._start, shot.stream)
                 shot.launch(place, shot.stream)
                 device.record(self._end, shot.stream)

@@ -32,6 +32,10 @@ class Shot:
     ranges: Ranges
     name: str
     """Name of the test's NVTX range."""
+    moved: int | None = None
+    """Compulsory bytes of one launch, if known."""
+    category: str | None = None
+    """Which part of the memory system a launch is about: the NVTX category of its range."""
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     """Order of the placements within a round."""
     restores: bool = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from counted_device import CountedDevice
@@ -26,11 +27,23 @@ class RecordedRanges(Ranges):
         super().__init__()
         self._log = log
         self.open: list[str] = []
+        self.said: dict[str, tuple[int | None, str | None]] = {}
+        """By name, the payload and the category of the last range."""
 
-    def push(self, name: str, payload: int | None = None) -> None:
-        super().push(name, payload)
+    def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
+        super().push(name, payload, category)
         self.open.append(name)
+        self.said[name] = payload, category
         self._log(f"<{name}")
+
+    @contextmanager
+    def range(self, name: str, payload: int | None = None, category: str | None = None) -> Iterator[None]:
+        # With no tool the real one opens nothing.
+        self.push(name, payload, category)
+        try:
+            yield
+        finally:
+            self.pop()
 
     def pop(self) -> None:
         super().pop()

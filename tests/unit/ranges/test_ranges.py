@@ -28,6 +28,9 @@ with ranges.test(name, nodeid):
                 ranges.pop()
             ranges.push("launch")
             ranges.pop()
+            for category in ("L2", "DRAM", "L2", None):
+                with ranges.range("grouped", 8, category):
+                    pass
             raise RuntimeError
     except RuntimeError:
         pass
@@ -47,6 +50,7 @@ def test_a_tool_sees_the_ranges_nested_and_closed(nvtx_trace: Trace) -> None:
         "test_scale_1/test_scale_1.measure/launch",
         "test_scale_1/test_scale_1.measure/launch",
         "test_scale_1/test_scale_1.measure/launch",
+        *["test_scale_1/test_scale_1.measure/grouped"] * 4,
     ]
 
 
@@ -54,6 +58,12 @@ def test_payload_belongs_to_one_push_only(nvtx_trace: Trace) -> None:
     run(PROGRAM, nvtx_trace.environment)
     launches = [event for event in nvtx_trace.events() if event.message == "launch"]
     assert [event.payload for event in launches] == [0, 1, None]
+
+
+def test_a_category_belongs_to_the_range_that_it_was_given_for(nvtx_trace: Trace) -> None:
+    run(PROGRAM, nvtx_trace.environment)
+    grouped = [event for event in nvtx_trace.events() if event.message == "grouped"]
+    assert [(event.category, event.payload) for event in grouped] == [("L2", 8), ("DRAM", 8), ("L2", 8), ("", 8)]
 
 
 def test_the_full_node_id_is_marked_inside_the_range_of_its_test(nvtx_trace: Trace) -> None:
@@ -67,8 +77,9 @@ def test_the_full_node_id_is_marked_inside_the_range_of_its_test(nvtx_trace: Tra
 def test_a_name_that_nsight_cannot_filter_is_refused(tool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if tool:
         monkeypatch.setattr(ranges, "_domain", RecordingDomain)
-    with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):
-        Ranges().push("test_a[1]")
+    for opened in (Ranges().push, lambda name: Ranges().range(name).__enter__()):
+        with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):
+            opened("test_a[1]")
 
 
 class RecordingDomain:

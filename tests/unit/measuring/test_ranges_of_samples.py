@@ -1,0 +1,88 @@
+"""What a measurement's NVTX ranges say, and that none of them lies inside a timed interval."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bench import Bench
+
+from pytest_gpumem import MiB
+from pytest_gpumem.measuring.category import category_of
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.records.measurement import Traffic
+
+SAMPLERS = {
+    "blocked": {"mode": "clean-cold", "sampler": "blocked"},
+    "graph": {"mode": "clean-cold", "sampler": "graph"},
+    "batched": {"mode": "hot", "sampler": "batched"},
+    "host": {"mode": "clean-cold", "sampler": "host"},
+    "plain": {"mode": "clean-cold"},
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_range_is_opened_or_closed_within_a_timed_interval(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(profiled=sampler == "plain")
+    bench.conductor.floors()
+    log = bench.log
+    record, now, launch = bench.device.record, bench.device.now, bench.device.launch
+    target = bench.kernel_target("triad", *bench.buffers(3, 2 * MiB), 3.0)
+    monkeypatch.setattr(bench.device, "record", lambda event, stream: (log.append("event"), record(event, stream))[1])
+    monkeypatch.setattr(bench.device, "now", lambda: (log.append("clock"), now())[1])
+    monkeypatch.setattr(bench.device, "launch", lambda what, stream, **window: (log.append(what.kernel.name), launch(what, stream))[1])
+    assert bench.take(target, placements=1, **SAMPLERS[sampler]).sampler == sampler
+    mark = "clock" if sampler == "host" else "event"
+    if sampler == "host":  # the clock is read elsewhere too: an interval is one reading, the launch, one reading
+        intervals = [log[at - 1 : at + 2] for at, what in enumerate(log) if what == "triad" and log[at - 1] == log[at + 1] == mark]
+        # A range between a reading and the launch would take the interval apart.
+        assert len(intervals) >= sum(what == "triad" for what in log) - 3  # two checks and the first launch are not timed
+        return
+    marks = [at for at, what in enumerate(log) if what == mark]
+    first = next(at for at, what in enumerate(log) if what in ("<test_it.warm-up", "<test_it.measure"))
+    sampled = [at for at in marks if at > first]
+    assert len(sampled) >= 2
+    for start, end in zip(sampled[::2], sampled[1::2], strict=True):
+        assert set(log[start + 1 : end]) == {"triad"}
+
+
+def test_a_measured_launch_carries_its_bytes_and_its_category() -> None:
+    bench = Bench(profiled=True)
+    bench.measure("triad", *bench.buffers(3, 2 * MiB), 3.0)
+    assert bench.ranges.said["test_it.launch"] == (6 * MiB, "DRAM")
+    assert bench.ranges.said["test_it.measure"] == bench.ranges.said["test_it.flush"] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "category", "moved"), [("managed", "managed", 2 * MiB), ("pinned", "link", MiB), ("device", "DRAM", 2 * MiB)]
+)
+def test_the_category_follows_the_memory(kind: str, category: str, moved: int) -> None:
+    bench = Bench(profiled=True)
+    kernel = "memcpy" if kind == "pinned" else "copy"
+    bench.measure(kernel, bench.memory.device(MiB), getattr(bench.memory, kind)(MiB))
+    assert bench.ranges.said["test_it.launch"] == (moved, category)
+
+
+def test_a_launch_under_a_window_is_about_l2() -> None:
+    bench = Bench(profiled=True)
+    out, table = bench.memory.device(4 * MiB, "i4"), bench.memory.device(MiB, "i4")
+    with persisting(bench.device, table) as stream:
+        bench.take(bench.target(bench.kernels.reset_data, out, table, stream=stream))
+    assert bench.ranges.said["test_it.launch"][1] == "L2"
+
+
+@pytest.mark.parametrize(
+    ("mode", "footprint", "traffic", "category"),
+    [
+        ("hot", 8, Traffic(8, 0), "L2"),
+        ("hot", 9, Traffic(9, 0), "DRAM"),
+        ("hot", None, None, "L2"),
+        ("clean-cold", 8, Traffic(8, 0), "DRAM"),
+        ("clean-cold", None, None, None),
+        ("hot", 8, Traffic(8, 8, link=True), "link"),
+    ],
+)
+def test_what_is_known_of_a_target_decides(mode: str, footprint: int | None, traffic: Traffic | None, category: str | None) -> None:
+    target: Any = SimpleNamespace(homes=(), traffic=traffic, footprint=footprint, window=None)
+    assert category_of(target, mode, 8) == category
