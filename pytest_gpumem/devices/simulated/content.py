@@ -54,7 +54,7 @@ class Content:
             self._bytes = over.reshape(-1).view(np.uint8)[: self.backed]
         self._token: Token = _fresh()
         self._handed_out = False
-        self._parts: list[weakref.ref[Part]] = []
+        self._parts: weakref.WeakSet[Part] = weakref.WeakSet()
         # References without any view: this object's attribute and the call's own argument.
         self._references = _owned_references(self._bytes)
 
@@ -66,13 +66,13 @@ class Content:
             self._token = _fresh()
             # NumPy's views keep the array that owns the memory alive: no other reference, no view left.
             # Each part holds one view, which is no stranger's: what it writes is known.
-            self._handed_out = _owned_references(self._bytes) > self._references + len(self._living_parts())
+            self._handed_out = _owned_references(self._bytes) > self._references + len(self._parts)
         return self._token
 
     def changed(self, token: Token | None = None) -> None:
         """Say that the bytes were written; `token` names well-known content."""
         self._token = _fresh() if token is None else token
-        for part in self._living_parts():
+        for part in self._parts:
             part.outdated()
 
     def view(self, dtype: str, size: int) -> NDArray[Any]:
@@ -131,11 +131,8 @@ class Content:
     def part(self, offset: int, nbytes: int) -> Part:
         """The content of a part of the memory, as far as it is backed: both see what either writes."""
         made = Part(self, offset, nbytes)
-        self._parts = [weakref.ref(part) for part in self._living_parts()] + [weakref.ref(made)]
+        self._parts.add(made)
         return made
-
-    def _living_parts(self) -> list[Part]:
-        return [part for reference in self._parts if (part := reference()) is not None]
 
     def read(self, dtype: str, size: int) -> NDArray[Any]:
         """A copy of the first `size` elements, or of those that are backed."""
@@ -174,7 +171,7 @@ class Part(Content):
     def changed(self, token: Token | None = None) -> None:
         self._token = _fresh() if token is None else token
         self._whole._token = _fresh()
-        for other in self._whole._living_parts():
+        for other in self._whole._parts:
             if other is not self and other._range.start < self._range.stop and self._range.start < other._range.stop:
                 other.outdated()
 

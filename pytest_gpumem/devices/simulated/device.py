@@ -294,8 +294,8 @@ class SimulatedDevice:
 
     def _wait(self, streams: Sequence[SimulatedStream]) -> None:
         """The host waits for streams; a hold that nobody released runs into its time-out."""
+        self._engine.run()
         for stream in streams:
-            self._engine.run()
             while (held := self._engine.holding(stream)) is not None:
                 item = self._engine.held(held)
                 assert item is not None
@@ -785,8 +785,7 @@ class SimulatedDevice:
         )
 
     def close(self) -> None:
-        for stream in self._engine.streams:
-            stream.queue.clear()
+        self._engine.clear()
         self._prepared.clear()
         self._windows.clear()
 

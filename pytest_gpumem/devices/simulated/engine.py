@@ -7,6 +7,7 @@ order of the calls.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,6 +104,8 @@ class Engine:
         self._tick = tick
         self._free = dict.fromkeys(ENGINES, 0.0)
         self.streams: list[SimulatedStream] = []
+        self._busy: list[SimulatedStream] = []
+        """Streams whose queue is not empty, in the order of `streams`: most that a long run has made have nothing to do."""
 
     def stream(self) -> SimulatedStream:
         """A new stream; handles count from 1, as 0 names the default stream."""
@@ -113,16 +116,22 @@ class Engine:
     def queue(self, stream: SimulatedStream, item: Item, issued: float) -> None:
         if isinstance(item, Record):
             item.event.pending += 1
+        if not stream.queue:
+            insort(self._busy, stream, key=lambda busy: busy.handle)
         stream.queue.append((issued, item))
+
+    def clear(self) -> None:
+        """Forget everything that waits."""
+        for stream in self._busy:
+            stream.queue.clear()
+        self._busy.clear()
 
     def run(self) -> None:
         """Run everything that no hold stops."""
-        while True:
+        while self._busy:
             best: SimulatedStream | None = None
             earliest = waiting_since = 0.0
-            for stream in self.streams:
-                if not stream.queue:
-                    continue
+            for stream in self._busy:
                 start = self._start(stream)
                 # An engine takes what has waited longest: otherwise the first streams would keep the last one from it.
                 since = max(stream.ready, stream.queue[0][0])
@@ -130,9 +139,9 @@ class Engine:
                     best, earliest, waiting_since = stream, start, since
             if best is None:
                 return
-            others = [s for s in self.streams if s.queue and s is not best]
+            alone = len(self._busy) == 1
             self._step(best, earliest)
-            if not others:
+            if alone:
                 # Alone: no choice to make until the queue is empty or held.
                 while best.queue:
                     start = self._start(best)
@@ -172,6 +181,8 @@ class Engine:
 
     def _step(self, stream: SimulatedStream, start: float) -> None:
         _, item = stream.queue.popleft()
+        if not stream.queue:
+            self._busy.remove(stream)
         if isinstance(item, Work):
             end = start + item.duration(start)
             self._free[item.engine] = end
