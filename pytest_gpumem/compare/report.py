@@ -10,7 +10,7 @@ from pytest_gpumem.compare.pairs import Compared, Pair
 from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.table import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
 from pytest_gpumem.units import format_share, format_time
 from pytest_gpumem.verdicts.finding import change, counted
 

@@ -13,7 +13,7 @@ from pytest_gpumem.duet.schedule import BASE, HEAD
 from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.duet.worktree import Side
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.table import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
 from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.finding import change, counted
 

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_gpumem.records.behaviour import COALESCED, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -18,8 +19,8 @@ LEAST_NOISE = 1e-5
 HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 """What `Cells.figures` are, in their order."""
 
-COALESCED = 4
-"""Sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches."""
+BAR = 10
+"""Characters of a whole bar: one for each tenth."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Cells:
     change: str
     verdict: str
     outcome: Outcome
+    bar: str = ""
+    """The share of the peak as a bar; empty where there is none."""
+    short_change: str = ""
+    """The change without its interval."""
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -44,11 +49,12 @@ def cells_of(row: Row, facts: DeviceFacts, name: str) -> Cells:
     """A row as text; `name` is what `names_of` gives for it."""
     # A row keeps its own verdict where something else failed the test.
     verdict = row.verdict.outcome.value + (", test failed" if row.failed and row.verdict.outcome is not Outcome.FAIL else "")
-    verdict += ", simulated" if row.verdict.simulated or facts.simulated else ""
+    verdict += ", simulated" if is_simulated(row, facts) else ""
     measurement = row.measurement
-    change = _change(row.verdict.comparison) if row.verdict.comparison is not None else ""
+    comparison = row.verdict.comparison
+    change, short = (_change(comparison), f"{_points(comparison.delta)} %") if comparison is not None else ("", "")
     if measurement is None:
-        return Cells(name, "", "", "", "", change, verdict, row.verdict.outcome)
+        return Cells(name, "", "", "", "", change, verdict, row.verdict.outcome, short_change=short)
     # What is read over and over is counted once in a bandwidth and its share, which looks as if L2 were slow.
     share = measurement.share_of_peak(facts) if measurement.asked_bandwidth is None else None
     return Cells(
@@ -60,7 +66,20 @@ def cells_of(row: Row, facts: DeviceFacts, name: str) -> Cells:
         change=change,
         verdict=verdict,
         outcome=row.verdict.outcome,
+        bar=bar(share) if share is not None else "",
+        short_change=short,
     )
+
+
+def is_simulated(row: Row, facts: DeviceFacts) -> bool:
+    """Whether a row says nothing of a GPU."""
+    return row.verdict.simulated or facts.simulated
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """A share as `width` characters, "######...." for 0.6."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return "#" * full + "." * (width - full)
 
 
 def sectors(measurement: Measurement) -> str | None:
@@ -91,8 +110,15 @@ def _bandwidth(measurement: Measurement) -> str:
 
 
 def _change(comparison: Comparison) -> str:
-    delta, low, high = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.delta, comparison.low, comparison.high))
-    return f"{delta} [{low}, {high}] %"
+    """ "+12.34 [+12.01, +12.66] %"; without an interval where it is narrower than the last digit, as on a simulated device."""
+    low, high = _points(comparison.low), _points(comparison.high)
+    delta = _points(comparison.delta)
+    return f"{delta} %" if low == high == delta else f"{delta} [{low}, {high}] %"
+
+
+def _points(share: float) -> str:
+    """A share in signed percent with two decimals, and no negative zero."""
+    return f"{round(share * 100, 2) + 0.0:+.2f}"
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
@@ -110,3 +136,14 @@ def _noise(noise: float | None) -> str:
     if noise is None:
         return ""
     return format_share(noise) if noise >= LEAST_NOISE else f"< {format_share(LEAST_NOISE)}"
+
+
+def split_names(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Each of `names_of` as the test function and what tells its rows apart: ("test_copy", "4, pinned") for "test_copy[4][pinned]"."""
+    found = []
+    for row, name in zip(rows, names_of(rows), strict=True):
+        parameters = row.nodeid[len(function_of(row)) :]
+        label = f"[{row.label}]" if row.label else ""
+        apart = ", ".join(part for part in (parameters.removeprefix("[").removesuffix("]"), row.label) if part)
+        found.append((name.removesuffix(parameters + label), apart))
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from pytest_gpumem.records.l2_sweep import Point, Setting, Sweep
-from pytest_gpumem.reporting.table import drawn_as_text, ruled, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, wrapped
 from pytest_gpumem.units import MiB, format_bytes, format_time
 
 FITTED = "fitted"

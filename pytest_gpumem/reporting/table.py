@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections import Counter
-from collections.abc import Sequence
-from io import StringIO
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from rich.box import Box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.traffic import Finding, account
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.cells import HEADINGS, Cells, access_interval, cells_of, names_of, sectors
-from pytest_gpumem.units import format_share
-
-# Only a rule under the heading.
-_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+from pytest_gpumem.reporting.cells import HEADINGS, Cells, access_interval, cells_of, names_of, sectors, split_names
+from pytest_gpumem.reporting.drawing import GAP, lines_as_text, shortened, wrapped
+from pytest_gpumem.reporting.order import by_function, ordered
+from pytest_gpumem.reporting.sentences import sentences, usual_way
 
 _STYLES = {
     Outcome.PASS: "green",
@@ -33,155 +24,169 @@ _STYLES = {
     Outcome.NO_BASELINE: "cyan",
 }
 
-_GAP = 2
-_LEAST_NAME = 16
+_LEAST_NAME = 14
 _TELLING_NAME = 28
-"""Columns that a name gets before anything else gives way."""
+"""Columns that a name gets before what is nice to have gives way."""
+_SHORT_NAME = 20
+"""Columns that a name gets before figures give way."""
+_INDENT = "  "
 
-_UNBOUNDED = 1000
-"""Columns given to rich, so that it never cuts a figure: the widths are worked out here."""
+
+@dataclass(frozen=True)
+class _Look:
+    """What of a row is shown."""
+
+    least_name: int
+    """Columns of a name below which the next look is taken."""
+    without: tuple[str, ...] = ()
+    """Headings of columns that are left out."""
+    bars: bool = True
+    intervals: bool = True
+    """Of changes."""
+    short_verdict: bool = False
+    """ "sim" in place of "simulated"."""
 
 
-def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
+def _looks(changes: bool) -> Iterator[_Look]:
+    """From the widest to the narrowest. A change has an interval of its own, which makes the noise dispensable sooner."""
+    yield _Look(_TELLING_NAME)
+    yield _Look(_TELLING_NAME, short_verdict=True)
+    yield _Look(_TELLING_NAME, bars=False, short_verdict=True)
+    gone: tuple[str, ...] = ()
+    for heading in ("of peak", "noise") if changes else ("of peak",):
+        gone += (heading,)
+        yield _Look(_TELLING_NAME if heading == "of peak" else _SHORT_NAME, gone, bars=False, short_verdict=True)
+    for heading in ("bandwidth",) if changes else ("noise", "bandwidth"):
+        gone += (heading,)
+        yield _Look(_LEAST_NAME if heading == "bandwidth" else _SHORT_NAME, gone, bars=False, short_verdict=True)
+    yield _Look(0, gone, bars=False, intervals=False, short_verdict=True)
+
+
+@dataclass
+class _Line:
+    """One line of the table: a heading across all columns, or a row."""
+
+    name: str
+    cells: Cells | None = None
+    style: str = ""
+    outcome: Outcome = Outcome.PASS
+    beside: list[str] = field(default_factory=list)
+    """What stands below the name."""
+
+
+def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, grouped: bool = False) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    A column in which no row has a figure is left out, and so are `of peak` and, beside changes, `noise` where names would get too
-    short. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names go without their file where they are unique
-    without it, and are shortened in the middle if need be; figures never are, and the table gets wider than `width` where they alone
-    need more.
+    The rows of one test stand under its name. A column in which no row has a figure is left out. Where names would get too short to
+    tell tests apart, these give way, one after the other: the word "simulated", the bars, `of peak`, the noise where there are
+    changes, the bandwidth, the intervals of changes; what still has a column is never cut, and the table gets wider than `width` where
+    the last look needs more. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names go without their file where
+    they are unique without it, and are shortened in the middle if need be.
 
     Args:
-        rows: in the order in which they are shown.
+        rows: in the order in which they are shown, unless `grouped`.
         facts: the device that was measured.
         width: columns of the terminal.
         colour: with ANSI escape sequences.
         notes: spell out what each measurement notes, else only how many there are; under a name, sectors of a request that are not
             coalesced, and the interval of a latency per access.
+        grouped: by kind of test, and what got worse first, then the slowest.
     """
     if not rows:
         return ""
-    cells = [cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)]
-    usual = Counter((row.measurement.mode, row.measurement.sampler) for row in rows if row.measurement is not None).most_common(1)
-    usual_how = usual[0][0] if usual else None
-    shown = [column for column in range(len(HEADINGS)) if any(cell.figures[column] for cell in cells)]
-
-    # Before names get too short to tell tests apart: first the share of the peak goes, then, beside changes, the
-    # noise, then verdicts break into two lines.
-    longest = max(len(cell.name) for cell in cells)
-    changes = any(cell.change for cell in cells)
-    for dispensable in ("of peak", "noise") if changes else ("of peak",):  # a change has an interval of its own
-        full = _figures_width(cells, shown) + max(len(cell.verdict) for cell in cells) + _GAP
-        if width - full < min(longest, _TELLING_NAME):
-            shown = [column for column in shown if HEADINGS[column] != dispensable]
-    broken = width - _figures_width(cells, shown) - max(len(cell.verdict) for cell in cells) - _GAP < min(longest, _TELLING_NAME)
-    verdicts = [cell.verdict.replace(", simulated", "\nsimulated") if broken else cell.verdict for cell in cells]
-    verdict_width = max(len(line) for verdict in [*verdicts, "verdict"] for line in verdict.splitlines())
-    name_width = max(_LEAST_NAME, min(longest, width - _figures_width(cells, shown) - verdict_width - _GAP))
-
-    drawn = ruled()
-    drawn.add_column("test", no_wrap=True)
-    for column in shown:
-        drawn.add_column(HEADINGS[column], justify="right", no_wrap=True)
-    drawn.add_column("verdict", no_wrap=True)
-    for row, cell, verdict in zip(rows, cells, verdicts, strict=True):
-        name = Text(shortened(cell.name, name_width))
-        if row.measurement is not None:
-            for line in _beside(row.measurement, usual_how, notes):
-                name.append(f"\n  {line}", style="dim")
-        figures = [Text(cell.figures[column]) for column in shown]
-        drawn.add_row(name, *figures, Text(verdict, style=_STYLES[Outcome.FAIL if row.failed else cell.outcome]))
-
-    text = [drawn_as_text(drawn, width, colour)]
-    text += _sentences(rows, facts, usual_how, width, notes)
-    return "\n".join(text)
+    usual = usual_way(rows)
+    groups = [(kind.value, of) for kind, of in ordered(rows, facts)] if grouped else [("", list(rows))]
+    named = {id(row): (whole, *parts) for row, whole, parts in zip(rows, names_of(rows), split_names(rows), strict=True)}
+    lines: list[_Line] = []
+    for kind, of in groups:
+        if len(groups) > 1:
+            lines.append(_Line(f"-- {kind}", style="bold"))
+        for test in by_function(of):
+            lines += _of_test(test, [named[id(row)] for row in test], facts, usual, notes)
+    look, columns = _fitting([line for line in lines if line.cells is not None], width)
+    drawn = lines_as_text(_drawn(lines, look, columns, width), width, colour)
+    short = look.short_verdict and any(line.cells is not None and ", simulated" in line.cells.verdict for line in lines)
+    said = sentences(rows, facts, notes=notes, short=short)
+    return "\n".join([drawn, *(line for sentence in said for line in wrapped(sentence, width))])
 
 
-def _beside(measurement: Measurement, usual: tuple[str, str] | None, notes: bool) -> list[str]:
-    """What stands under a name: how it was measured where that is unusual and, with the notes, figures that have no column."""
-    how = (measurement.mode, measurement.sampler)
-    lines = [", ".join(how)] if how != usual else []
-    return lines + [line for line in (sectors(measurement), access_interval(measurement)) if line and notes]
+def _of_test(
+    rows: list[Row], names: list[tuple[str, str, str]], facts: DeviceFacts, usual: tuple[str, str] | None, notes: bool
+) -> list[_Line]:
+    """The lines of one test: one for its only row, else its name and below it what tells its rows apart.
+
+    Names are whole ones, those of the function, and what tells rows apart.
+    """
+    hows = {_how(row, usual) for row in rows}
+    shared = hows.pop() if len(hows) == 1 and len(rows) > 1 else ""
+    lines = []
+    for row, (whole, function, apart) in zip(rows, names, strict=True):
+        name = whole if len(rows) == 1 else _INDENT + apart if apart else function
+        cells = cells_of(row, facts, name)
+        below = [] if shared else [_how(row, usual)]
+        if row.measurement is not None and notes:
+            below += [sectors(row.measurement) or "", access_interval(row.measurement) or ""]
+        outcome = Outcome.FAIL if row.failed else cells.outcome
+        lines.append(_Line(name, cells, outcome=outcome, beside=[line for line in below if line]))
+    if len(rows) > 1:
+        lines.insert(0, _Line(names[0][1] + (f" ({shared})" if shared else "")))
+    return lines
 
 
-def _figures_width(cells: Sequence[Cells], shown: Sequence[int]) -> int:
-    return sum(max(len(HEADINGS[c]), *(len(cell.figures[c]) for cell in cells)) + _GAP for c in shown)
+def _how(row: Row, usual: tuple[str, str] | None) -> str:
+    """How a row was measured, where that is unusual."""
+    if row.measurement is None or (row.measurement.mode, row.measurement.sampler) == usual:
+        return ""
+    return f"{row.measurement.mode}, {row.measurement.sampler}"
 
 
-def shortened(name: str, width: int) -> str:
-    """`name` in at most `width` characters: the middle goes, and of the rest two thirds are the end, which tells tests apart."""
-    if len(name) <= width:
-        return name
-    end = (width - 3) * 2 // 3
-    return f"{name[: width - 3 - end]}...{name[-end:]}"
+def _fitting(lines: Sequence[_Line], width: int) -> tuple[_Look, list[tuple[str, list[str]]]]:
+    """The widest look that leaves names enough room, and its columns: heading and texts, the verdict last."""
+    cells = [line.cells for line in lines if line.cells is not None]
+    longest = max(len(line.name) for line in lines)
+    for look in _looks(any(cell.change for cell in cells)):
+        columns = [(heading, texts) for heading in HEADINGS if heading not in look.without and any(texts := _texts(heading, cells, look))]
+        columns.append(("verdict", [_verdict(cell, look) for cell in cells]))
+        if width - _room(columns) >= min(longest, look.least_name):
+            break
+    return look, columns
 
 
-def ruled() -> Table:
-    """An empty table with nothing but a rule under its heading."""
-    return Table(box=_RULE, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold", collapse_padding=True)
+def _room(columns: Sequence[tuple[str, list[str]]]) -> int:
+    return sum(max(len(heading), *map(len, texts)) + GAP for heading, texts in columns)
 
 
-def drawn_as_text(drawn: Table, width: int, colour: bool) -> str:
-    """A table as lines without trailing blanks, wider than `width` where its figures need more."""
-    console = Console(
-        file=StringIO(),
-        width=max(width, _UNBOUNDED),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        no_color=not colour,
-        highlight=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as capture:
-        console.print(drawn)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+def _texts(heading: str, cells: Sequence[Cells], look: _Look) -> list[str]:
+    if heading == "change" and not look.intervals:
+        return [cell.short_change for cell in cells]
+    texts = [cell.figures[HEADINGS.index(heading)] for cell in cells]
+    if heading == "of peak" and look.bars:
+        return [f"{text} {cell.bar}" if text else "" for text, cell in zip(texts, cells, strict=True)]
+    return texts
 
 
-def _sentences(rows: Sequence[Row], facts: DeviceFacts, usual: tuple[str, str] | None, width: int, notes: bool) -> list[str]:
-    """What a reader needs besides the figures: how they were taken, and the reason of every verdict that is not a pass."""
-    text = []
-    if usual is not None:
-        others = any(r.measurement is not None and (r.measurement.mode, r.measurement.sampler) != usual for r in rows)
-        how = f"{usual[0]}, sampler {usual[1]}{' where not said otherwise' if others else ''}"
-        text.append(f"{how}; noise is half of the 95 % interval over placements")
-    resolvable = [row.verdict.comparison.resolvable for row in rows if row.verdict.comparison is not None]
-    if resolvable:
-        best, worst = format_share(min(resolvable)), format_share(max(resolvable))
-        span = best if best == worst else f"{best} to {worst}, by test"
-        text.append("change is against the baseline, in its interval (99.9 % below, 99 % above)")
-        text.append(f"smallest slow-down that could be resolved: {span}")
-    for what, count in Counter(what for row in rows for what in row.changed).items():
-        text.append(f"changed since the baseline: {what} ({count} of {len(rows)})")
-    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
-    if slower:
-        text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")
-    for row in rows:
-        if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
-            text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
-    noted = []
-    for row in rows:
-        if row.measurement is None:
+def _verdict(cell: Cells, look: _Look) -> str:
+    return cell.verdict.replace(", simulated", " (sim)") if look.short_verdict else cell.verdict
+
+
+def _drawn(lines: Sequence[_Line], look: _Look, columns: Sequence[tuple[str, list[str]]], width: int) -> Iterator[Text]:
+    rows = [line for line in lines if line.cells is not None]
+    longest = max(4, *(len(line.name) for line in rows))  # no narrower than its heading
+    name_width = max(min(longest, _LEAST_NAME), min(longest, width - _room(columns)))
+    widths = [max(len(heading), *map(len, texts)) for heading, texts in columns]
+    headings = [heading.rjust(w) for (heading, _), w in zip(columns[:-1], widths, strict=False)]
+    blank = " " * GAP
+    yield Text(blank.join(["test".ljust(name_width), *headings, "verdict"]), style="bold")
+    yield Text("-" * (name_width + _room(columns)))
+    at = 0
+    for line in lines:
+        if line.cells is None:
+            # A heading may take the room of all columns.
+            yield Text(shortened(line.name, max(width, name_width)), style=line.style)
             continue
-        noted += [f"note {row.key}: {note}" for note in row.measurement.notes]
-        if row.measurement.migrations is not None:
-            noted += [f"kernel {row.key}: {kernel_formula(row.measurement)}"]
-            noted += [f"pages {row.key}: {sentence}" for sentence in sentences(row.measurement.migrations)]
-        said = account(row.measurement, facts)
-        if said is not None and said.notable:
-            # A wrong declaration makes the bandwidth in the table wrong: that is no note.
-            (text if said.finding is Finding.WRONG else noted).append(f"traffic {row.key}: {said.sentence}")
-    if notes:
-        text += noted
-    elif noted:
-        text.append(f"{len(noted)} note{'s' * (len(noted) > 1)} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
-        text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
-    return [line for sentence in text for line in wrapped(sentence, width)]
-
-
-def wrapped(sentence: str, width: int) -> list[str]:
-    """A sentence in lines of at most `width` characters where its words allow it, further lines indented."""
-    # A number stays with its percent sign; an id is never cut, so that it can be copied.
-    kept = sentence.replace(" %", "\N{NO-BREAK SPACE}%")
-    lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+        figures = [texts[at].rjust(w) for (_, texts), w in zip(columns[:-1], widths, strict=False)]
+        text = Text(blank.join([shortened(line.name, name_width).ljust(name_width), *figures, ""]))
+        yield text.append(columns[-1][1][at], style=_STYLES[line.outcome])
+        indent = _INDENT + _INDENT * line.name.startswith(_INDENT)
+        yield from (Text(shortened(indent + below, width), style="dim") for below in line.beside)
+        at += 1

@@ -11,7 +11,7 @@ from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import Account, Finding, account, size
 from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.table import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
 from pytest_gpumem.units import format_share
 
 _NOT_COUNTED = "not counted"
