@@ -23,3 +23,13 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, text: str) -> None:
+    """Append `text` to a file that others append to as well, in one write: what they write does not end up within it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(path, "ab", buffering=0) as file:
+        file.write(text.encode())

@@ -319,6 +319,14 @@ OPTIONS: tuple[Option, ...] = (
         "A missing GPU, a skip, NO BASELINE, SUSPECT, INCONCLUSIVE or UNRELIABLE fails.",
     ),
     Option("report", _path("file", "gpumem.html"), None, "Write the results as one HTML file. Default: none.", "FILE"),
+    Option("markdown", _path("file", "gpumem.md"), None, "Write a summary for a pull request as Markdown. Default: none.", "FILE"),
+    Option(
+        "code_quality",
+        _path("file", "gl-code-quality.json"),
+        None,
+        "Write what needs a look as a code-quality report for GitLab. Default: none.",
+        "FILE",
+    ),
     Option(
         "counted",
         _path("file", "traffic.json"),
@@ -390,6 +398,10 @@ class Settings(NamedTuple):
     """Everything but PASS fails."""
     report: str | None = None
     """HTML file of the results, as written."""
+    markdown: str | None = None
+    """Markdown file of the summary, as written."""
+    code_quality: str | None = None
+    """File of the code-quality report, as written."""
     counted: str | None = None
     """File of counted traffic, as written."""
     l2_sweep: bool = False

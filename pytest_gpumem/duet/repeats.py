@@ -15,6 +15,8 @@ from pytest_gpumem.records.schema import SchemaError, document_from_json
 
 SHOWN = 1500
 """Characters of a failed process's last words that are kept."""
+_TAKEN_AWAY = ("GPUMEM_SAVE", "GPUMEM_L2_SWEEP", "GPUMEM_L2_SWEEP_MAP", "GITHUB_STEP_SUMMARY")
+"""Variables that would have each process write what is the run's."""
 _MEASURED = (0, 1)
 """pytest's exit codes of a run whose tests passed or failed: either way its rows are what was measured."""
 
@@ -48,6 +50,7 @@ def _rows(arguments: Sequence[str], folder: Path, scratch: Path, device: str, en
     # The last of an option counts: what stands here takes the place of what the arguments say.
     # One word each: pytest looks for its root folder among all words that are paths, and rows are named from there.
     own = ["--gpumem-processes=1", f"--gpumem-baseline={scratch}", f"--gpumem-report={scratch / 'report.html'}"]
+    own += [f"--gpumem-markdown={scratch / 'summary.md'}", f"--gpumem-code-quality={scratch / 'quality.json'}"]
     own += [f"--benchmark-json={results}", f"--benchmark-storage=file://{scratch}", f"--junitxml={scratch / 'junit.xml'}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, *own],
@@ -73,4 +76,4 @@ def _rows(arguments: Sequence[str], folder: Path, scratch: Path, device: str, en
 
 def environment_of(now: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables for the processes: those of this one, less what would have each of them write what is the run's."""
-    return {name: value for name, value in now.items() if name not in ("GPUMEM_SAVE", "GPUMEM_L2_SWEEP", "GPUMEM_L2_SWEEP_MAP")}
+    return {name: value for name, value in now.items() if name not in _TAKEN_AWAY}

@@ -35,6 +35,8 @@ REFUSED = {
     "--benchmark-json": "the duet reads that file itself; --json writes what it found",
     "--gpumem-save": "a duet accepts nothing into a baseline",
     "--gpumem-report": "a duet's processes are no runs of their own; --json writes what it found",
+    "--gpumem-markdown": "a duet's processes are no runs of their own; --json writes what it found",
+    "--gpumem-code-quality": "a duet's processes are no runs of their own; --json writes what it found",
     "--gpumem-baseline": "a duet compares with BASE alone",
     "--gpumem-l2-sweep": "a duet sweeps nothing",
     "--gpumem-processes": "a duet has fresh processes of its own",

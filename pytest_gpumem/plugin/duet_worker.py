@@ -22,6 +22,10 @@ FOR_ITSELF = {"gpumem_save": False, "gpumem_strict": False, "gpumem_l2_sweep": F
 """Options, where the tree's plugin has them, that are the duet's own matter: set as on the command line, over the environment and ini."""
 
 
+OUTPUTS = "gpumem-outputs"
+"""Name of the tree's plugin, where it has one, that writes what is a single run's: summaries, annotations."""
+
+
 class Gate:
     """A pytest plugin that waits before the first test, and remembers what became of each."""
 
@@ -59,6 +63,10 @@ class Gate:
                 setattr(config.option, name, value)
         if getattr(config.option, "numprocesses", None) or getattr(config.option, "dist", "no") != "no":
             raise pytest.UsageError("gpumem duet measures one process at a time; leave out -n and --dist")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.pluginmanager.unregister(name=OUTPUTS)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:

@@ -28,6 +28,12 @@ ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
 PROPERTY = "gpumem"
 """Name, and prefix of the names, of the JUnit properties."""
 
+READABLE = (
+    *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
+    *("delta", "delta_low", "delta_high", "resolvable", "mode", "sampler", "device", "simulated"),
+)
+"""Figures of a summary that have a JUnit property of their own."""
+
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
     """Judge what the test measured.
@@ -126,16 +132,18 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
         if measurement.migrations is not None and measurement.migrations.launch is not None:
             counts = measurement.migrations.launch
             figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
-    if row.verdict.comparison is not None:
-        figures["delta"] = row.verdict.comparison.delta
+        if (share := measurement.share_of_peak(session.facts)) is not None:
+            figures["share_of_peak"] = share
+    if (comparison := row.verdict.comparison) is not None:
+        figures |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high}
+        figures["resolvable"] = comparison.resolvable
     return figures
 
 
 def _properties(row: Row, figures: dict[str, Any]) -> list[tuple[str, object]]:
     """JUnit properties: the summary as JSON, and the figures that a person looks for, each on its own."""
     suffix = f"[{row.label}]" if row.label else ""
-    readable = ("latency_s", "bandwidth_bytes_per_s", "delta", "verdict", "simulated")
     return [
         (f"{PROPERTY}{suffix}", json.dumps(figures)),
-        *((f"{PROPERTY}_{name}{suffix}", figures[name]) for name in readable if figures.get(name) is not None),
+        *((f"{PROPERTY}_{name}{suffix}", figures[name]) for name in READABLE if figures.get(name) is not None),
     ]

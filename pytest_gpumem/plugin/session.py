@@ -87,8 +87,10 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
         config.pluginmanager.register(RepeatHooks(session), "gpumem-repeats")
     if not session.is_worker:
+        from pytest_gpumem.plugin.outputs import OutputHooks
         from pytest_gpumem.plugin.terminal import TerminalHooks
 
+        config.pluginmanager.register(OutputHooks(session), "gpumem-outputs")
         config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
         config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
 

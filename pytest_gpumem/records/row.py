@@ -17,6 +17,7 @@ class Row:
     limits: Limits
     """What it was held to."""
     verdict: Verdict
+    """How it was judged."""
     measurement: Measurement | None = None
     """None if the test failed before anything was measured."""
     label: str = ""

@@ -22,9 +22,9 @@ from pytest_gpumem.records.row import Row
 SCHEMA = 1
 """Version of the layout. A reader refuses any other."""
 
-_DERIVED_ROW = ("key",)
-_DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
-_DERIVED_DEVICE = ("key",)
+DERIVED_ROW = ("key",)
+DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
+DERIVED_DEVICE = ("key",)
 _PAGES = tuple(field.name for field in fields(PageCounts) if field.type in ("int", "float", "int | None"))
 """Counts of pages that are plain numbers."""
 
@@ -57,7 +57,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(row)
     plain["key"] = row.key
     if row.measurement is not None:
-        for name in _DERIVED_MEASUREMENT:
+        for name in DERIVED_MEASUREMENT:
             plain["measurement"][name] = getattr(row.measurement, name)
     _refuse_unplain(plain, "$")
     return plain
@@ -158,16 +158,16 @@ def from_plain(value: object, kind: type[_T], path: str) -> _T:
 
 
 def _row(value: object, path: str) -> Row:
-    value = _without(value, _DERIVED_ROW)
+    value = _without(value, DERIVED_ROW)
     if isinstance(value, dict) and "measurement" in value:
-        value["measurement"] = _without(value["measurement"], _DERIVED_MEASUREMENT)
+        value["measurement"] = _without(value["measurement"], DERIVED_MEASUREMENT)
     row = _converted(value, Row, path)
     _refuse_impossible(row, path)
     return row
 
 
 def _device(value: object, path: str) -> DeviceFacts:
-    return _converted(_without(value, _DERIVED_DEVICE), DeviceFacts, path)
+    return _converted(_without(value, DERIVED_DEVICE), DeviceFacts, path)
 
 
 def _without(value: object, keys: tuple[str, ...]) -> object:

@@ -52,6 +52,7 @@ class Verdict:
     """One outcome and one sentence of why."""
 
     outcome: Outcome
+    """What the gate says."""
     reason: str
     """One sentence with the figure, the limit and the margin."""
     comparison: Comparison | None = None

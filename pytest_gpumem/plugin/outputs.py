@@ -1,0 +1,112 @@
+"""What a session writes for machines: a Markdown summary, a code-quality report, GitHub's job summary and annotations.
+
+In the xdist controller, not in its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.files import append_whole, write_whole
+from pytest_gpumem.reporting import markdown
+from pytest_gpumem.reporting.annotations import workflow_commands
+from pytest_gpumem.reporting.code_quality import code_quality
+from pytest_gpumem.reporting.concerns import Place, concerns
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.session import GpuSession
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+"""Names the file whose text GitHub shows as the summary of a job."""
+SUMMARY_LIMIT = 1 << 20
+"""Bytes of that file: of a larger one GitHub shows nothing ("Workflow commands", Step isolation and limits)."""
+CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
+"""Variables with the folder of the checked-out repository: what GitHub's and GitLab's paths are relative to."""
+FILES = ("markdown", "code_quality")
+"""Settings that name a file which is written here."""
+
+
+class OutputHooks:
+    """Writes at the session's end, and says what it wrote.
+
+    Raises:
+        pytest.UsageError: a file lies in a folder that is not there; noticed now, and not once everything was measured.
+    """
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._places: dict[str, Place] = {}
+        self._notes: list[str] = []
+        self._files: dict[str, Path] = {}
+        for name in FILES:
+            written = getattr(session.settings, name)
+            if written is None:
+                continue
+            path = self._files[name] = Path(session.config.invocation_params.dir, Path(written).expanduser())
+            if not path.parent.is_dir():
+                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path}: there is no folder {path.parent}")
+            if path.is_dir():
+                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path} is a folder")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file, line, _ = report.location
+        self._places[report.nodeid] = Place(self._within_checkout(file), (line or 0) + 1)
+
+    def _within_checkout(self, file: str) -> str:
+        """A path relative to the root folder as one that is relative to the repository, where a CI says which folder that is."""
+        whole = Path(os.path.normpath(self._session.config.rootpath / file))
+        for variable in CHECKOUTS:
+            if (checkout := os.environ.get(variable)) and whole.is_relative_to(checkout):
+                return whole.relative_to(checkout).as_posix()
+        return Path(file).as_posix()
+
+    @pytest.hookimpl(trylast=True)  # once every test's last report is in
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if session.config.option.collectonly:
+            return
+        gpu, rows = self._session, list(self._session.rows)
+        if (path := self._files.get("markdown")) is not None:
+            self._write(session, "--gpumem-markdown", path, self._page)
+        if (path := self._files.get("code_quality")) is not None:
+            self._write(session, "--gpumem-code-quality", path, lambda: code_quality(concerns(rows), self._places))
+        if (summary := os.environ.get(SUMMARY_VARIABLE)) and rows and not gpu.ranges.tool_attached():
+            self._summarise(Path(summary))
+
+    def _page(self) -> str:
+        return markdown.page(list(self._session.rows), self._session.facts, self._session.settings.to_json())
+
+    def _write(self, session: pytest.Session, option: str, path: Path, text: Callable[[], str]) -> None:
+        try:
+            write_whole(path, text())
+        except OSError as error:
+            self._notes.append(f"{option}: cannot write {path}: {error.strerror or error}")
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            self._notes.append(f"{option}: wrote {path}")
+
+    def _summarise(self, path: Path) -> None:
+        """Nobody asked for the summary in so many words: where it cannot be written, the run goes on."""
+        text = self._page() + "\n"
+        try:
+            there = path.stat().st_size if path.exists() else 0
+            if there + len(text.encode()) > SUMMARY_LIMIT:
+                self._notes.append(f"{SUMMARY_VARIABLE}: {path} is nearly full, nothing is added")
+                return
+            append_whole(path, text)
+        except OSError as error:
+            self._notes.append(f"{SUMMARY_VARIABLE}: cannot write {path}: {error.strerror or error}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for note in self._notes:
+            terminalreporter.write_line(note)
+        # A run under a profiler judges nothing.
+        if os.environ.get("GITHUB_ACTIONS") == "true" and not self._session.ranges.tool_attached():
+            terminalreporter.ensure_newline()
+            for line in workflow_commands(concerns(self._session.rows), self._places):
+                terminalreporter.write_line(line)

@@ -1,0 +1,115 @@
+"""A run's results as Markdown for a pull request's comment or a job's summary; what tests are called cannot break out of it."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.cells import HEADINGS, Cells, cells_of, names_of
+from pytest_gpumem.reporting.concerns import concerns
+from pytest_gpumem.reporting.drawing import wrapped
+from pytest_gpumem.reporting.terminal import header
+
+LIMIT = 60_000
+"""Characters of a page: a comment on GitHub takes 65 536, and nothing of a longer one."""
+MOST = 50
+"""Rows that are shown with their reasons; a reader who needs more reads the report."""
+WIDTH = 100
+"""Columns of the reasons, which do not wrap by themselves."""
+_REASONS = 20_000
+"""Characters that the reasons may take of a page."""
+
+
+def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]) -> str:
+    """The page: what needs a look with its reasons, then all rows, folded.
+
+    Args:
+        rows: in the order in which they are shown; failed ones too.
+        facts: the device that was measured.
+        settings: plain values that the run was taken under.
+    """
+    parts = [f"### gpumem: {escaped(facts.name)}{' (simulated)' if facts.simulated else ''}"]
+    if facts.simulated:
+        parts.append(f"> **No GPU is measured:** times come from a model of {escaped(facts.name)}.")
+    if not rows:
+        return _joined([*parts, "Nothing was measured."])
+    counts = Counter(row.verdict.outcome for row in rows)
+    told = [f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]]
+    failed = sum(row.failed and row.verdict.outcome is not Outcome.FAIL for row in rows)
+    told += [f"{failed} of tests that failed for another reason"] if failed else []
+    parts.append(f"{len(rows)} measured: **{', '.join(told)}**")
+    cells = {row.key: cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)}
+    found = concerns(rows)
+    if found:
+        shown = found[:MOST]
+        parts.append(table(cells[concern.row.key] for concern in shown))
+        parts.append(preformatted((concern.sentence for concern in shown), _REASONS))
+        if left := len(found) - len(shown):
+            parts.append(f"{left} further rows need a look.")
+    parts.append(folded("How it was measured", preformatted(header(facts, settings))))
+    room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
+    parts.append(folded(f"All {len(rows)} rows", table(cells.values(), room)))
+    return _joined(parts)
+
+
+def table(cells: Iterable[Cells], room: int = LIMIT) -> str:
+    """Rows as a table of at most `room` characters; a sentence below it says how many found no place."""
+    lines = [f"| test | {' | '.join(HEADINGS)} | verdict |", f"|---|{'--:|' * len(HEADINGS)}---|"]
+    length, left = sum(map(len, lines)), 0
+    for one in cells:
+        line = f"| {code(one.name)} | {' | '.join(map(escaped, one.figures))} | {_verdict(one)} |"
+        length += len(line) + 1
+        if length > room:
+            left += 1
+        else:
+            lines.append(line)
+    return "\n".join([*lines, *(["", f"{left} further rows found no place here."] if left else [])])
+
+
+def code(text: str) -> str:
+    """Text in a fixed font, in which neither Markdown nor mentions (`@somebody`), references (`#1`) and links mean anything."""
+    return f"<code>{escaped(text)}</code>"
+
+
+def escaped(text: str) -> str:
+    """Text in one line in which no character means anything to Markdown or HTML; a mention is one still: see `code`."""
+    return "".join(_character(one) for one in " ".join(_printable(text).split()))
+
+
+def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
+    """Sentences as they are, each from a line of its own; HTML's own element, in which Markdown means nothing until it is closed."""
+    lines: list[str] = []
+    length, left = 0, 0
+    for sentence in sentences:
+        more = [html.escape(_printable(line)) for line in wrapped(sentence, WIDTH)]
+        length += sum(len(line) + 1 for line in more)
+        if length > room:
+            left += 1
+        else:
+            lines += more
+    return "\n".join(["<pre>", *lines, *([f"{left} further ones found no place here"] if left else []), "</pre>"])
+
+
+def folded(heading: str, body: str) -> str:
+    return f"<details><summary>{heading}</summary>\n\n{body}\n\n</details>"
+
+
+def _verdict(cells: Cells) -> str:
+    return cells.verdict if cells.outcome is Outcome.PASS and "failed" not in cells.verdict else f"**{cells.verdict}**"
+
+
+def _character(one: str) -> str:
+    # A reference to a character is the character itself, and no markup (CommonMark 0.31, 2.5).
+    return one if one.isalnum() or one in " .," else f"&#{ord(one)};"
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() or one in "\t\n" else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,75 @@
+"""What a session writes for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+
+import jsonschema
+import pytest
+
+from pytest_gpumem.records.json_schema import json_schema
+
+Run = Callable[..., pytest.RunResult]
+
+TESTS = """
+import pytest
+
+def measure(gpu_benchmark, device_buffer, gpu_kernels, **limits):
+    return gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), **limits)
+
+@pytest.mark.parametrize("name", ["::error::x|`@y`"])
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels, name):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, max_latency="1 ns")
+
+def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels)
+"""
+FILES = ("--gpumem-markdown=out.md", "--gpumem-code-quality=quality.json", "--benchmark-json=out.json", "--junitxml=junit.xml")
+
+
+def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Annotations on the test's line in the repository, the job's summary, and every file; the results are of the schema."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", os.fspath(pytester.path.parent))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    (pytester.path / "steps.md").write_text("before\n")
+    pytester.makepyfile(test_it=TESTS)
+    result = gpumem(*FILES)
+    result.assert_outcomes(passed=1, failed=1)
+    commands = [line for line in result.outlines if line.startswith("::")]
+    nodeid = "test_it.py::test_slow[::error::x|`@y`]"
+    assert len(commands) == 1
+    assert commands[0].startswith(
+        f"::error file={pytester.path.name}/test_it.py,line=6,title=gpumem%3A FAIL (simulated)::FAIL (simulated) {nodeid}: "
+    )
+    summary = (pytester.path / "out.md").read_text()
+    assert (pytester.path / "steps.md").read_text() == f"before\n{summary}\n"
+    assert "2 measured: **1 PASS, 1 FAIL**" in summary
+    (finding,) = json.loads((pytester.path / "quality.json").read_text())
+    assert finding["location"] == {"path": f"{pytester.path.name}/test_it.py", "lines": {"begin": 6}}
+    document = json.loads((pytester.path / "out.json").read_text())["gpumem"]
+    jsonschema.Draft202012Validator(json_schema()).validate(document)
+    cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
+    properties = {p.get("name"): p.get("value") for p in cases["test_fine"].iter("property")}
+    named = ("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "mode", "sampler", "device", "simulated")
+    assert {f"gpumem_{name}" for name in named} <= set(properties)
+    result.stdout.fnmatch_lines(["--gpumem-markdown: wrote *out.md", "--gpumem-code-quality: wrote *quality.json"])
+
+
+def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = gpumem(*FILES[:2])
+    assert "::" not in "".join(line for line in result.outlines if line.startswith("::"))
+    assert "Nothing was measured." in (pytester.path / "out.md").read_text()
+    assert (pytester.path / "quality.json").read_text() == "[]\n"
+
+
+@pytest.mark.parametrize("option", ["--gpumem-markdown", "--gpumem-code-quality"])
+def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run, option: str) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = gpumem(f"{option}=nowhere/out")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: gpumem: {option}: *nowhere/out: there is no folder *nowhere"])

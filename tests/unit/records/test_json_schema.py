@@ -1,0 +1,77 @@
+"""The JSON Schema of results: it is one, it describes every field, and it takes what is written and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_gpumem.records.json_schema import json_schema
+
+RECORD = Path(__file__).parents[3] / "ci" / "records" / "nvidia-h200" / "suite.json"
+Break = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return json_schema()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    """Two rows of a run on a GPU; what later versions added is not in it and, having a default, need not be."""
+    document = json.loads(RECORD.read_text())["gpumem"]
+    return {**document, "rows": document["rows"][:2]}
+
+
+def test_it_is_a_schema(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_a_recorded_run_is_of_it(schema: dict[str, Any], recorded: Any) -> None:
+    jsonschema.Draft202012Validator(schema).validate(recorded)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(schema=2),
+        lambda d: d.pop("device"),
+        lambda d: d.update(extra=1),
+        lambda d: d["device"].update(sm_count="132"),
+        lambda d: d["rows"][0].update(verdict="PASS"),
+        lambda d: d["rows"][0]["verdict"].update(outcome="MAYBE"),
+        lambda d: d["rows"][0]["measurement"].update(placements=[[None]]),
+        lambda d: d["rows"][0]["measurement"].update(unknown=1),
+        lambda d: d["rows"][0]["measurement"].pop("latency"),
+    ],
+)
+def test_what_is_not_of_it_is_refused(schema: dict[str, Any], recorded: Any, change: Break) -> None:
+    broken = copy.deepcopy(recorded)
+    change(broken)
+    assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
+
+
+def properties(schema: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, dict):
+        for name, one in schema.get("properties", {}).items():
+            yield f"{path}.{name}", one
+        for name, one in schema.get("$defs", {}).items():
+            yield from properties(one, name)
+
+
+def test_every_field_is_described(schema: dict[str, Any]) -> None:
+    bare = {path for path, one in properties(schema) if not one.get("description")}
+    assert bare == set()
+
+
+def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
+    row = schema["$defs"]["Row"]
+    assert row["properties"]["nodeid"]["description"] == "pytest's id of the test."
+    assert row["properties"]["key"]["description"].startswith("`nodeid[label]`")
+    assert schema["$defs"]["Measurement"]["properties"]["latency"]["description"].startswith("Seconds of one launch")
