@@ -53,6 +53,16 @@ def test_a_second_launch_and_a_prefetched_one_fault_no_more(counted: Any, gpu_ke
     assert counted(lambda: gpu_kernels.init(buffer)).gpu_faults == 0
 
 
+def test_pages_that_prefer_the_host_are_mapped_once(counted: Any, gpu_kernels: Any, managed_buffer: Any) -> None:
+    """The mapping stays when they are prefetched to where they are."""
+    buffer = managed_buffer(SIZE, "f4", preferred_location="host")
+    first = counted(lambda: gpu_kernels.init(buffer))
+    assert first.gpu_faults > 0
+    assert first.migrated == 0
+    buffer.prefetch("host")
+    assert counted(lambda: gpu_kernels.init(buffer)).gpu_faults == 0
+
+
 def test_the_driver_takes_every_advice_and_its_opposite(managed_buffer: Any) -> None:
     buffer = managed_buffer(SIZE, "f4", read_mostly=True, preferred_location="device", accessed_by=("device", "host"))
     for advice in ({"preferred_location": "host"}, {"accessed_by": None}, {"read_mostly": False, "preferred_location": None}):

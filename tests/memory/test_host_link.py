@@ -9,6 +9,9 @@ import pytest
 
 from pytest_gpumem import KiB, MiB
 
+pytestmark = pytest.mark.gpumem(precision="0.5%")
+"""Placements differ by 0.1 to 0.2 % here, and each costs new page-locked memory: more precision would be bought dearly."""
+
 SIZE = 256 * MiB
 SIZES = tuple(4 * KiB * 4**step for step in range(9))
 """4 KiB to 256 MiB."""
@@ -61,8 +64,8 @@ def test_flags_of_pinned_memory_leave_the_link_as_fast(gpu_benchmark, gpu_kernel
 
 def test_both_ways_at_once(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
     """A full-duplex link carries both; the total is what both copies move."""
-    up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE))
-    down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE))
+    up = gpu_work.copy(device_buffer(SIZE // 4), pinned_buffer(SIZE // 4))
+    down = gpu_work.copy(pinned_buffer(SIZE // 4), device_buffer(SIZE // 4))
     alone = gpu_benchmark(up, label="one way")
     both = gpu_benchmark(gpu_work.together(up, down), label="both ways", min_overlap="40%")
     assert both.bandwidth > 1.4 * alone.bandwidth
@@ -92,8 +95,8 @@ def test_one_packed_copy_beats_many_small_ones(gpu_benchmark, gpu_work, device_b
 
 
 def test_device_to_device_is_no_matter_of_the_link(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
-    there, other = device_buffer(SIZE), device_buffer(SIZE)
-    link = gpu_benchmark(gpu_kernels.memcpy, there, pinned_buffer(SIZE), label="over the link")
+    there, other = device_buffer(SIZE // 4), device_buffer(SIZE // 4)
+    link = gpu_benchmark(gpu_kernels.memcpy, there, pinned_buffer(SIZE // 4), label="over the link")
     inside = gpu_benchmark(gpu_kernels.memcpy, other, there, label="inside")
     assert inside.latency * 5 < link.latency
 

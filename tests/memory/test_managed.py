@@ -12,6 +12,8 @@ import pytest
 from pytest_gpumem import KiB, MiB
 
 SIZE = 64 * MiB
+SMALL = 16 * MiB
+"""For what takes a tenth of a second a launch at `SIZE`."""
 
 
 @pytest.fixture
@@ -92,18 +94,18 @@ def test_read_mostly_gives_a_reader_a_copy(add, managed_buffer, prefetched_buffe
 
 def test_writing_read_mostly_memory_drops_the_other_copies(add, prefetched_buffer):
     """Both arrays were prefetched; the one that is written faults all the same, because the host has a copy of it."""
-    read = add("read", prefetched_buffer(SIZE, "f4", read_mostly=True), prefetched_buffer(SIZE, "f4"))
-    written = add("written", prefetched_buffer(SIZE, "f4"), prefetched_buffer(SIZE, "f4", read_mostly=True))
+    read = add("read", prefetched_buffer(SMALL, "f4", read_mostly=True), prefetched_buffer(SMALL, "f4"))
+    written = add("written", prefetched_buffer(SMALL, "f4"), prefetched_buffer(SMALL, "f4", read_mostly=True))
     assert written.latency > 2 * read.latency
     if counts := counted(written):
         assert counts.gpu_faults > 0
 
 
 def test_pages_that_prefer_the_host_stay_there(add, managed_buffer, plain):
-    stays = add("host", *(managed_buffer(SIZE, "f4", preferred_location="host") for _ in range(2)), max_migrated=0)
+    """The first launch of all faults and maps them; from then on there is nothing to put back, and none faults."""
+    buffers = (managed_buffer(SIZE, "f4", preferred_location="host") for _ in range(2))
+    stays = add("host", *buffers, max_gpu_page_faults=0, max_migrated=0)
     assert stays.latency > 2 * plain().latency
-    if counts := counted(stays):
-        assert counts.gpu_faults > 0
 
 
 def test_pages_that_prefer_the_device_migrate_like_others(add, managed_buffer, prefetched_buffer):
@@ -132,7 +134,7 @@ def test_advice_that_is_taken_back_leaves_no_trace(add, managed_buffer):
 
 
 def test_discarded_content_is_not_copied(gpu_benchmark, gpu_kernels, managed_buffer):
-    kept, dropped = managed_buffer(SIZE, "f4"), managed_buffer(SIZE, "f4", discard=True)
+    kept, dropped = managed_buffer(SMALL, "f4"), managed_buffer(SMALL, "f4", discard=True)
     copied = gpu_benchmark(gpu_kernels.init, kept, label="kept", count_pages=True)
     discarded = gpu_benchmark(gpu_kernels.init, dropped, label="discarded", count_pages=True)
     if counts := counted(discarded):

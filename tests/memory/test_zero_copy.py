@@ -6,6 +6,8 @@ import pytest
 
 from pytest_gpumem import MiB
 
+pytestmark = pytest.mark.gpumem(precision="0.5%")
+
 TIMES = 4
 
 

@@ -7,7 +7,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCount
 
 BUFFER_BYTES = 8 * 2**20
 """Of one buffer of records; CUPTI asks for more when it is full."""
+WAKING = 6
+"""Passes over the beacon alone after which counters that deliver nothing are given up."""
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
 WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")
@@ -47,11 +49,27 @@ class Event(NamedTuple):
     """Why bytes moved, or what access faulted."""
 
 
-class Counters:
-    """CUPTI's counters of unified memory, for one device."""
+class MovedOnPurpose(Protocol):
+    """What `beacon.Beacon` is."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    @property
+    def nbytes(self) -> int: ...
+    def move(self) -> None: ...
+    def holds(self, address: int) -> bool: ...
+
+
+class Counters:
+    """CUPTI's counters of unified memory, for one device.
+
+    Args:
+        index: the device.
+        beacon: is moved to the device and back before and after what is counted. Where CUPTI does not tell of both, it is not believed
+            about the rest either.
+    """
+
+    def __init__(self, index: int, beacon: MovedOnPurpose) -> None:
+        self._index, self._beacon = index, beacon
+        self._awake = False
         self._cupti: Any = None
         self._errors: tuple[type[Exception], ...] = ()
         self._events: list[Event] = []
@@ -64,6 +82,22 @@ class Counters:
             NotCounted: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
         """
         cupti = self._load()
+        for _ in range(0 if self._awake else WAKING):
+            # The first passes of a process may deliver nothing (see `beacon.Beacon`); none of them is the one that counts.
+            self._record(cupti, lambda: None)
+            if self._seen() > 0:
+                break
+        maps = self._record(cupti, work)
+        if self._seen() < 2:
+            raise NotCounted(
+                f"CUPTI told of {self._seen()} of the 2 moves of pages that were made to try it, so what else it left out is unknown"
+            )
+        self._awake = True
+        self._refuse_losses(cupti)
+        return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
+
+    def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
+        """One pass, its records in `_events`; gives whether mappings were among the counters."""
         self._events, self._failed = [], None
         try:
             self._configure(cupti, NEEDED)
@@ -72,14 +106,23 @@ class Counters:
         except self._errors as error:
             raise NotCounted(f"CUPTI refuses to count unified memory: {_text(error)}{_hint(error)}") from error
         try:
+            self._beacon.move()
             work()
+            self._beacon.move()
             self._flush(cupti)
         finally:
             cupti.activity_disable(cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
         if self._failed is not None:
             raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
-        self._refuse_losses(cupti)
-        return counted(self._events, maps="REMOTE_MAP" in also)
+        return "REMOTE_MAP" in also
+
+    def _seen(self) -> int:
+        """Moves of the beacon to the device and back that were recorded whole."""
+        moved = dict.fromkeys(NEEDED, 0)
+        for one in self._events:
+            if one.kind in moved and self._beacon.holds(one.address):
+                moved[one.kind] += one.value
+        return min(moved["BYTES_TRANSFER_HTOD"], moved["BYTES_TRANSFER_DTOH"]) // self._beacon.nbytes
 
     def _load(self) -> Any:
         if self._cupti is None:

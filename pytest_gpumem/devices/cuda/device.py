@@ -17,6 +17,7 @@ from pytest_gpumem.devices.cuda import content as contents
 from pytest_gpumem.devices.cuda import graphs, guests, holds, host, l2, links, managed
 from pytest_gpumem.devices.cuda.allocations import Allocations
 from pytest_gpumem.devices.cuda.allocators import allocator
+from pytest_gpumem.devices.cuda.beacon import Beacon
 from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.conditions import ConditionReader
@@ -66,7 +67,8 @@ class CudaDevice:
         self._capturing = graphs.Capturing()
         self._holds: holds.Holds | None = None
         self._conditions = ConditionReader(facts)
-        self._counters = Counters(index)
+        self._beacon = Beacon(index)
+        self._counters = Counters(index, self._beacon)
         self._streams: WeakSet[CudaStream] = WeakSet()
 
     @property
@@ -302,6 +304,7 @@ class CudaDevice:
             if self._holds is not None:
                 self._holds.release_all()
             runtime.deviceSynchronize()
+            self._beacon.close()
             self._allocations.drop_spare()
         except CUPY_ERRORS:
             pass  # a lost context: there is nothing left to free

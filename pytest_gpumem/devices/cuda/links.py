@@ -39,6 +39,8 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
     except CUPY_ERRORS:  # before CUDA 11 an address that CUDA does not know was an error
         kind, device = 0, index
     if kind == 0:
+        if beyond is not None and address < _end_of_page(beyond[1]):
+            return None  # the rest of a page that the driver took for less than that: the process has it, and nobody uses it
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
     if _past_the_end(address, beyond):
         return None
@@ -71,7 +73,11 @@ def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
     if beyond is None:
         return False
     start, end = beyond
-    return int(base) == start if known else address < -(-end // _PAGE) * _PAGE
+    return int(base) == start if known else address < _end_of_page(end)
+
+
+def _end_of_page(end: int) -> int:
+    return -(-end // _PAGE) * _PAGE
 
 
 def nearest_node(index: int) -> int | None:

@@ -12,7 +12,8 @@ from pytest_gpumem.devices.cuda.streams import CudaStream
 from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, MemoryKind, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
-_BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
+BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
+"""Of cuda-bindings, which names places as its own CUDA does."""
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
 # What a driver says that does not know the call: of CUDA 12, or for a GPU that cannot.
@@ -26,7 +27,7 @@ def prefetch(allocation: Allocation, index: int, to_host: bool, stream: CudaStre
         Unsupported: the device has no `concurrentManagedAccess`: its pages move as a whole at a launch.
     """
     _check(allocation, facts, "prefetched")
-    arguments = place(R, _BINDINGS_MAJOR, index, to_host)
+    arguments = place(R, BINDINGS_MAJOR, index, to_host)
     check(
         R.cudaMemPrefetchAsync(allocation.address, allocation.nbytes, *arguments, stream.handle),
         f"prefetching {allocation.nbytes} bytes to the {'host' if to_host else 'device'}",
@@ -63,7 +64,7 @@ def advise(allocation: Allocation, index: int, advice: Advice, to_host: bool, fa
         Unsupported: the device has no `concurrentManagedAccess`.
     """
     _check(allocation, facts, "advised about")
-    where = location(R, _BINDINGS_MAJOR, index, to_host)
+    where = location(R, BINDINGS_MAJOR, index, to_host)
     check(
         R.cudaMemAdvise(allocation.address, allocation.nbytes, advice_number(advice, on=on), where),
         f"{'setting' if on else 'unsetting'} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",

@@ -71,6 +71,8 @@ class Pages:
                     self.on_host += kept
         elif advice is Advice.PREFERRED_LOCATION:
             self.preferred = ("host" if to_host else "device") if on else None
+            if self.preferred != "host" and not self.accessed_by_device:
+                self.mapped = 0.0  # the next touch moves them
         elif not to_host:
             self.accessed_by_device = on
             self.mapped = self.on_host if on else 0.0
@@ -88,7 +90,8 @@ class Pages:
         else:
             self.on_host, self.on_both = float(self.nbytes), 0.0
         self.on_device = 0.0
-        self.mapped = self.on_host if self.accessed_by_device else 0.0
+        # What did not move stays mapped, as it does on an H200.
+        self.mapped = self.on_host if self.accessed_by_device else self.mapped
         self.discarded = 0.0
         return moved
 
@@ -108,7 +111,8 @@ class Pages:
         else:
             self.on_host, self.on_both = float(self.nbytes), 0.0
         self.on_device = 0.0
-        self.mapped = self.on_host if self.accessed_by_device else 0.0
+        # What did not move stays mapped, as it does on an H200.
+        self.mapped = self.on_host if self.accessed_by_device else self.mapped
         self.discarded = 0.0
         return moved
 

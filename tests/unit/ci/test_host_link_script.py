@@ -53,8 +53,16 @@ def test_nothing_is_claimed_of_a_model_or_of_small_copies() -> None:
 def test_the_best_number_of_streams_is_held_against_the_bound(best: float, holds: bool) -> None:
     rows = [{"streams": 1, "chunks": 1, "seconds": 3.0}, {"streams": 8, "chunks": 32, "seconds": best}]
     part = {"rounds": 9, "parts": {"in": 1.0, "kernel": 1.0, "out": 1.0}, "in_turn": 3.0, "bound": 1.0, "rows": rows}
-    assert holding(staged=part) == [holds]
+    assert holding(staged_in=part) == [holds]
     assert host_link.estimate(part, 4) == pytest.approx(1.5)
+
+
+def test_a_copy_there_and_back_is_held_against_both_copies_at_once_too() -> None:
+    """A link that is not full duplex without loss bounds it, whatever the longest part is."""
+    both = each_way()["both at once"]
+    rows = [{"streams": 4, "chunks": 16, "seconds": 1.05 * both}]
+    part = {"rounds": 9, "parts": {"in": 1.0, "kernel": 1.0, "out": 1.0}, "in_turn": 3.0, "bound": 0.9 * both, "rows": rows}
+    assert holding(each_way=each_way(), staged=part)[-2:] == [False, True]
 
 
 @pytest.mark.parametrize(

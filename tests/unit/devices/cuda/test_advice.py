@@ -39,7 +39,7 @@ def test_each_advice_is_set_and_unset_by_its_own_number(advice: Advice) -> None:
 
 def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the calls give error codes; a wrong signature raises TypeError."""
-    where = managed.location(R, managed._BINDINGS_MAJOR, 0, to_host=False)
+    where = managed.location(R, managed.BINDINGS_MAJOR, 0, to_host=False)
     (error,) = R.cudaMemAdvise(0, 0, managed.advice_number(Advice.READ_MOSTLY, on=True), where)
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):

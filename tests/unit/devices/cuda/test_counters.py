@@ -25,6 +25,24 @@ def names(*values: str) -> Any:
     return enum.IntEnum("Names", {name: i for i, name in enumerate(values)})
 
 
+BEACON, BLOCK = 1 << 40, 2 << 20
+
+
+class FakeBeacon:
+    """Says how often it was moved since the counters were last on."""
+
+    nbytes = BLOCK
+
+    def __init__(self) -> None:
+        self.moves = 0
+
+    def move(self) -> None:
+        self.moves += 1
+
+    def holds(self, address: int) -> bool:
+        return BEACON <= address < BEACON + BLOCK
+
+
 class FakeCupti(ModuleType):
     """What `from cupti import cupti` gives, and a log of what was called."""
 
@@ -43,8 +61,12 @@ class FakeCupti(ModuleType):
         self.log: list[str] = []
         self.refuses: dict[str, str] = {}
         self.batches: list[list[Any]] = []
-        """What each flush delivers."""
+        """What each flush of the pass that counts delivers."""
         self.dropped = 0
+        self.asleep = 0
+        """Passes from now on in which nothing is recorded."""
+        self.flushed = False
+        self.beacon = FakeBeacon()
 
     def _call(self, name: str) -> None:
         self.log.append(name)
@@ -73,10 +95,17 @@ class FakeCupti(ModuleType):
 
     def activity_disable(self, kind: int) -> None:
         self._call("disable")
+        self.beacon.moves = 0
+        self.asleep = max(0, self.asleep - 1)
 
     def activity_flush_all(self, flag: int) -> None:
         self._call("flush")
-        self._complete(self.batches.pop(0) if self.batches else [])
+        if self.asleep:
+            return
+        seen = [record(kind, BLOCK, address=BEACON, flags=1) for kind in (1, 2) for _ in range(self.beacon.moves)]
+        self.beacon.moves = 0
+        # The pass that wakes the counters moves nothing else.
+        self._complete(seen + (self.batches.pop(0) if self.batches and "work" in self.log else []))
 
     def activity_get_num_dropped_records(self, context: int, stream: int, pointer: int) -> None:
         self._call("dropped")
@@ -115,7 +144,7 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
             record(1, 999, activity=2),
         ],
     ]
-    counts = Counters(2).count(lambda: cupti.log.append("work"))
+    counts = Counters(2, cupti.beacon).count(lambda: cupti.log.append("work"))
     assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (27, 3, 2, 25)
     assert counts.groups == (FaultGroup(0x20000, 1, "read"), FaultGroup(0x10000, 24, "write"), FaultGroup(0x10000, 2, "write"))
     assert counts.cpu_faults == 2  # their values are program counters
@@ -126,13 +155,15 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
 
 
 def test_the_counters_are_on_while_the_work_runs_and_off_afterwards(cupti: FakeCupti) -> None:
-    counters = Counters(2)
+    counters = Counters(2, cupti.beacon)
     for _ in range(2):
         cupti.log.clear()
         counters.count(lambda: cupti.log.append("work"))
-        at = cupti.log.index
+        on = len(cupti.log) - 1 - cupti.log[::-1].index("enable")
+        at = cupti.log[on:].index
         assert at("enable") < at("work") < at("flush") < at("disable")
-        assert cupti.log.count("enable") == cupti.log.count("disable") == 1
+        assert cupti.log.count("enable") == cupti.log.count("disable")
+    assert cupti.log.count("enable") == 1  # they are awake
     assert "register" not in cupti.log  # once for the process
 
 
@@ -141,13 +172,13 @@ def test_the_counters_are_off_also_after_work_that_fails(cupti: FakeCupti) -> No
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        Counters(2).count(work)
+        Counters(2, cupti.beacon).count(work)
     assert cupti.log[-1] == "disable"
 
 
 def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
     cupti.batches = [[record(4, 1)], [record(4, 1)], [record(4, 1)]]
-    assert Counters(2).count(lambda: None).gpu_groups == 3
+    assert Counters(2, cupti.beacon).count(lambda: cupti.log.append("work")).gpu_groups == 3
 
 
 @pytest.mark.parametrize(
@@ -165,27 +196,49 @@ def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
 def test_a_refusal_is_the_reason_and_nothing_runs(refused: str, text: str, said: str, cupti: FakeCupti) -> None:
     cupti.refuses = {refused: text}
     with pytest.raises(NotCounted, match=said):
-        Counters(2).count(lambda: pytest.fail("it ran uncounted"))
+        Counters(2, cupti.beacon).count(lambda: pytest.fail("it ran uncounted"))
 
 
 def test_counters_that_not_every_platform_has_may_be_missing(cupti: FakeCupti) -> None:
     cupti.refuses = dict.fromkeys(("configure REMOTE_MAP", "configure BYTES_TRANSFER_DTOD"), "CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED")
-    assert Counters(2).count(lambda: None) == PageCounts(mapped=None)
+    assert Counters(2, cupti.beacon).count(lambda: None) == PageCounts(mapped=None)
 
 
 def test_lost_and_unreadable_records_are_no_count(cupti: FakeCupti) -> None:
     cupti.dropped = 3
     with pytest.raises(NotCounted, match="dropped 3 records"):
-        Counters(2).count(lambda: None)
+        Counters(2, cupti.beacon).count(lambda: None)
     cupti.dropped, cupti.batches = 0, [[record(99, 1)]]
     with pytest.raises(NotCounted, match="could not be read"):
-        Counters(2).count(lambda: None)
+        Counters(2, cupti.beacon).count(lambda: cupti.log.append("work"))
 
 
 def test_without_cupti_python_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(NotCounted, match=r"pip install 'pytest-gpumem\[cupti\]'"):
-        Counters(0).count(lambda: pytest.fail("it ran uncounted"))
+        Counters(0, FakeBeacon()).count(lambda: pytest.fail("it ran uncounted"))
+
+
+@pytest.mark.parametrize("asleep", [0, 1, 3])
+def test_passes_that_deliver_nothing_are_not_the_one_that_counts(cupti: FakeCupti, asleep: int) -> None:
+    cupti.asleep, cupti.batches = asleep, [[record(4, 7, address=0x10000)]]
+    assert Counters(2, cupti.beacon).count(lambda: cupti.log.append("work")).gpu_faults == 7
+    assert cupti.log.count("work") == 1
+
+
+def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(cupti: FakeCupti) -> None:
+    cupti.asleep = 100
+    with pytest.raises(NotCounted, match="told of 0 of the 2 moves"):
+        Counters(2, cupti.beacon).count(lambda: None)
+    cupti.asleep = 0
+    counters = Counters(2, cupti.beacon)
+    assert counters.count(lambda: None).migrated == 0
+
+    def falling_asleep() -> None:
+        cupti.asleep = 1
+
+    with pytest.raises(NotCounted, match="told of 0 of the 2 moves"):
+        counters.count(falling_asleep)
 
 
 def test_totals_count_all_groups_and_the_first_are_shown() -> None:

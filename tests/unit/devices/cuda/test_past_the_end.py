@@ -51,6 +51,9 @@ def owned(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
         (MemoryKind.MANAGED, Driver(3, 65536, True)),
         (MemoryKind.PINNED, Driver(1, 4096, False)),
         (MemoryKind.PINNED, Driver(1, 4096, True)),
+        # The driver knows the bytes and no more, and the process has the rest of the page.
+        (MemoryKind.MANAGED, Driver(3, ASKED, True)),
+        (MemoryKind.PINNED, Driver(1, ASKED, True)),
     ],
 )
 def test_the_byte_past_the_end_is_not_the_buffers(
@@ -59,7 +62,7 @@ def test_the_byte_past_the_end_is_not_the_buffers(
     monkeypatch.setattr(links.runtime, "pointerGetAttributes", driver.attributes)
     monkeypatch.setattr(links.D, "cuMemGetAddressRange", driver.range)
     monkeypatch.setattr(links.R, "cudaHostGetFlags", lambda address: (0, 0))
-    monkeypatch.setattr(links, "is_mapped", lambda address: False)
+    monkeypatch.setattr(links, "is_mapped", lambda address: START <= address < START + 4096)
     for name in ("malloc", "mallocManaged", "hostAlloc"):
         monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: START)
     for name in ("free", "freeHost"):
@@ -70,4 +73,4 @@ def test_the_byte_past_the_end_is_not_the_buffers(
     assert owned.memory_kind(START + ASKED) is None
     owned.free(made)
     # Somebody else's memory may lie there next, and be larger.
-    assert (owned.memory_kind(START + ASKED) is kind) == (driver.size > ASKED)
+    assert owned.memory_kind(START + ASKED) is (kind if driver.size > ASKED else MemoryKind.PAGEABLE)

@@ -30,7 +30,7 @@ def test_cuda_13_takes_a_location() -> None:
 
 def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the call gives an error code; a wrong signature raises TypeError."""
-    arguments = managed.place(R, managed._BINDINGS_MAJOR, 0, to_host=False)
+    arguments = managed.place(R, managed.BINDINGS_MAJOR, 0, to_host=False)
     (error,) = R.cudaMemPrefetchAsync(0, 0, *arguments, 0)
     assert isinstance(error, R.cudaError_t)
 
