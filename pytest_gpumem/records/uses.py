@@ -48,6 +48,11 @@ class KernelUse:
     """Sectors of 32 bytes that one load of a warp from global memory touches: 4 for 4-byte elements side by side, 32 at worst."""
     sectors_per_store: float | None = None
     """The same of stores to global memory."""
+    used_of_load: float | None = None
+    """Share of the bytes of these sectors that the threads asked for, 0 to 1: 1 for elements side by side, 0.5 at a stride of two. It tells
+    wider elements, which take more sectors too, from scattered ones. Loads of global memory."""
+    used_of_store: float | None = None
+    """The same of stores to global memory."""
     occupancy: float | None = None
     """Achieved occupancy: active warps over the most that an SM holds, 0 to 1, the mean over the time in which SMs were active."""
     sm_clock_hz: float | None = None
