@@ -1,7 +1,7 @@
 """The command `gpumem`. Each subcommand hands on to the module that does the work.
 
-Exit codes: 0 fine, 1 regression or wrong declaration, 4 usage, 6 no verdict under strict, nothing counted or nothing swept; 130 after
-Ctrl-C.
+Exit codes: 0 fine, 1 regression, wrong declaration, or tests that failed under a profiler, 4 usage, 6 no verdict under strict, nothing
+counted, swept or profiled; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import click
 from pytest_gpumem.accept import accept
 from pytest_gpumem.compare.command import compare
 from pytest_gpumem.duet.command import duet
+from pytest_gpumem.nsight.profile_command import profile, ranges
 from pytest_gpumem.reporting.terminal import wants_colour
 
 WRONG = 1
@@ -27,7 +28,7 @@ USAGE = 4
 NO_VERDICT = 6
 INTERRUPTED = 130
 
-_COLOURS = {"OK": "green", "warning": "yellow", "missing": "red"}
+_COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
 
 class _Commands(click.Group):
@@ -146,3 +147,5 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
 main.add_command(accept)
 main.add_command(compare)
 main.add_command(duet)
+main.add_command(profile)
+main.add_command(ranges)

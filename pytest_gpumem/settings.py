@@ -26,7 +26,7 @@ LIMITS = (
     *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
     *("max_gpu_page_faults", "max_migrated"),
 )
-COMMAND_VARIABLES = ("GPUMEM_NCU",)
+COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
 _YES = ("1", "true", "yes", "on")

@@ -1,0 +1,100 @@
+"""Which tests pytest would run, and the names of their NVTX ranges: collected in a process of its own, without a device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpumem.nsight.profile_tools import filters
+
+PLUGIN = "pytest_gpumem.plugin.profiling"
+"""What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
+
+NO_TESTS = 5
+"""pytest's exit code where nothing was collected."""
+
+
+class BadCall(Exception):
+    """A call that cannot be carried out as it stands: one line that names what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A test that would run."""
+
+    nodeid: str
+    name: str
+    """Name of its range in the domain `gpumem`, unique among the tests that run."""
+    measures: bool
+    """It uses `gpu_benchmark`."""
+    managed: bool
+    """It uses a fixture that allocates managed memory."""
+
+
+def selection(tests: Sequence[str]) -> list[str]:
+    """Options of pytest that load what `tests` need: this part of the plugin, told which tests run."""
+    return ["-p", PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
+
+
+def select(
+    arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]
+) -> tuple[Selected, ...]:
+    """The tests that pytest would run, in its order.
+
+    Args:
+        arguments: pytest's.
+        tests: node ids, as on its command line; empty for all that the arguments select.
+        environment: all environment variables.
+        echo: takes each line of what pytest said, where it failed.
+
+    Raises:
+        BadCall: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
+    """
+    for test in tests:
+        if test.startswith("-"):
+            raise BadCall(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        file = Path(folder, "ranges.json")
+        command = [sys.executable, "-m", "pytest", *selection(tests), "--gpumem-ranges-file", str(file), "--gpumem", "--collect-only", "-q"]
+        done = subprocess.run(
+            [*command, *arguments, *tests],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if done.returncode not in (0, NO_TESTS):
+        for line in done.stdout.splitlines():
+            echo(line)
+        raise BadCall(f"pytest could not collect the tests (exit code {done.returncode}); what it said is above")
+    found = tuple(Selected(**one) for one in plain)
+    if not found:
+        chosen = " ".join([*arguments, *tests])
+        raise BadCall(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
+    return found
+
+
+def listing(found: Sequence[Selected]) -> str:
+    """What `gpumem ranges` prints: each test with its range's name and the filter of each tool."""
+    lines: list[str] = []
+    for one in found:
+        lines += [one.nodeid, f"  range       {one.name}"]
+        lines += [f"  {tool:10}  {text}" for tool, text in filters(one.name, measures=one.measures).items()]
+    return "\n".join(lines)
+
+
+def to_json(found: Sequence[Selected]) -> list[dict[str, object]]:
+    """The same as plain values."""
+    return [
+        {"nodeid": one.nodeid, "range": one.name, "measures": one.measures, "filters": filters(one.name, measures=one.measures)}
+        for one in found
+    ]

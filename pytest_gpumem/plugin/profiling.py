@@ -1,0 +1,89 @@
+"""Part of the commands `gpumem profile` and `gpumem ranges`, loaded by them with `-p`: which tests run, and what their ranges are called.
+
+With `--gpumem-ranges-file` the session only collects: it needs no device, and writes what it found. PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.ranges import Names
+
+MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")
+"""A test that uses one of these allocates managed memory."""
+
+BENCHMARK_FIXTURE = "_gpumem_benchmark"
+"""As `plugin.fixtures.BENCHMARK_FIXTURE`, by which a test measures."""
+
+FOR_ITSELF = {"gpumem_processes": "1", "gpumem_strict": False, "gpumem_save": False, "gpumem_l2_sweep": False}
+"""Options that make no sense under a profiler, which judges and stores nothing: set as on the command line, over environment and ini."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpumem profile", "part of the commands gpumem profile and gpumem ranges")
+    group.addoption("--gpumem-ranges-file", metavar="FILE", default=None, help="Only collect, and write each test and its range's name.")
+    group.addoption("--gpumem-only", metavar="NODEID", action="append", default=[], help="Run this test and no other; repeatable.")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
+def pytest_configure(config: pytest.Config) -> None:
+    for name, value in FOR_ITSELF.items():
+        setattr(config.option, name, value)
+    if config.option.gpumem_ranges_file is not None:
+        config.option.gpumem = False  # off, the plugin looks for no device
+        config.option.gpumem_strict = None
+
+
+@pytest.hookimpl(trylast=True)  # after -k, -m and other plugins have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.option.gpumem_only
+    if not wanted:
+        return
+    kept = only(items, wanted, config.invocation_params.dir)
+    dropped = [item for item in items if not any(item is one for one in kept)]
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    file = session.config.option.gpumem_ranges_file
+    if file is None:
+        return
+    names = Names(item.nodeid for item in session.items)
+    found = [
+        {
+            "nodeid": item.nodeid,
+            "name": names.unique(item.nodeid),
+            "measures": BENCHMARK_FIXTURE in getattr(item, "fixturenames", ()),
+            "managed": any(name in getattr(item, "fixturenames", ()) for name in MANAGED_FIXTURES),
+        }
+        for item in session.items
+    ]
+    write_whole(Path(file), json.dumps(found))
+
+
+def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> list[pytest.Item]:
+    """The items that node ids select, each once.
+
+    Args:
+        items: what was collected; a test that was named twice may be there twice.
+        wanted: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
+        folder: what their files are relative to.
+    """
+    chosen = [((folder / file).resolve(), inside) for file, _, inside in (nodeid.partition("::") for nodeid in wanted)]
+    kept: dict[str, pytest.Item] = {}
+    for item in items:
+        inside = item.nodeid.partition("::")[2]
+        if any(item.path.resolve() == file and _within(inside, part) for file, part in chosen):
+            kept.setdefault(item.nodeid, item)
+    return list(kept.values())
+
+
+def _within(inside: str, part: str) -> bool:
+    return not part or inside == part or inside.startswith((f"{part}::", f"{part}["))

@@ -1,0 +1,110 @@
+"""`gpumem profile` and `gpumem ranges` from end to end, with a stand-in for the tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvtx_injection import Trace
+
+TESTS = Path(__file__).parents[1]
+
+SUITE = """
+import pytest
+
+@pytest.mark.parametrize("mib", [1, 2])
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels, mib):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(mib << 20), device_buffer(mib << 20))
+
+def test_other(gpu_benchmark, managed_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, managed_buffer(1 << 20), managed_buffer(1 << 20))
+    assert False, "times under a profiler are no times"
+"""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def gpumem_command(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path) -> Run:
+    """Runs `gpumem` on the suite with the stand-in as both tools."""
+    pytester.makepyfile(test_suite=SUITE)
+    tool = tmp_path / "bin" / "tool"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {sys.executable} {TESTS / "fake_profiler.py"} "$@"\n')
+    tool.chmod(0o755)
+    nvtx = nvtx_trace.environment
+    told = {"nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"]}
+    environment = {**os.environ, "GPUMEM_NSYS": str(tool), "GPUMEM_NCU": str(tool), "FAKE_PROFILER": json.dumps(told)}
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", *arguments]
+        return subprocess.run(command, cwd=pytester.path, env={**environment, **variables}, capture_output=True, text=True)
+
+    return run
+
+
+def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run, pytester: pytest.Pytester) -> None:
+    # A strict project whose tests run in three processes: none of that applies under a profiler.
+    done = gpumem_command(
+        "profile", "nsys", "--test", "test_suite.py::test_copy[2]", "--", "test_suite.py", GPUMEM_STRICT="1", GPUMEM_PROCESSES="3"
+    )
+    assert done.returncode == 0, done.stderr
+    file = pytester.path / "test_copy_2.nsys-rep"
+    report: dict[str, Any] = json.loads(file.read_text())
+    options = report["options"]
+    assert options[0] == "profile"
+    assert {"--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"} < set(options)
+    assert {"--capture-range=nvtx", "--capture-range-end=stop"} < set(options)
+    (captured,) = (option.partition("=")[2] for option in options if option.startswith("--nvtx-capture="))
+    name, _, domain = captured.partition("@")
+    assert domain == "gpumem"
+    # The range that is to be recorded is there, once, and holds everything that ran.
+    assert report["ranges"].count(name) == 1
+    assert {path.split("/")[0] for path in report["ranges"]} == {name}
+    assert report["ranges"].count(f"{name}/{name}.measure/{name}.launch") == 5
+    assert not any("um" in option for option in options if option.startswith("--cuda-um"))
+    assert f"wrote {file}: test_suite.py::test_copy[2], by " in done.stdout
+    assert f"nsys-ui {file}" in done.stdout
+    # The command is said before it runs, and pytest's words go to standard error.
+    assert "--nvtx-capture=test_copy_2@gpumem" in done.stderr.splitlines()[0]
+    assert "1 passed, 2 deselected" in done.stderr
+    again = gpumem_command("profile", "nsys", "-o", "test_copy_2.nsys-rep")
+    assert again.returncode == 4
+    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep is there already; --force-overwrite replaces it, -o FILE writes another.")
+
+
+def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: Run, pytester: pytest.Pytester) -> None:
+    done = gpumem_command(
+        "profile", "ncu", "--test", "test_suite.py::test_copy", "--test", "./test_suite.py::test_other", "-o", "some", "--set", "full"
+    )
+    assert done.returncode == 1, done.stderr  # test_other fails
+    report = json.loads((pytester.path / "some.ncu-rep").read_text())
+    options = report["options"]
+    assert options[options.index("--clock-control") + 1] == "none"
+    assert options[options.index("--set") + 1] == "full"
+    included = [value for option, value in pairwise(options) if option == "--nvtx-include"]
+    assert included == [f"gpumem@{name}.measure/" for name in ("test_copy_1", "test_copy_2", "test_other")]
+    opened = {path.split("/")[-1] for path in report["ranges"]}
+    assert {one.removeprefix("gpumem@").rstrip("/") for one in included} < opened
+    assert "some.ncu-rep: 3 tests" in done.stdout
+    assert "pytest ended with exit code 1: tests failed" in done.stderr
+
+
+def test_ranges_are_said_without_a_device(gpumem_command: Run) -> None:
+    done = gpumem_command("ranges", "--json", "--", "-k", "2 or other", "--gpumem-device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    found = {one["nodeid"]: one for one in json.loads(done.stdout)}
+    assert list(found) == ["test_suite.py::test_copy[2]", "test_suite.py::test_other"]
+    assert found["test_suite.py::test_copy[2]"]["range"] == "test_copy_2"
+    assert found["test_suite.py::test_copy[2]"]["filters"]["ncu"].endswith("--nvtx-include gpumem@test_copy_2.measure/")
+    assert "--nvtx-capture=test_other@gpumem" in found["test_suite.py::test_other"]["filters"]["nsys"]
+    none = gpumem_command("ranges", "--", "-k", "nothing")
+    assert none.returncode == 4
+    assert none.stderr.startswith("gpumem: no test is selected by '-k nothing'.")

@@ -1,0 +1,234 @@
+"""Every way in which no report comes about is one line with the cause and the remedy; the command lines; which tests run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.nsight import profile
+from pytest_gpumem.nsight.profile_tests import Selected, listing, selection, to_json
+from pytest_gpumem.nsight.profile_tools import filters, ncu_command, nsys_command, nsys_trouble
+from pytest_gpumem.plugin.profiling import only
+
+TRIAD = Selected("test_a.py::test_triad", "test_triad", measures=True, managed=False)
+PAGED = Selected("test_a.py::test_paged", "test_paged", measures=True, managed=True)
+HOST = Selected("test_a.py::test_host", "test_host", measures=False, managed=False)
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def gpumem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs `gpumem profile` with a tool that does what a line of shell says, on tests that nobody collects."""
+    monkeypatch.chdir(tmp_path)
+    for name in [*os.environ]:
+        if name.startswith(("GPUMEM", "NVTX")):
+            monkeypatch.delenv(name)
+    state = SimpleNamespace(tests=(TRIAD,))
+    monkeypatch.setattr(profile, "select", lambda *_: state.tests)
+
+    def run(tool: str, *arguments: str, does: str = "exit 0", version: str = "2025.3.2", tests: tuple[Selected, ...] = (TRIAD,)) -> Result:
+        state.tests = tests
+        program = tmp_path / tool
+        # $report is the file that the tool was told to write.
+        program.write_text(
+            "#!/bin/sh\n"
+            f'if [ "$1" = --version ]; then echo "Version {version}"; exit; fi\n'
+            'for a in "$@"; do case "$a" in --output=*) report="${a#--output=}";; *.ncu-rep) report="$a";; esac; done\n'
+            f"{does}\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv(f"GPUMEM_{tool.upper()}", str(program))
+        return CliRunner().invoke(main, ["profile", tool, *arguments], prog_name="gpumem")
+
+    return run
+
+
+def complaint(result: Result, code: int) -> str:
+    """The last line on standard error; nothing is on standard output."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    return result.stderr.splitlines()[-1]
+
+
+SAYS = {
+    "a report that could not be imported": (
+        "nsys",
+        "echo \"Generating '$report'\"; echo 'Importer error status: Importation failed.'; : > ${report%.nsys-rep}.qdstrm",
+        (r"its importer could not make a report of .*test_triad\.qdstrm", r"install it \(libdw1 on Debian", r"QdstrmImporter -i"),
+    ),
+    "an option that nsys does not know": (
+        "nsys",
+        "echo \"unrecognised option '--cuda-graph-trace=node'\"; exit 1",
+        (r"this nsys does not know --cuda-graph-trace=node: its version is not supported; GPUMEM_NSYS",),
+    ),
+    "a range that never began": (
+        "nsys",
+        "echo 'Generated:'; echo '    No reports were generated.'",
+        (r"nsys never saw the range test_triad@gpumem: the test was not reached, or .* NVTX_DISABLE",),
+    ),
+    "an error of nsys": ("nsys", "echo 'FATAL ERROR: no space left'; exit 1", (r"^gpumem: nsys: no space left$",)),
+    "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); what it said is above",)),
+    "no permission": (
+        "ncu",
+        "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'; exit 1",
+        (r"ERR_NVGPUCTRPERM", r"NVreg_RestrictProfilingToAdminUsers=0", r"developer.nvidia.com/ERR_NVGPUCTRPERM"),
+    ),
+    "a driver that ncu does not support": (
+        "ncu",
+        "echo '==ERROR== Cuda driver is not compatible with Nsight Compute.'; exit 1",
+        (r"driver is not compatible with Nsight Compute; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU",),
+    ),
+    "an option that ncu does not know": (
+        "ncu",
+        "echo \"unrecognised option '--nvtx-include'\"; exit 1",
+        (r"this ncu does not know --nvtx-include: its version is not supported; GPUMEM_NCU",),
+    ),
+    "no kernel": ("ncu", "echo '==WARNING== No kernels were profiled.'", (r"ncu matched no kernel: .* the tests were skipped, or",)),
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_without_a_report_the_cause_and_the_remedy_are_said(case: str, gpumem: Call) -> None:
+    tool, does, patterns = SAYS[case]
+    said = complaint(gpumem(tool, does=does), 6)
+    for pattern in patterns:
+        assert re.search(pattern, said), said
+
+
+def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "needed is 2022.4 or newer; GPUMEM_NSYS names another" in complaint(gpumem("nsys", version="2021.2.1"), 6)
+    monkeypatch.setattr(os, "environ", {**os.environ, "GPUMEM_NSYS": "nowhere"})
+    result = CliRunner().invoke(main, ["profile", "nsys"], prog_name="gpumem")
+    assert "GPUMEM_NSYS='nowhere' is no program" in complaint(result, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--", "--gpumem-device", "sim:h100"], "--gpumem-device sim:h100: Nsight sees nothing of the simulated device; use a GPU."),
+        (["--", "--gpumem-device=auto"], "--gpumem-device auto: Nsight needs a GPU; accepted are cuda and cuda:N."),
+        (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run; `gpumem ranges` only collects."),
+        (["-o", "no/such/report"], "there is no folder"),
+        (["-o", "there"], "there.nsys-rep is there already; --force-overwrite replaces it, -o FILE writes another."),
+    ],
+)
+def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
+    arguments: list[str], message: str, gpumem: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "there.nsys-rep").write_text("")
+    said = complaint(gpumem("nsys", *arguments, does=": > ran"), 4)
+    assert message in said
+    assert said.endswith("Try 'gpumem profile nsys --help'.")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_ranges_nothing_is_run(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTX_DISABLE", "1")
+    assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(gpumem("nsys"), 4)
+    monkeypatch.delenv("NVTX_DISABLE")
+    monkeypatch.setattr(profile.importlib.util, "find_spec", lambda _: None)
+    assert "the package nvtx is not installed for" in complaint(gpumem("nsys"), 4)
+
+
+def test_what_pytest_does_not_accept_is_a_mistake_of_the_call(gpumem: Call) -> None:
+    said = complaint(gpumem("nsys", does=': > "$report"; echo "ERROR: unrecognized arguments: --foo"; exit 4'), 4)
+    assert "pytest did not accept its arguments or the device" in said
+
+
+def test_a_report_of_failed_tests_is_a_report(gpumem: Call, tmp_path: Path) -> None:
+    result = gpumem("nsys", does=': > "$report"; exit 1', tests=(TRIAD, PAGED))
+    assert result.exit_code == 1
+    assert f"wrote {tmp_path / 'gpumem.nsys-rep'}: 2 tests, by" in result.stdout
+    assert "--filter-nvtx test_triad@gpumem" in result.stdout
+    assert "gpumem ranges --" in result.stdout
+    assert "pytest ended with exit code 1: tests failed" in result.stderr
+
+
+def test_an_old_report_is_not_taken_for_a_new_one(gpumem: Call, tmp_path: Path) -> None:
+    (tmp_path / "test_triad.nsys-rep").write_text("old")
+    assert "wrote no report" in complaint(gpumem("nsys", "--force-overwrite"), 6)
+    result = gpumem("nsys", "--force-overwrite", does='echo new > "$report"')
+    assert result.exit_code == 0
+    assert (tmp_path / "test_triad.nsys-rep").read_text() == "new\n"
+
+
+def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
+    def recorded(*arguments: str, tests: tuple[Selected, ...]) -> bool:
+        result = gpumem("nsys", *arguments, "--force-overwrite", does='date +%s%N > "$report"', tests=tests)
+        (line,) = (line for line in result.stderr.splitlines() if "profile --trace" in line)
+        assert ("--cuda-um-gpu-page-faults=true" in line) == ("--cuda-um-cpu-page-faults=true" in line)
+        return "--cuda-um-gpu-page-faults=true" in line
+
+    assert recorded(tests=(TRIAD, PAGED))
+    assert not recorded(tests=(TRIAD,))
+    assert recorded("--um", tests=(TRIAD,))
+    assert not recorded("--no-um", tests=(PAGED,))
+
+
+def test_several_tests_are_recorded_in_one_run_and_one_test_by_its_range() -> None:
+    whole = nsys_command(Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), name=None, managed=False)
+    assert not any("capture" in option for option in whole)
+    one = nsys_command(Path("nsys"), ["python"], Path("r.nsys-rep"), name="test_triad", managed=False)
+    assert {"--capture-range=nvtx", "--nvtx-capture=test_triad@gpumem", "--capture-range-end=stop"} < set(one)
+    assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in one
+    assert one[-1] == "python"
+
+
+def test_ncu_leaves_clocks_alone_unless_told_and_sees_measured_launches_only() -> None:
+    command = ncu_command(Path("ncu"), ["python"], Path("r.ncu-rep"), names=["test_a", "test_b"], metrics="x,y")
+    assert " ".join(command) == (
+        "ncu --clock-control none --cache-control all --target-processes all --nvtx --nvtx-include gpumem@test_a.measure/ "
+        "--nvtx-include gpumem@test_b.measure/ --metrics x,y --export r.ncu-rep --force-overwrite python"
+    )
+    every = ncu_command(Path("ncu"), [], Path("r.ncu-rep"), names=[], clock_control="base", section_set="full")
+    assert "regex:gpumem@.+.measure/" in every
+    assert every[every.index("--clock-control") + 1] == "base"
+    assert every[every.index("--set") + 1] == "full"
+
+
+def test_the_listing_has_each_test_with_its_filters() -> None:
+    text = listing([TRIAD, HOST])
+    assert text.splitlines()[:2] == ["test_a.py::test_triad", "  range       test_triad"]
+    assert "  nsys stats  nsys stats --filter-nvtx test_triad@gpumem" in text
+    assert "--nvtx-include gpumem@test_triad.measure/" in text
+    assert "test_host.measure" not in text  # it measures nothing
+    assert to_json([HOST]) == [
+        {"nodeid": HOST.nodeid, "range": "test_host", "measures": False, "filters": filters("test_host", measures=False)}
+    ]
+
+
+def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
+    report = Path("/nowhere/test_triad.nsys-rep")
+    assert nsys_trouble("FAILED test_a.py::test_triad - AssertionError", report, "test_triad") is None
+
+
+def test_a_test_is_chosen_by_its_node_id_once(tmp_path: Path) -> None:
+    def item(file: str, inside: str) -> Any:
+        return SimpleNamespace(path=tmp_path / file, nodeid=f"sub/{file}::{inside}")
+
+    items = [
+        item("a.py", "test_x[1]"),
+        item("a.py", "test_x[2]"),
+        item("a.py", "test_xy"),
+        item("a.py", "TestC::test_x"),
+        item("b.py", "test_x"),
+    ]
+
+    def chosen(*wanted: str) -> list[str]:
+        return [one.nodeid.removeprefix("sub/") for one in only([*items, *items], wanted, tmp_path)]
+
+    assert chosen("a.py::test_x") == ["a.py::test_x[1]", "a.py::test_x[2]"]
+    assert chosen("./a.py::test_x[2]") == ["a.py::test_x[2]"]
+    assert chosen("a.py::TestC") == ["a.py::TestC::test_x"]
+    assert chosen("b.py", "a.py::test_xy") == ["a.py::test_xy", "b.py::test_x"]
+    assert chosen("c.py::test_x") == []
+    assert selection(["a.py::test_x"])[-2:] == ["--gpumem-only", "a.py::test_x"]
