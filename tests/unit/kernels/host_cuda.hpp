@@ -1,9 +1,10 @@
 // As much CUDA as the kernels use, on the host: one thread after the other, or side by side the 32 threads of a warp where a kernel
-// exchanges values within it, or all threads of a block where they share memory.
+// exchanges values within it, or all threads of a block where they share memory. Side by side means on one thread of the system, each as
+// far as its barriers let it: the first threads run ahead in one block, the last ones in the next, so a missing barrier is met every time.
 #include <algorithm>
-#include <barrier>
+#include <functional>
 #include <memory>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
 
 #define __global__
@@ -22,7 +23,7 @@ struct int4 {
 struct Index {
     unsigned x;
 };
-inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+inline Index threadIdx, blockIdx, blockDim, gridDim;
 
 inline float __fmul_rn(float x, float y) { return x * y; }  // compiled with -ffp-contract=off
 inline double __dmul_rn(double x, double y) { return x * y; }
@@ -33,8 +34,77 @@ T __ldcg(T const* address)
     return *address;
 }
 
+// Threads that wait for each other.
+struct Barrier {
+    unsigned expected, arrived, passed;
+    void arrive_and_wait();
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[stack_bytes]};
+    Index index;
+    Barrier const* barrier;
+    unsigned round;  // of the barrier, while the thread waits at it
+    bool done;
+    static std::size_t const stack_bytes = 1 << 16;
+
+    bool ready() const { return !done && (barrier == nullptr || barrier->passed != round); }
+};
+inline std::vector<Thread> together;
+inline Thread* running;
+inline ucontext_t scheduler;
+inline std::function<void()> kernel;
+inline unsigned passed_barriers;
+inline bool stuck;
+
+inline void Barrier::arrive_and_wait()
+{
+    if (++arrived == expected) {
+        arrived = 0, ++passed, ++passed_barriers;
+        return;
+    }
+    running->barrier = this, running->round = passed;
+    swapcontext(&running->context, &scheduler);
+    running->barrier = nullptr;
+}
+
+inline void run_kernel()
+{
+    kernel();
+    running->done = true;
+}
+
+inline void run_together(unsigned first, unsigned count, bool last_first)
+{
+    while (together.size() < count) {
+        together.emplace_back();
+    }
+    for (unsigned i = 0; i < count; ++i) {
+        Thread& thread = together[i];
+        thread.index = {first + i}, thread.barrier = nullptr, thread.done = false;
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = Thread::stack_bytes;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, run_kernel, 0);
+    }
+    for (unsigned i = 0; i < count;) {
+        Thread& thread = together[last_first ? count - 1 - i : i];
+        ++i;
+        if (thread.ready()) {
+            unsigned const passed = passed_barriers;
+            running = &thread, threadIdx = thread.index;
+            swapcontext(&scheduler, &thread.context);
+            // Whoever has precedence may go on.
+            i = passed_barriers == passed ? i : 0;
+        }
+    }
+    stuck |= !std::all_of(together.begin(), together.begin() + count, [](Thread const& thread) { return thread.done; });
+}
+
 struct Warp {
-    std::barrier<> barrier{32};
+    Barrier barrier;
     double value[32];  // holds every 32-bit integer exactly, too
 };
 inline Warp warps[32];
@@ -51,9 +121,9 @@ T __shfl_xor_sync(unsigned, T value, int mask)
     return result;
 }
 
-inline std::unique_ptr<std::barrier<>> block_barrier;
+inline Barrier block_barrier;
 
-inline void __syncthreads() { block_barrier->arrive_and_wait(); }
+inline void __syncthreads() { block_barrier.arrive_and_wait(); }
 
 // A pointer that becomes whatever a kernel's parameter asks for.
 struct Pointer {
@@ -69,25 +139,22 @@ struct Pointer {
 template <class Body>
 void launch(unsigned blocks, unsigned threads, unsigned shared_bytes, unsigned side_by_side, Body body)
 {
-    shared_overrun = false;
-    auto const one = [=](unsigned block, unsigned thread) {
-        blockDim = {threads}, gridDim = {blocks}, blockIdx = {block}, threadIdx = {thread};
-        body();
-    };
+    shared_overrun = stuck = false;
+    kernel = body;
+    blockDim = {threads}, gridDim = {blocks};
     for (unsigned block = 0; block < blocks; ++block) {
-        block_barrier = std::make_unique<std::barrier<>>(threads);
+        blockIdx = {block};
+        block_barrier = {threads, 0, 0};
+        for (Warp& warp : warps) {
+            warp.barrier = {32, 0, 0};
+        }
         dynamic_shared.assign(shared_bytes + shared_guard, 0xA5);  // a block finds in it what it will
         for (unsigned first = 0; first < threads; first += side_by_side) {
-            std::vector<std::thread> together;
-            for (unsigned thread = first; thread < first + side_by_side && thread < threads; ++thread) {
-                if (side_by_side > 1) {
-                    together.emplace_back(one, block, thread);
-                } else {
-                    one(block, thread);
-                }
-            }
-            for (auto& thread : together) {
-                thread.join();
+            if (side_by_side > 1) {
+                run_together(first, std::min(side_by_side, threads - first), block % 2 == 1);
+            } else {
+                threadIdx = {first};
+                body();
             }
         }
         auto const guard = dynamic_shared.begin() + shared_bytes;

@@ -49,7 +49,7 @@ def entry_points() -> str:
                 f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, unsigned shared, {parameters})\n'
                 f"{{ launch(blocks, threads, shared, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
             )
-    return "".join(text) + 'extern "C" bool wrote_past_shared_memory() { return shared_overrun; }\n'
+    return "".join(text) + 'extern "C" bool wrote_past_shared_memory() { return shared_overrun; }\nextern "C" bool got_stuck() { return stuck; }\n'
 
 
 def on_host(source: str) -> str:
@@ -204,5 +204,6 @@ def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:
             arguments.append(c_type(int(value)) if dtype == "i4" else c_type(value))
     sizes = (ctypes.c_uint(n) for n in (shape.blocks, shape.threads, shape.shared_bytes))
     getattr(library, f"{kernel.name}_{dtype}_{shape.vectors}")(*sizes, *arguments)
-    library.wrote_past_shared_memory.restype = ctypes.c_bool
+    library.wrote_past_shared_memory.restype = library.got_stuck.restype = ctypes.c_bool
+    assert not library.got_stuck(), f"{kernel.name}: threads wait at a barrier that others do not come to"
     assert not library.wrote_past_shared_memory(), f"{kernel.name}: written past the shared memory of its launch shape"
