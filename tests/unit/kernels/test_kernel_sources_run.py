@@ -49,7 +49,9 @@ def entry_points() -> str:
                 f'extern "C" void {name}_{dtype}_{vectors}(unsigned blocks, unsigned threads, unsigned shared, {parameters})\n'
                 f"{{ launch(blocks, threads, shared, {side_by_side}, [=] {{ {function}({values}); }}); }}\n"
             )
-    return "".join(text) + 'extern "C" bool wrote_past_shared_memory() { return shared_overrun; }\nextern "C" bool got_stuck() { return stuck; }\n'
+    text.append('extern "C" bool wrote_past_shared_memory() { return shared_overrun; }\n')
+    text.append('extern "C" bool got_stuck() { return stuck; }\n')
+    return "".join(text)
 
 
 def on_host(source: str) -> str:
