@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.records.card import Card
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -50,6 +51,22 @@ def choose(choice: str, *, seed: int = 0) -> Chosen:
         if kind == "auto":
             return _simulated(DEFAULT_DATASHEET, seed, str(missing))
         raise
+
+
+def look(pci_bus_id: str | None) -> Card:
+    """The state of the card at a PCI bus id, or of the first one, from the driver; without a context, and without CuPy.
+
+    Raises:
+        NoDevice: there is no driver or no such card, or nvidia-ml-py is not installed.
+    """
+    try:
+        from pytest_gpumem.devices.cuda.card import NvmlUnavailable, read_card
+    except ImportError:
+        raise NoDevice("nvidia-ml-py is not installed") from None
+    try:
+        return read_card(pci_bus_id)
+    except NvmlUnavailable as reason:
+        raise NoDevice(str(reason)) from None
 
 
 def _cuda(index: int) -> Chosen:

@@ -47,7 +47,7 @@ class ConditionReader:
             memory_clock_hz=None if memory is None else memory * 1e6,
             temperature_c=None if temperature is None else float(temperature),
             power_w=None if power is None else power * 1e-3,
-            throttle_reasons=reason_names(_reasons(gpu)),
+            throttle_reasons=reason_names(clock_reasons(gpu) or 0),
             other_processes=self._others(),
         )
 
@@ -64,11 +64,12 @@ class ConditionReader:
             pynvml.nvmlShutdown()
 
 
-def _reasons(gpu: Any) -> int:
-    mask = nvml.asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+def clock_reasons(gpu: Any) -> int | None:
+    """NVML's mask of why the clocks are what they are; None where the driver does not say."""
+    mask: int | None = nvml.asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     if mask is None:  # drivers before 535 know the call by its older name
         mask = nvml.asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
-    return mask or 0
+    return mask
 
 
 def reason_names(mask: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pytest_gpumem import doctor
 from pytest_gpumem.cli import main
 from pytest_gpumem.doctor import Check, Report, Status
 
-REPORT = Report((Check("GPU", Status.MISSING, "none", "get one"),), True, "Simulated only.")
+REPORT = Report((Check("GPU", Status.FAILURE, "none", "get one"),), True, "Simulated only.")
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +24,19 @@ def _examined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_on_a_simulated_only_machine_exits_with_0_and_says_so() -> None:
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
-    assert result.output.splitlines() == ["missing  GPU  none -> get one", "", "Simulated only."]
+    assert result.output.splitlines() == ["failure  GPU  none -> get one", "", "Simulated only."]
 
 
 def test_doctor_as_json() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
-        "schema": 1,
+        "schema": 2,
         "simulated_only": True,
         "summary": "Simulated only.",
-        "checks": [{"name": "GPU", "status": "missing", "detail": "none", "remedy": "get one"}],
+        "checks": [{"name": "GPU", "status": "failure", "detail": "none", "remedy": "get one"}],
+        "device": None,
+        "card": None,
     }
 
 
@@ -77,9 +79,9 @@ def test_the_doctor_of_this_machine_imports_no_cuda_library_of_its_own() -> None
 import sys
 from pytest_gpumem import doctor
 from pytest_gpumem.devices.opening import NoDevice
-def none(choice):
+def none(_):
     raise NoDevice("none")
-doctor.examine(doctor.Machine(choose=none))
+doctor.examine(doctor.Machine(choose=none, look=none))
 assert not {"cupy", "cuda", "pynvml", "torch", "numba", "nvtx"} & set(sys.modules), sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
 from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.records.card import Card, CardProcess
 from pytest_gpumem.records.device import DeviceFacts
 
-H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16")
+H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16", pci_bus_id="0000:18:00.0")
 INSTALLED = {
     "cupy-cuda13x": "14.2.0",
     "cuda-bindings": "13.0.1",
@@ -29,7 +31,38 @@ INSTALLED = {
     "triton": "3.5.0",
     "numba": "0.62.0",
 }
-FILES = {"/proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0\n"}
+MEMORY = "MemTotal:       131072000 kB\nMemAvailable:   117964800 kB\n"
+FILES = {"/proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0\n", "/proc/meminfo": MEMORY}
+CARD = Card(
+    cards=1,
+    name="NVIDIA H100 80GB HBM3",
+    driver="580.95.05",
+    cuda=(13, 0),
+    persistence=True,
+    compute_mode="default",
+    mig=False,
+    ecc=True,
+    ecc_pending=True,
+    uncorrected_errors=0,
+    remap_pending=False,
+    remap_failed=False,
+    sm_clock_hz=345e6,
+    max_sm_clock_hz=1980e6,
+    memory_clock_hz=2619e6,
+    max_memory_clock_hz=2619e6,
+    temperature_c=33.0,
+    power_w=71.4,
+    power_limit_w=700.0,
+    default_power_limit_w=700.0,
+    throttle_reasons=(),
+    chosen_clocks=False,
+    link_generation=1,
+    max_link_generation=5,
+    card_link_generation=5,
+    link_width=16,
+    max_link_width=16,
+    processes=(),
+)
 
 
 def gpu(facts: DeviceFacts) -> Callable[[str], Chosen]:
@@ -38,6 +71,10 @@ def gpu(facts: DeviceFacts) -> Callable[[str], Chosen]:
         return Chosen(facts, lambda: pytest.fail("the doctor must not open the device"))
 
     return choose
+
+
+def no_card(pci_bus_id: str | None) -> Card:
+    raise NoDevice("NVML Shared Library Not Found")
 
 
 def no_gpu(choice: str) -> Chosen:
@@ -54,12 +91,14 @@ def never(path: str) -> None:
 
 WHOLE = Machine(
     choose=gpu(H100),
+    look=lambda pci_bus_id: CARD if pci_bus_id in (H100.pci_bus_id, None) else pytest.fail("another card"),
     version=INSTALLED.get,
     which=lambda command: f"/usr/bin/{command}",
     ncu=lambda: Path("/usr/bin/ncu"),
     glob=lambda pattern: [],
     read=FILES.get,
     administrator=lambda: False,
+    lockable=lambda: 8 << 20,
 )
 
 
@@ -72,10 +111,15 @@ def test_a_whole_machine_is_all_ok() -> None:
     report = examine(WHOLE)
     assert [check.name for check in report.checks if check.status is not Status.OK] == []
     assert not report.simulated_only
-    assert found(report, "driver").detail == "580.95.05, CUDA 13.0"
+    assert found(report, "driver").detail == "580.95.05, supports CUDA 13.0; CuPy's CUDA is 13.0"
     assert found(report, "GPU").detail == ("NVIDIA H100 80GB HBM3, sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s, PCIe Gen5 x16")
     assert found(report, "set-aside").detail == "up to 31.25 MiB of L2 in steps of 3.125 MiB, windows up to 128 MiB"
     assert found(report, "CuPy").detail == "cupy-cuda13x 14.2.0"
+    assert found(report, "clocks").detail == (
+        "SM 345 of at most 1980 MHz, memory 2619 of at most 2619 MHz, 33 degrees C, 71 of at most 700 W"
+    )
+    assert found(report, "host link").detail == "PCIe Gen5 x16, Gen1 now: it drops while the GPU idles"
+    assert found(report, "pinned memory").detail == ("buffers may lock 62.5 GiB (125.0 GiB of RAM, 112.5 GiB free, RLIMIT_MEMLOCK 8 MiB)")
     assert report.summary == (
         "This machine can measure latency and bandwidth, L2 persistence and managed memory on NVIDIA H100 80GB HBM3, "
         "and its tests can be profiled with nsys and ncu."
@@ -83,19 +127,137 @@ def test_a_whole_machine_is_all_ok() -> None:
 
 
 def test_without_a_gpu_everything_missing_says_so_and_what_to_do() -> None:
-    report = examine(Machine(choose=no_gpu, version=never, which=never, ncu=no_ncu, glob=lambda pattern: [], read=never))
+    nothing = Machine(choose=no_gpu, look=no_card, version=never, which=never, ncu=no_ncu, glob=lambda pattern: [], read=never)
+    report = examine(nothing)
     assert report.simulated_only
-    assert found(report, "GPU") == Check("GPU", Status.MISSING, "no CUDA device 0: no NVIDIA driver", "tests run on the simulated device")
-    assert found(report, "driver").status is Status.MISSING
+    assert (found(report, "GPU").status, found(report, "GPU").detail) == (Status.FAILURE, "no CUDA device 0: no NVIDIA driver")
+    assert found(report, "driver").detail == "no NVIDIA driver is loaded"
+    assert {check.name for check in report.checks if check.status is Status.FAILURE} == {
+        *("driver", "GPU", "CuPy", "CUDA bindings", "pytest-benchmark"),
+    }
     assert "pytest-gpumem[cuda13]" in found(report, "CuPy").remedy
     assert "simulated device only" in report.summary
-    assert {"MIG", "set-aside", "counters"}.isdisjoint(check.name for check in report.checks)
+    assert {"MIG", "set-aside", "counters", "throttling"}.isdisjoint(check.name for check in report.checks)
 
 
 def test_a_driver_without_a_usable_gpu_is_told_apart_from_no_driver() -> None:
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"
-    report = examine(replace(WHOLE, choose=no_gpu, read={"/proc/driver/nvidia/version": version}.get))
-    assert found(report, "driver") == Check("driver", Status.WARNING, "580.95.05 is loaded, but no GPU can be used through it")
+    report = examine(replace(WHOLE, choose=no_gpu, look=lambda _: CARD))
+    assert found(report, "driver").detail == "580.95.05, supports CUDA 13.0, manages 1 card, but no GPU can be used through it"
+    assert found(report, "throttling").status is Status.OK
+    # Its library is of another version, as after an update without a reboot.
+    mismatch = replace(WHOLE, choose=no_gpu, look=no_card, read={"/proc/driver/nvidia/version": version}.get)
+    check = found(examine(mismatch), "driver")
+    assert (check.status, check.detail) == (Status.FAILURE, "580.95.05 is loaded, but its library says: NVML Shared Library Not Found")
+    assert "reboot" in check.remedy
+
+
+def test_a_card_in_mig_mode_without_an_instance_is_told_what_to_do() -> None:
+    check = found(examine(replace(WHOLE, choose=no_gpu, look=lambda _: replace(CARD, mig=True))), "GPU")
+    assert check.status is Status.FAILURE
+    assert "is in MIG mode" in check.detail
+    assert "CUDA_VISIBLE_DEVICES" in check.remedy
+
+
+def test_a_gpu_of_which_the_driver_says_nothing_is_still_a_gpu() -> None:
+    report = examine(replace(WHOLE, look=no_card))
+    check = found(report, "state of the GPU")
+    assert check.status is Status.WARNING
+    assert check.detail.endswith("cannot be read: NVML Shared Library Not Found")
+    assert {"throttling", "clocks", "ECC"}.isdisjoint(one.name for one in report.checks)
+
+
+def test_what_a_card_does_not_say_is_no_finding() -> None:
+    report = examine(replace(WHOLE, look=lambda _: Card(cards=1)))
+    assert [check.name for check in report.checks if check.status is not Status.OK] == []
+    for name in ("ECC", "memory errors", "persistence mode", "compute mode", "clocks", "throttling", "host link", "other processes"):
+        assert found(report, name).detail == "the driver does not say"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "detail", "remedy"),
+    [
+        ({"ecc_pending": False}, "ECC", Status.WARNING, "on, and off after the next start", "nvidia-smi -e 1"),
+        ({"uncorrected_errors": 3}, "memory errors", Status.WARNING, "3 over the card's life", "nvidia-smi -q"),
+        ({"remap_pending": True}, "memory errors", Status.WARNING, "waits to be replaced", "reset the card"),
+        ({"remap_failed": True, "remap_pending": True}, "memory errors", Status.FAILURE, "could not be replaced", "have the card replaced"),
+        ({"persistence": False}, "persistence mode", Status.WARNING, "off: ", "nvidia-smi -pm 1"),
+        ({"compute_mode": "prohibited"}, "compute mode", Status.FAILURE, "no process may use the GPU", "nvidia-smi -c 0"),
+        ({"compute_mode": "exclusive process"}, "compute mode", Status.WARNING, "exclusive process", "nvidia-smi -c 0"),
+        ({"power_limit_w": 500.0}, "clocks", Status.WARNING, "71 of at most 500 W; by default it is held to 700 W", "nvidia-smi -pl 700"),
+        ({"throttle_reasons": ("sw_power_cap",)}, "throttling", Status.WARNING, "slowed now by sw_power_cap", "wait"),
+        ({"throttle_reasons": ("sw_power_cap", "hw_slowdown")}, "throttling", Status.FAILURE, "sw_power_cap, hw_slowdown", "cooling"),
+        ({"link_width": 8}, "host link", Status.WARNING, "PCIe Gen5 x16, but only 8 lanes are in use", "seat the card"),
+        ({"card_link_generation": 6}, "host link", Status.WARNING, "PCIe Gen5 x16; the card could do Gen6", "slot"),
+        (
+            {"processes": (CardProcess(7, "python", 3 << 30), CardProcess(8), CardProcess(9), CardProcess(10))},
+            "other processes",
+            Status.WARNING,
+            "on the GPU: pid 7 (python, 3 GiB), pid 8, pid 9, 1 more; results beside them are UNRELIABLE",
+            "end them",
+        ),
+    ],
+)
+def test_what_disturbs_is_named_with_its_remedy(changes: dict[str, Any], name: str, status: Status, detail: str, remedy: str) -> None:
+    report = examine(replace(WHOLE, look=lambda _: replace(CARD, **changes)))
+    check = found(report, name)
+    assert check.status is status
+    assert detail in check.detail
+    assert remedy in check.remedy
+    assert [one.name for one in report.checks if one.status is not Status.OK] == [name]
+    assert report.summary.endswith(f" Not reliably before this is mended: {name}.") is (status is Status.FAILURE)
+
+
+def test_clocks_that_somebody_chose_are_said() -> None:
+    assert ", chosen by somebody, " in found(examine(replace(WHOLE, look=lambda _: replace(CARD, chosen_clocks=True))), "clocks").detail
+
+
+@pytest.mark.parametrize(
+    ("files", "lockable", "status", "words"),
+    [
+        ({}, None, Status.OK, "buffers may lock 62.5 GiB (125.0 GiB of RAM, 112.5 GiB free, RLIMIT_MEMLOCK unlimited)"),
+        (
+            {"/sys/fs/cgroup/memory.max": "17179869184\n"},
+            None,
+            Status.OK,
+            "8.0 GiB (125.0 GiB of RAM, the control group has 16.0 GiB of it",
+        ),
+        (
+            {"/sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912"},
+            None,
+            Status.WARNING,
+            "the control group has 0.5 GiB of it, 0.5 GiB free",
+        ),
+        ({"/sys/fs/cgroup/memory.max": "max\n"}, 65536, Status.OK, "RLIMIT_MEMLOCK 64 KiB"),
+        ({"/proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 102400 kB\n"}, None, Status.WARNING, "0.1 GiB free"),
+        ({"/proc/meminfo": ""}, None, Status.OK, "does not say"),
+    ],
+)
+def test_limits_of_pinned_memory(files: dict[str, str], lockable: int | None, status: Status, words: str) -> None:
+    check = found(examine(replace(WHOLE, read={**FILES, **files}.get, lockable=lambda: lockable)), "pinned memory")
+    assert check.status is status
+    assert words in check.detail
+
+
+def test_cupti_of_another_major_version_is_a_warning() -> None:
+    check = found(examine(replace(WHOLE, version={**INSTALLED, "cupti-python": "12.8.0"}.get)), "CUPTI")
+    assert check == Check(
+        "CUPTI", Status.WARNING, "cupti-python 12.8.0 is of another major version than CUDA 13.0", "pip install 'cupti-python==13.*'"
+    )
+
+
+def test_a_finding_without_a_remedy_and_a_remedy_for_nothing_cannot_be() -> None:
+    with pytest.raises(ValueError, match="remedy"):
+        Check("GPU", Status.WARNING, "odd")
+    with pytest.raises(ValueError, match="remedy"):
+        Check("GPU", Status.OK, "fine", "get another")
+
+
+def test_the_report_for_programs_holds_device_and_card() -> None:
+    plain = json.loads(json.dumps(examine(WHOLE).to_json()))
+    assert plain["card"]["max_link_generation"] == 5
+    assert plain["device"]["key"] == H100.key
+    assert {check["status"] for check in plain["checks"]} == {"OK"}
 
 
 def test_a_cupy_that_breaks_while_it_is_loaded_is_a_finding() -> None:
@@ -125,8 +287,9 @@ def test_a_tool_beside_the_path_is_a_warning_that_names_its_folder() -> None:
 
 def test_tools_that_are_nowhere_are_missing() -> None:
     report = examine(replace(WHOLE, which=never, ncu=no_ncu))
-    assert found(report, "nsys").status is Status.MISSING
-    assert found(report, "ncu").status is Status.MISSING
+    assert found(report, "nsys").status is Status.WARNING
+    assert found(report, "ncu").status is Status.WARNING
+    assert report.summary.endswith("on NVIDIA H100 80GB HBM3.")
     assert "GPUMEM_NCU='nowhere' is no program" in found(report, "ncu").detail
 
 
@@ -156,8 +319,8 @@ def test_who_may_read_counters(administrator: bool, parameters: str | None, stat
 def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     facts = replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
     report = examine(replace(WHOLE, choose=gpu(facts), which=never, ncu=no_ncu))
-    assert found(report, "set-aside").status is Status.MISSING
-    assert found(report, "managed memory").status is Status.MISSING
+    assert found(report, "set-aside").status is Status.WARNING
+    assert found(report, "managed memory").status is Status.WARNING
     assert "concurrentManagedAccess is 0" in found(report, "managed memory").detail
     assert found(report, "MPS").status is Status.WARNING
     assert found(report, "MIG").detail == "instance 1g.10gb"
@@ -188,7 +351,7 @@ def test_memory_that_the_gpu_sees_by_itself_is_told(changes: dict[str, bool], sa
 )
 def test_why_nothing_can_be_set_aside(changes: dict[str, Any], reason: str) -> None:
     check = found(examine(replace(WHOLE, choose=gpu(replace(H100, **changes)))), "set-aside")
-    assert check.status is Status.MISSING
+    assert check.status is Status.WARNING
     assert check.detail.endswith(f"{reason}; tests of persisting_stream skip")
 
 
@@ -206,7 +369,7 @@ def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: p
 
     report = examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), opened)))
     check = found(report, "set-aside")
-    assert check.status is Status.MISSING
+    assert check.status is Status.WARNING
     assert check.detail == (
         f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: "
         f"{device.set_aside()} bytes are set aside now ({words}); tests of persisting_stream skip"
@@ -220,7 +383,7 @@ def test_under_mps_a_server_that_refuses_a_context_is_a_finding() -> None:
         raise DeviceError("opening device 0: cudaErrorMpsServerNotReady: the server is not ready.\nmore")
 
     check = found(examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), refused))), "set-aside")
-    assert check.status is Status.MISSING
+    assert check.status is Status.WARNING
     assert MPS_LIMIT in check.detail
     assert "cannot be read, DeviceError: opening device 0: cudaErrorMpsServerNotReady: the server is not ready. (" in check.detail
 
@@ -230,16 +393,16 @@ def test_missing_kernel_sources_are_a_finding() -> None:
         raise SourceMissing("no CUDA sources: reinstall pytest-gpumem")
 
     check = found(examine(replace(WHOLE, kernels=missing)), "kernels")
-    assert (check.status, check.detail) == (Status.MISSING, "no CUDA sources: reinstall pytest-gpumem")
+    assert (check.status, check.detail) == (Status.FAILURE, "no CUDA sources: reinstall pytest-gpumem")
 
 
 def test_text_has_one_line_for_each_check_and_ends_with_the_summary() -> None:
     report = Report(
-        (Check("GPU", Status.OK, "there"), Check("set-aside", Status.MISSING, "none", "buy another")), False, "This machine can."
+        (Check("GPU", Status.OK, "there"), Check("set-aside", Status.WARNING, "none", "buy another")), False, "This machine can."
     )
     assert text(report) == [
         "OK       GPU        there",
-        "missing  set-aside  none -> buy another",
+        "warning  set-aside  none -> buy another",
         "",
         "This machine can.",
     ]

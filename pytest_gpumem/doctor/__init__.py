@@ -1,0 +1,49 @@
+"""What this machine can measure, and what is missing for the rest. Looks only: runs nothing.
+
+No CUDA context is created but under MPS, where only a context can be asked how much of L2 the server has set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_gpumem.doctor import gpu, host, software
+from pytest_gpumem.doctor.machine import Machine
+from pytest_gpumem.doctor.report import Check, Report, Status, text
+from pytest_gpumem.records.device import DeviceFacts
+
+__all__ = ["Check", "Machine", "Report", "Status", "examine", "text"]
+
+
+def examine(machine: Machine | None = None) -> Report:
+    """Look at everything; never raises for something that is missing or broken, because that is what it is asked to find."""
+    machine = machine or Machine()
+    chosen, reason = gpu.find(machine)
+    facts = chosen.facts if chosen is not None else None
+    card, unseen = gpu.look(machine, facts)
+    checks = [*gpu.identity(machine, facts, reason, card, unseen)]
+    if chosen is not None:
+        checks += gpu.abilities(machine, chosen)
+    if card is not None:
+        checks += gpu.state(card)
+    elif facts is not None:
+        remedy = "pip install nvidia-ml-py; in a container, let the driver's utilities in (NVIDIA_DRIVER_CAPABILITIES)"
+        checks.append(Check("state of the GPU", Status.WARNING, f"clocks, throttling, ECC and processes cannot be read: {unseen}", remedy))
+    checks += [host.pinned(machine), *software.packages(machine, facts), *software.tools(machine, facts)]
+    return Report(tuple(checks), facts is None, _summary(facts, checks), facts, card)
+
+
+def _summary(facts: DeviceFacts | None, checks: Sequence[Check]) -> str:
+    if facts is None:
+        return "This machine can run the suite on the simulated device only: its times come from a model and say nothing about a GPU."
+    by_name = {check.name: check for check in checks}
+    can = ["latency and bandwidth"]
+    for name, words in (("set-aside", "L2 persistence"), ("managed memory", "managed memory")):
+        can += [words] if by_name[name].status is Status.OK else []
+    listed = ", ".join(can[:-1]) + (" and " if len(can) > 1 else "") + can[-1]
+    # A tool beside the PATH is found all the same.
+    there = [tool for tool in ("nsys", "ncu") if not by_name[tool].detail.startswith("no profiles")]
+    profiled = f", and its tests can be profiled with {' and '.join(there)}" if there else ""
+    failures = [check.name for check in checks if check.status is Status.FAILURE]
+    spoilt = f" Not reliably before this is mended: {', '.join(failures)}." if failures else ""
+    return f"This machine can measure {listed} on {facts.name}{profiled}.{spoilt}"

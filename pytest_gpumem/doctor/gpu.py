@@ -1,0 +1,234 @@
+"""The GPU: whether there is one, what it is, and what in its state would disturb a measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pytest_gpumem.devices import opening
+from pytest_gpumem.devices.persistence import fixed_by_mps, unsupported
+from pytest_gpumem.doctor.machine import Machine
+from pytest_gpumem.doctor.report import Check, Status, in_one_line
+from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.records.card import Card, CardProcess
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import format_bytes, format_rate
+
+INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
+HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+"""Clock event reasons by which the hardware protects itself: they do not go away by waiting for a calmer moment."""
+SHOWN_PROCESSES = 3
+
+
+def find(machine: Machine) -> tuple[opening.Chosen | None, str]:
+    """The GPU, or why there is none."""
+    try:
+        return machine.choose("cuda"), ""
+    except opening.NoDevice as missing:
+        return None, str(missing)
+    except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded: that is a finding
+        return None, f"looking for a GPU failed with {in_one_line(broken)}"
+
+
+def look(machine: Machine, facts: DeviceFacts | None) -> tuple[Card | None, str]:
+    """What the driver says of the GPU, or of the first one where CUDA can use none; or why it says nothing."""
+    try:
+        return machine.look(facts.pci_bus_id if facts is not None else None), ""
+    except opening.NoDevice as missing:
+        return None, str(missing)
+    except Exception as broken:  # such as a library of another version than the package
+        return None, in_one_line(broken)
+
+
+def identity(machine: Machine, facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str) -> Iterator[Check]:
+    """Driver and GPU.
+
+    Args:
+        machine: what is examined.
+        facts: what CUDA says; None if no GPU can be used, for `reason`.
+        reason: see `facts`.
+        card: what the driver says; None if it says nothing, for `unseen`.
+        unseen: see `card`.
+    """
+    yield _driver(machine, facts, card, unseen)
+    if facts is not None:
+        yield Check("GPU", Status.OK, _words(facts))
+    elif card is not None and card.mig:
+        remedy = "name an instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them; nvidia-smi mig makes them)"
+        yield Check("GPU", Status.FAILURE, f"{reason}; {card.name} is in MIG mode", remedy)
+    else:
+        yield Check("GPU", Status.FAILURE, reason, "mend the line above, or CuPy; until then tests run on the simulated device")
+
+
+def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unseen: str) -> Check:
+    supports = f", supports CUDA {card.cuda[0]}.{card.cuda[1]}" if card is not None and card.cuda is not None else ""
+    if facts is not None:
+        return Check("driver", Status.OK, f"{facts.driver or 'version unknown'}{supports}; CuPy's CUDA is {facts.cuda or 'unknown'}")
+    if card is not None:
+        cards = f"{card.cards} card{'s' * (card.cards != 1)}"
+        why = f"{card.driver or 'version unknown'}{supports}, manages {cards}, but no GPU can be used through it"
+        return Check("driver", Status.WARNING, why, "see the line GPU")
+    module = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", machine.read("/proc/driver/nvidia/version") or "")
+    if module:
+        remedy = "reboot after an update of the driver; in a container, start it with GPU access"
+        return Check("driver", Status.FAILURE, f"{module[1]} is loaded, but its library says: {unseen}", remedy)
+    return Check("driver", Status.FAILURE, "no NVIDIA driver is loaded", "install the driver; in a container, start it with GPU access")
+
+
+def _words(facts: DeviceFacts) -> str:
+    link = f", {facts.link}" if facts.link else ""
+    return (
+        f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
+        f"L2 {format_bytes(facts.l2_bytes)}, peak {format_rate(facts.peak_bandwidth)}{link}"
+    )
+
+
+def abilities(machine: Machine, chosen: opening.Chosen) -> Iterator[Check]:
+    """How the GPU is shared, and what it can do."""
+    facts = chosen.facts
+    yield Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")
+    if facts.mps:
+        detail = "a server runs: its other clients disturb every measurement"
+        yield Check("MPS", Status.WARNING, detail, "stop it while measuring: echo quit | nvidia-cuda-mps-control")
+    else:
+        yield Check("MPS", Status.OK, "off")
+    yield _persisting(machine, chosen)
+    if (why := no_migration(facts)) is None:
+        hosts = "; ATS: host pages are read without a fault" if facts.host_page_tables else ""
+        hosts = hosts or ("; HMM: plain malloc memory is visible too" if facts.pageable_memory_access else "")
+        yield Check("managed memory", Status.OK, f"pages migrate on demand, prefetch works{hosts}")
+    else:
+        detail = f"{why}; tests of managed_buffer and prefetched_buffer skip"
+        yield Check("managed memory", Status.WARNING, detail, "measure managed memory on bare Linux, on a GPU that can")
+
+
+def _persisting(machine: Machine, chosen: opening.Chosen) -> Check:
+    facts = chosen.facts
+    try:
+        reason = unsupported(facts, lambda: machine.set_aside(chosen))
+    except Exception as broken:  # a server that is out of order refuses a new context with anything
+        reason = fixed_by_mps(f"how much that is cannot be read, {in_one_line(broken)}")
+    if reason is not None:
+        remedy = (
+            "stop the server while measuring" if facts.mps else "measure L2 persistence on a whole GPU of compute capability 8.0 or newer"
+        )
+        return Check("set-aside", Status.WARNING, f"{reason}; tests of persisting_stream skip", remedy)
+    most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
+    window = format_bytes(facts.access_policy_max_window_bytes)
+    return Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}")
+
+
+def state(card: Card) -> Iterator[Check]:
+    """What in the state of the card would disturb a measurement."""
+    yield _ecc(card)
+    yield _memory(card)
+    yield _persistence(card)
+    yield _compute_mode(card)
+    yield _clocks(card)
+    yield _throttling(card)
+    yield _link(card)
+    yield _processes(card)
+
+
+_UNSAID = "the driver does not say"
+
+
+def _ecc(card: Card) -> Check:
+    if card.ecc is None:
+        return Check("ECC", Status.OK, _UNSAID)
+    if card.ecc_pending is not None and card.ecc_pending != card.ecc:
+        detail = f"{_on(card.ecc)}, and {_on(card.ecc_pending)} after the next start, which begins a new baseline"
+        return Check("ECC", Status.WARNING, detail, f"reboot, or keep it: sudo nvidia-smi -e {int(card.ecc)}")
+    return Check("ECC", Status.OK, _on(card.ecc))
+
+
+def _memory(card: Card) -> Check:
+    if card.remap_failed:
+        return Check("memory errors", Status.FAILURE, "a row of the card's memory could not be replaced", "have the card replaced")
+    if card.remap_pending:
+        detail = "a row of the card's memory waits to be replaced"
+        return Check("memory errors", Status.WARNING, detail, "reset the card: sudo nvidia-smi -r, or reboot")
+    if card.uncorrected_errors:
+        detail = f"{card.uncorrected_errors} over the card's life that could not be corrected"
+        return Check("memory errors", Status.WARNING, detail, "nvidia-smi -q -d ECC,ROW_REMAPPER tells more")
+    return Check("memory errors", Status.OK, "none" if card.uncorrected_errors == 0 else _UNSAID)
+
+
+def _persistence(card: Card) -> Check:
+    if card.persistence is False:
+        detail = "off: the driver is loaded anew for each process that finds the card unused, and chosen clocks are forgotten"
+        return Check("persistence mode", Status.WARNING, detail, "sudo nvidia-smi -pm 1, or run nvidia-persistenced")
+    return Check("persistence mode", Status.OK, _UNSAID if card.persistence is None else "on")
+
+
+def _compute_mode(card: Card) -> Check:
+    if card.compute_mode == "prohibited":
+        return Check("compute mode", Status.FAILURE, "prohibited: no process may use the GPU", "sudo nvidia-smi -c 0")
+    if card.compute_mode == "exclusive process":
+        detail = "exclusive process: while one process has the GPU, others of a test run fail"
+        return Check("compute mode", Status.WARNING, detail, "sudo nvidia-smi -c 0 where tests start processes, as under xdist")
+    return Check("compute mode", Status.OK, card.compute_mode or _UNSAID)
+
+
+def _clocks(card: Card) -> Check:
+    parts = []
+    for name, now, most in (("SM", card.sm_clock_hz, card.max_sm_clock_hz), ("memory", card.memory_clock_hz, card.max_memory_clock_hz)):
+        if now is not None:
+            parts.append(f"{name} {now / 1e6:.0f}{f' of at most {most / 1e6:.0f}' if most is not None else ''} MHz")
+    if card.chosen_clocks:
+        parts.append("chosen by somebody")
+    if card.temperature_c is not None:
+        parts.append(f"{card.temperature_c:.0f} degrees C")
+    if card.power_w is not None:
+        limit = f" of at most {card.power_limit_w:.0f}" if card.power_limit_w is not None else ""
+        parts.append(f"{card.power_w:.0f}{limit} W")
+    said = ", ".join(parts) or _UNSAID
+    default = card.default_power_limit_w
+    if default is not None and card.power_limit_w is not None and card.power_limit_w < default - 1:  # watts are told in thousandths
+        detail = f"{said}; by default it is held to {default:.0f} W"
+        return Check("clocks", Status.WARNING, detail, f"sudo nvidia-smi -pl {default:.0f}, unless the baseline is of this limit too")
+    return Check("clocks", Status.OK, said)
+
+
+def _throttling(card: Card) -> Check:
+    if not card.throttle_reasons:
+        return Check("throttling", Status.OK, "none" if card.throttle_reasons is not None else _UNSAID)
+    detail = f"slowed now by {', '.join(card.throttle_reasons)}"
+    if any(reason in HARDWARE_REASONS for reason in card.throttle_reasons):
+        return Check(
+            "throttling", Status.FAILURE, detail, "look after cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+        )
+    return Check("throttling", Status.WARNING, detail, "wait until the GPU is idle and cool, or raise its power limit")
+
+
+def _link(card: Card) -> Check:
+    if card.max_link_generation is None or card.max_link_width is None:
+        return Check("host link", Status.OK, _UNSAID)
+    said = f"PCIe Gen{card.max_link_generation} x{card.max_link_width}"
+    if card.link_width is not None and card.link_width < card.max_link_width:
+        detail = f"{said}, but only {card.link_width} lanes are in use: transfers are as much slower"
+        return Check("host link", Status.WARNING, detail, "seat the card anew, and look at the slot's lanes in the BIOS")
+    if card.card_link_generation is not None and card.card_link_generation > card.max_link_generation:
+        detail = f"{said}; the card could do Gen{card.card_link_generation}"
+        return Check("host link", Status.WARNING, detail, "use a faster slot, or raise its generation in the BIOS; else hold this as it is")
+    idle = card.link_generation is not None and card.link_generation < card.max_link_generation
+    return Check("host link", Status.OK, f"{said}{f', Gen{card.link_generation} now: it drops while the GPU idles' if idle else ''}")
+
+
+def _processes(card: Card) -> Check:
+    if not card.processes:
+        said = "none that the driver lists" if card.processes is not None else _UNSAID
+        return Check("other processes", Status.OK, said)
+    shown = [_process(one) for one in card.processes[:SHOWN_PROCESSES]]
+    more = [f"{left} more"] if (left := len(card.processes) - len(shown)) else []
+    detail = f"on the GPU: {', '.join(shown + more)}; results beside them are UNRELIABLE"
+    return Check("other processes", Status.WARNING, detail, "end them, or measure on a GPU of your own (--gpumem-device cuda:N)")
+
+
+def _process(one: CardProcess) -> str:
+    told = [part for part in (one.name, format_bytes(one.memory_bytes) if one.memory_bytes else None) if part]
+    return f"pid {one.pid}" + (f" ({', '.join(told)})" if told else "")
+
+
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"

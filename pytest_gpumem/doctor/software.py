@@ -1,0 +1,123 @@
+"""Packages and tools: what is installed, and what cannot be done without what is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_gpumem.doctor.gpu import INSTALL
+from pytest_gpumem.doctor.machine import Machine
+from pytest_gpumem.doctor.report import Check, Status
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
+from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.records.device import DeviceFacts
+
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+"""Distributions of CuPy: the wheels of two CUDA majors, and a build from source or conda."""
+NSYS = ("/opt/nvidia/nsight-systems/*/bin/nsys", "/usr/local/cuda/bin/nsys")
+"""Where installers put Nsight Systems."""
+GUESTS = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
+"""Libraries whose code can be measured, and their distributions."""
+
+
+def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
+    """What is installed with pip."""
+    yield _cupy(machine)
+    yield _package(machine, "CUDA bindings", "cuda-bindings", Status.FAILURE, "no GPU can be used without it", INSTALL)
+    yield _package(machine, "NVML", "nvidia-ml-py", Status.WARNING, "no clocks, throttle reasons and ECC", "pip install nvidia-ml-py")
+    yield _kernels(machine)
+    yield _package(
+        machine, "pytest-benchmark", "pytest-benchmark", Status.FAILURE, "nothing can be measured or stored", "pip install pytest-benchmark"
+    )
+    remedy = "pip install nvtx (there is no wheel for macOS)"
+    yield _package(machine, "NVTX", "nvtx", Status.WARNING, "no named ranges in Nsight tools", remedy)
+    yield _cupti(machine, facts)
+    for name, distribution in GUESTS:
+        version = machine.version(distribution)
+        yield Check(name, Status.OK, version if version else f"not installed: {name} code cannot be measured here")
+
+
+def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
+    """Nsight's tools, and who may read counters."""
+    yield _nsys(machine)
+    yield _nsight_compute(machine)
+    if facts is not None:
+        yield _counters(machine)
+
+
+def _cupy(machine: Machine) -> Check:
+    found = {name: version for name in CUPY if (version := machine.version(name)) is not None}
+    listed = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found:
+        return Check("CuPy", Status.FAILURE, "no GPU can be used without it", INSTALL)
+    if len(found) > 1:
+        return Check("CuPy", Status.WARNING, f"{listed} overwrite each other", "uninstall all of them and install one")
+    return Check("CuPy", Status.OK, listed)
+
+
+def _package(machine: Machine, name: str, distribution: str, without: Status, lost: str, remedy: str) -> Check:
+    version = machine.version(distribution)
+    return Check(name, without, lost, remedy) if version is None else Check(name, Status.OK, f"{distribution} {version}")
+
+
+def _kernels(machine: Machine) -> Check:
+    try:
+        folder = machine.kernels()
+    except sources.SourceMissing as missing:
+        return Check("kernels", Status.FAILURE, str(missing), "pip install --force-reinstall pytest-gpumem")
+    count = len(list(folder.glob("*.cu")))
+    return Check("kernels", Status.OK, f"{count} source files in {folder}")
+
+
+def _cupti(machine: Machine, facts: DeviceFacts | None) -> Check:
+    check = _package(
+        machine,
+        "CUPTI",
+        "cupti-python",
+        Status.WARNING,
+        "page faults and migrations cannot be counted in a run",
+        "pip install 'pytest-gpumem[cupti]'",
+    )
+    major = facts.cuda.partition(".")[0] if facts is not None and facts.cuda else None
+    version = machine.version("cupti-python")
+    if major is not None and version is not None and version.partition(".")[0] != major:
+        detail = f"{check.detail} is of another major version than CUDA {facts.cuda if facts else ''}"
+        return Check("CUPTI", Status.WARNING, detail, f"pip install 'cupti-python=={major}.*'")
+    return check
+
+
+def _nsys(machine: Machine) -> Check:
+    if path := machine.which("nsys"):
+        return Check("nsys", Status.OK, path)
+    if elsewhere := [path for pattern in NSYS for path in machine.glob(pattern)]:
+        return _beside_the_path("nsys", Path(elsewhere[-1]))
+    return Check("nsys", Status.WARNING, "no profiles with Nsight Systems", "install Nsight Systems (part of the CUDA Toolkit)")
+
+
+def _nsight_compute(machine: Machine) -> Check:
+    try:
+        ncu = machine.ncu()
+    except ToolMissing as missing:
+        what, _, remedy = str(missing).partition(": ")
+        detail = f"no profiles with Nsight Compute, no counted traffic: {what}"
+        return Check("ncu", Status.WARNING, detail, remedy or "install Nsight Compute (part of the CUDA Toolkit), or mend GPUMEM_NCU")
+    return Check("ncu", Status.OK, str(ncu)) if machine.which("ncu") else _beside_the_path("ncu", ncu)
+
+
+def _beside_the_path(command: str, found: Path) -> Check:
+    return Check(command, Status.WARNING, f"{found} is not on PATH", f'export PATH="{found.parent}:$PATH"')
+
+
+def _counters(machine: Machine) -> Check:
+    parameters = machine.read("/proc/driver/nvidia/params") or ""
+    restricted = re.search(r"^RmProfilingAdminOnly:\s*([01])", parameters, re.MULTILINE)
+    remedy = f"load the module with NVreg_RestrictProfilingToAdminUsers=0, or measure as root: {COUNTERS_DOCUMENT}"
+    if machine.administrator():
+        return Check("counters", Status.OK, "this user is root, who may read hardware counters unless a container withholds SYS_ADMIN")
+    if restricted is None:
+        return Check("counters", Status.WARNING, "unknown: the driver does not say who may read hardware counters", remedy)
+    if restricted[1] == "1":
+        return Check("counters", Status.WARNING, "hardware counters are for administrators only: ncu fails", remedy)
+    return Check("counters", Status.OK, "this user may read hardware counters")
