@@ -115,12 +115,13 @@ def sentences(migrations: Migrations) -> Iterator[str]:
     if migrations.launch is None or migrations.before is None:
         yield f"not counted: {migrations.not_counted}"
         return
-    yield f"one launch, counted by {migrations.source}: {_said(migrations.launch)}"
+    yield f"one launch, counted by {migrations.source}: {said(migrations.launch)}"
     if migrations.before != PageCounts(mapped=migrations.before.mapped):
-        yield f"before it, not timed: {_said(migrations.before)}"
+        yield f"before it, not timed: {said(migrations.before)}"
 
 
-def _said(counts: PageCounts) -> str:
+def said(counts: PageCounts) -> str:
+    """Counts in words, all on one line."""
     faults = f"{counts.gpu_faults} GPU page faults"
     if counts.gpu_faults:
         faults += f" in {counts.gpu_groups} groups on {counts.gpu_pages} pages ({counts.duplicates} duplicates)"

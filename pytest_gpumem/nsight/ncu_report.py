@@ -1,0 +1,317 @@
+"""What Nsight Compute counted of each measurement, from its raw CSV page or from a report by its Python module `ncu_report`.
+
+Nsight Compute sees kernels only, and each on its own: caches are emptied before it and clocks may be fixed, as it was told
+(`--cache-control`, `--clock-control`). Times are those of the kernel alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import importlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.nsight.ncu import (
+    DRAM_READ,
+    DRAM_WRITE,
+    DURATION,
+    L2_HIT_RATE,
+    L2_READ,
+    L2_READ_HIT,
+    L2_READ_MISS,
+    L2_WRITE,
+    SECTOR,
+    BadOutput,
+)
+from pytest_gpumem.nsight.places import Place, place_of
+from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.nsight.uses import clock, kernels_together
+from pytest_gpumem.ranges import DOMAIN
+from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.uses import KernelUse
+
+SECTORS_PER_LOAD = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"
+SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"
+OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+# The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
+SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
+MEMORY_CLOCK = "dram__cycles_elapsed.avg.per_second"
+REGISTERS = "launch__registers_per_thread"
+SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+SET_ASIDE = "launch__persisting_l2_cache_size"
+"""The set-aside for persisting accesses; newer versions have it."""
+
+PROFILE_METRICS = (
+    DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE, L2_HIT_RATE, L2_READ_HIT, L2_READ_MISS,
+    SECTORS_PER_LOAD, SECTORS_PER_STORE, OCCUPANCY, SM_CLOCKS[0], MEMORY_CLOCK,
+)  # fmt: skip
+"""What to ask of Nsight Compute (`--metrics`) so that a profile holds all that can be told. Metrics that a report lacks are None in it;
+`REGISTERS`, `SHARED` and `SET_ASIDE` are read where a report has them."""
+
+_METRICS = (*PROFILE_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
+
+MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
+"""Where installers put the module `ncu_report`; patterns, of several matches the newest version is taken."""
+
+_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
+
+_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
+_BASES = {"byte": 1.0, "sector": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01}
+_BASES |= dict.fromkeys(("sector/request", "register/thread", "byte/block"), 1.0)
+
+
+def unit(written: str, metric: str) -> float:
+    """What one of a unit is in bytes, sectors, seconds, hertz or as a share: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz".
+
+    Raises:
+        BadOutput: the unit is not known.
+    """
+    plain = written.strip().lower()
+    if not plain:
+        return 1.0
+    # A clock is written as cycles by time too.
+    if plain.startswith("cycle/"):
+        return 1.0 / unit(plain.removeprefix("cycle/"), metric)
+    if plain in _BASES:
+        return _BASES[plain]
+    # m is a thousandth of a second, and a million of anything else.
+    prefix, base = plain[0], plain[1:]
+    if base in _BASES and base != "%":
+        if prefix == "m" and base not in ("second", "s"):
+            return 1e6 * _BASES[base]
+        if prefix in _PREFIXES:
+            return _PREFIXES[prefix] * _BASES[base]
+    raise BadOutput(f"ncu gives {metric} in {written!r}, which is no unit that is known")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as a report has it."""
+
+    name: str
+    """Demangled name."""
+    ranges: tuple[str, ...]
+    """Ranges of our domain that were open, outermost first."""
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    process: int | None
+    """Process id; None where the report does not say."""
+    figures: Mapping[str, float]
+    """Metrics by name, in bytes, sectors, seconds, hertz and shares; what was not counted is missing."""
+
+
+def read_csv(text: str) -> Recording:
+    """The measurements in what `ncu --csv --page raw` printed or logged, in base units or others.
+
+    Raises:
+        BadOutput: it is no such page, a unit is unknown, a figure is none, or no kernel lies in a range of a test.
+    """
+    return _recording(list(_csv_launches(text)), "")
+
+
+def _csv_launches(text: str) -> Iterator[Launch]:
+    lines = text.splitlines()
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        raise BadOutput("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
+    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:] if not line.startswith("==")))
+    column = {name: index for index, name in enumerate(heading)}
+    if missing := [name for name in ("Kernel Name", "Grid Size", "Block Size", DURATION) if name not in column]:
+        raise BadOutput(f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}")
+    stacks = [index for name, index in column.items() if name.startswith("thread Domain:Push/Pop_Range")]
+    units = dict.fromkeys(column, "")
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(heading):
+            raise BadOutput(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
+        if not row[0].strip():
+            units = dict(zip(heading, row, strict=True))
+            continue
+        figures = {name: _figure(row[column[name]], name, units[name]) for name in _METRICS if name in column}
+        process = row[column["Process ID"]].strip() if "Process ID" in column else ""
+        yield Launch(
+            row[column["Kernel Name"]],
+            tuple(_RANGE.findall(" ".join(row[index] for index in stacks))),
+            _size(row[column["Grid Size"]]),
+            _size(row[column["Block Size"]]),
+            int(process) if process.isdigit() else None,
+            {name: value for name, value in figures.items() if value is not None},
+        )
+
+
+def _figure(written: str, metric: str, its_unit: str) -> float | None:
+    """A figure in bytes, sectors, seconds, hertz or as a share; None for "n/a"."""
+    # Beside the figure itself a cell may hold its parts, "4.0 (1; 2; 3)".
+    plain = written.partition("(")[0].strip()
+    if plain.lower() in ("", "n/a", "nan"):
+        return None
+    try:
+        return float(plain.replace(",", "")) * unit(its_unit, metric)
+    except ValueError as error:
+        if isinstance(error, BadOutput):
+            raise
+        raise BadOutput(f"ncu gives {metric} as {written!r}, which is no number") from None
+
+
+def _size(written: str) -> tuple[int, int, int]:
+    numbers = re.findall(r"[0-9]+", written)
+    if not 1 <= len(numbers) <= 3:
+        raise BadOutput(f"ncu gives a grid or block as {written!r}; accepted are up to three numbers")
+    x, y, z = (*map(int, numbers), *[1] * (3 - len(numbers)))
+    return x, y, z
+
+
+def module(program: Path | None) -> Any:
+    """The module `ncu_report`: importable already, beside the program, or in a usual folder. None where there is none, or it fails.
+
+    Args:
+        program: the command line of Nsight Compute, whose folder has the module that fits it.
+    """
+    folders = [] if program is None else [str(parent / "extras" / "python") for parent in program.resolve().parents]
+    for pattern in MODULE_FOLDERS:
+        folders += sorted(glob.glob(pattern), key=lambda folder: [int(n) for n in re.findall(r"[0-9]+", folder)], reverse=True)
+    for folder in (None, *folders):
+        if folder is not None and not Path(folder, "ncu_report.py").is_file():
+            continue
+        before = list(sys.path)
+        try:
+            if folder is not None:
+                sys.path.insert(0, folder)
+            return importlib.import_module("ncu_report")
+        except Exception:
+            # A native module of another platform or Python fails in its own ways; the program itself reads the report then.
+            continue
+        finally:
+            sys.path[:] = before
+    return None
+
+
+def read_report(ncu_report: Any, path: Path) -> Recording:
+    """The measurements in a report file.
+
+    Args:
+        ncu_report: the module.
+        path: a `.ncu-rep`.
+
+    Raises:
+        BadOutput: the file cannot be loaded, a unit is unknown, or no kernel lies in a range of a test.
+    """
+    try:
+        context = ncu_report.load_report(str(path))
+        launches = [
+            _launch(action)
+            for number in range(context.num_ranges())
+            for action in (context.range_by_idx(number).action_by_idx(i) for i in range(context.range_by_idx(number).num_actions()))
+        ]
+        version = str(ncu_report.get_version()) if hasattr(ncu_report, "get_version") else ""
+    except BadOutput:
+        raise
+    except Exception as error:
+        # The module raises its own errors, and RuntimeError for a file that it cannot parse.
+        lines = str(error).splitlines()
+        raise BadOutput(f"no report that the module ncu_report can read: {lines[0] if lines else type(error).__name__}") from None
+    return _recording(launches, version)
+
+
+def _launch(action: Any) -> Launch:
+    def value(name: str) -> float | None:
+        metric = action.metric_by_name(name)
+        if metric is None or metric.value() is None:
+            return None
+        return float(metric.as_double()) * unit(metric.unit() or "", name)
+
+    def size(what: str) -> tuple[int, int, int]:
+        x, y, z = (round(value(f"launch__{what}_dim_{axis}") or 1) for axis in "xyz")
+        return x, y, z
+
+    state = action.nvtx_state()
+    names: list[str] = []
+    for identity in () if state is None else state.domains():
+        domain = state.domain_by_id(identity)
+        if domain.name() == DOMAIN:
+            names += [str(name) for name in domain.push_pop_ranges()]
+    figures = {name: found for name in _METRICS if (found := value(name)) is not None}
+    return Launch(str(action.name(action.NameBase_DEMANGLED)), tuple(names), size("grid"), size("block"), None, figures)
+
+
+def _recording(launches: Sequence[Launch], version: str) -> Recording:
+    measured: dict[tuple[int | None, str, str], list[Launch]] = defaultdict(list)
+    rest: dict[tuple[int | None, str, str], list[Launch]] = defaultdict(list)
+    outside = []
+    order: dict[tuple[int | None, str, str], None] = {}
+    for one in launches:
+        place: Place | None = place_of(one.ranges)
+        if place is None:
+            outside.append(one)
+            continue
+        key = one.process, place.test, place.label
+        order[key] = None
+        (measured if place.measured else rest)[key].append(one)
+    if not order:
+        raise BadOutput(
+            f"{len(launches)} kernels, none of them in an NVTX range of the domain {DOMAIN}: run pytest --gpumem under `ncu --nvtx`, as "
+            "`gpumem profile ncu` does"
+        )
+    profiles = []
+    for key in order:
+        kernels = kernels_together(_use(one) for one in measured[key])
+        asides = {one.figures[SET_ASIDE] for one in measured[key] if SET_ASIDE in one.figures}
+        profiles.append(
+            TestProfile(
+                name=key[1],
+                nodeid=None,
+                label=key[2],
+                launches=None,
+                kernels=kernels,
+                rest=Besides(kernels_together(_use(one) for one in rest[key])),
+                sm_clock_hz=clock(kernels, "sm_clock_hz"),
+                memory_clock_hz=clock(kernels, "memory_clock_hz"),
+                set_aside=round(asides.pop()) if len(asides) == 1 else None,
+                process=key[0],
+                tool="ncu",
+                tool_version=version,
+            )
+        )
+    return Recording(tuple(profiles), Besides(kernels_together(_use(one) for one in outside)), _notes(launches), "ncu", version)
+
+
+def _notes(launches: Iterable[Launch]) -> tuple[str, ...]:
+    absent = [name for name in (DURATION, DRAM_READ, DRAM_WRITE) if not all(name in one.figures for one in launches)]
+    return (f"not counted of every kernel: {', '.join(absent)}",) if absent else ()
+
+
+def _use(one: Launch) -> KernelUse:
+    figures = one.figures
+
+    def whole(*names: str, times: int = 1) -> int | None:
+        found = [figures[name] for name in names if name in figures]
+        return round(sum(found)) * times if len(found) == len(names) else None
+
+    hit, miss = whole(L2_READ_HIT), whole(L2_READ_MISS)
+    return KernelUse(
+        one.name,
+        one.grid,
+        one.block,
+        launches=1,
+        nanoseconds=round(figures.get(DURATION, 0.0) * 1e9),
+        registers=whole(REGISTERS),
+        shared=whole(*SHARED),
+        dram_read=whole(DRAM_READ),
+        dram_written=whole(DRAM_WRITE),
+        l2_read=whole(L2_READ, times=SECTOR),
+        l2_written=whole(L2_WRITE, times=SECTOR),
+        l2_hit_rate=figures.get(L2_HIT_RATE),
+        l2_read_hit_rate=hit / (hit + miss) if hit is not None and miss is not None and hit + miss else None,
+        sectors_per_request=figures.get(SECTORS_PER_LOAD),
+        sectors_per_store=figures.get(SECTORS_PER_STORE),
+        occupancy=figures.get(OCCUPANCY),
+        sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
+        memory_clock_hz=figures.get(MEMORY_CLOCK),
+    )

@@ -1,0 +1,143 @@
+"""Tables of a SQLite file that Nsight Systems exported, as plain rows.
+
+Tables are created lazily and columns come and go with the version of the exporter, so both are looked up. Columns that earlier versions
+do not have read as None. Versions before 3 export a default where later ones have NULL ("SQLite Schema Reference" of the Nsight Systems
+user guide); what these defaults are is said where it matters.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NEWEST_SCHEMA = 3
+"""Major version of the newest schema that is known; 3.24 came with Nsight Systems 2026.1. A minor version only adds."""
+
+PROCESS = 0xFFFFFFFFFF000000
+"""What a serialised thread id (`globalTid`) and that of its process (`globalPid`) have in common."""
+
+KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+GPU_FAULTS, CPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS", "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
+RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
+
+
+class BadReport(ValueError):
+    """What a profiler wrote cannot be read: one line with the cause and, where there is one, the remedy."""
+
+
+def process_of(global_id: int) -> int:
+    """The process id in a serialised thread or process id."""
+    return (global_id >> 24) & 0xFFFFFF
+
+
+class Tables:
+    """An exported SQLite file, opened for reading.
+
+    Args:
+        path: the file.
+
+    Raises:
+        BadReport: it is missing, no SQLite, cut off, empty, of something else than Nsight Systems, or of a newer schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._connection = _opened(path)
+        try:
+            self._names = {str(row[0]) for row in self._read("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+            if not self._names:
+                raise BadReport("an empty SQLite file: the export was broken off, or nothing was recorded")
+            if STRINGS not in self._names or not self._names & {META, RANGES, KERNELS, CALLS, "TARGET_INFO_SESSION_START_TIME"}:
+                raise BadReport("SQLite, but no export of Nsight Systems; accepted is what `nsys export --type sqlite` writes")
+            self._meta = dict(self.rows(META, ("name", "value")))
+            self.schema = str(self._meta.get("EXPORT_SCHEMA_VERSION") or "")
+            major = re.match(r"[0-9]+", self.schema)
+            if major and int(major[0]) > NEWEST_SCHEMA:
+                raise BadReport(
+                    f"of schema {self.schema}, which is newer than {NEWEST_SCHEMA}.x; export it by an older nsys, or update pytest-gpumem"
+                )
+            self._strings: dict[int, str] = dict(self.rows(STRINGS, ("id", "value")))
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Tables:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._connection.close()
+
+    @property
+    def version(self) -> str:
+        """Version of Nsight Systems that exported; empty where the file does not say."""
+        return str(self._meta.get("EXPORT_PRODUCT_VERSION") or "")
+
+    def has(self, table: str) -> bool:
+        """Whether a table is there."""
+        return table in self._names
+
+    def string(self, key: object) -> str:
+        """A registered string; empty where there is none of that number."""
+        return self._strings.get(key, "") if isinstance(key, int) else ""
+
+    def strings_with(self, part: str) -> frozenset[int]:
+        """Numbers of the registered strings that hold `part`."""
+        return frozenset(key for key, value in self._strings.items() if part in value)
+
+    def enumeration(self, table: str, documented: dict[int, str]) -> dict[int, str]:
+        """The names of an enumeration as the file gives them, else as documented: early versions export no such tables."""
+        return {**documented, **{key: name for key, name in self.rows(table, ("id", "name")) if name}}
+
+    def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), where: str = "") -> Iterator[tuple[Any, ...]]:
+        """The rows of a table; none if it is not there.
+
+        Args:
+            table: its name.
+            needed: columns that every known version has.
+            wanted: further columns; None in each row where this version has no such column.
+            where: a condition in SQL.
+
+        Raises:
+            BadReport: a needed column is missing, or the file is broken.
+        """
+        if not self.has(table):
+            return
+        present = {str(row[1]) for row in self._read(f'PRAGMA table_info("{table}")')}
+        if missing := [name for name in needed if name not in present]:
+            version = f"schema {self.schema}" if self.schema else "a schema without a version"
+            raise BadReport(f"{table} has no column {', '.join(missing)}: {version} is not one that is known")
+        columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in (*needed, *wanted))
+        yield from self._read(f'SELECT {columns} FROM "{table}"{f" WHERE {where}" if where else ""}')
+
+    def _read(self, statement: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._connection.execute(statement)
+        except sqlite3.Error as error:
+            raise BadReport(_said(error)) from None
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        with path.open("rb") as file:
+            begin = file.read(16)
+    except OSError as error:
+        raise BadReport(f"cannot be read: {error.strerror or error}") from None
+    if not begin:
+        raise BadReport("an empty file")
+    if not begin.startswith(b"SQLite format 3"):
+        raise BadReport("no SQLite; accepted is what `nsys export --type sqlite` writes")
+    # Read-only, so that neither a journal appears beside somebody's report nor a lock is taken.
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
+
+
+def _said(error: sqlite3.Error) -> str:
+    text = str(error)
+    if "malformed" in text or "disk I/O" in text or "not a database" in text:
+        return f"cut off or damaged ({text}): export the report again"
+    return f"cannot be read: {text}"

@@ -1,0 +1,223 @@
+"""Counters of Nsight Compute as profiles: its CSV, and its report module made of Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ncu_csv
+import pytest
+
+from pytest_gpumem.nsight import ncu, ncu_report
+from pytest_gpumem.nsight.ncu import BadOutput
+from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report, unit
+
+BASE = {
+    ncu.DURATION: ("367264", "ns"),
+    ncu.DRAM_READ: ("1073762048", "byte"),
+    ncu.DRAM_WRITE: ("519266304", "byte"),
+    ncu.L2_READ: ("33554432", "sector"),
+    ncu.L2_WRITE: ("16777216", "sector"),
+    ncu.L2_HIT_RATE: ("33.5", "%"),
+    ncu.L2_READ_HIT: ("10", "sector"),
+    ncu.L2_READ_MISS: ("30", "sector"),
+    ncu_report.SECTORS_PER_LOAD: ("16", "sector/request"),
+    ncu_report.SECTORS_PER_STORE: ("4", ""),
+    ncu_report.OCCUPANCY: ("91.25", "%"),
+    ncu_report.SM_CLOCKS[0]: ("1980000000", "hz"),
+    ncu_report.MEMORY_CLOCK: ("3.2", "cycle/nsecond"),
+    ncu_report.REGISTERS: ("32", "register/thread"),
+    ncu_report.SHARED[0]: ("1.024", "Kbyte/block"),
+    ncu_report.SHARED[1]: ("0", "byte/block"),
+    ncu_report.SET_ASIDE: ("11.7965", "Mbyte"),
+}
+FIXED = ("ID", "Process ID", "Kernel Name", "Block Size", "Grid Size", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg")
+
+
+def page(*launches: dict[str, Any], metrics: dict[str, tuple[str, str]] = BASE) -> str:
+    """The raw page of launches, each with what differs from `metrics` and its `ranges`."""
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow([*FIXED, *metrics])
+    writer.writerow([*[""] * len(FIXED), *(its_unit for _, its_unit in metrics.values())])
+    for number, launch in enumerate(launches):
+        figures = [launch.get(name, value) for name, (value, _) in metrics.items()]
+        name, size = launch.get("name", ncu_csv.TRIAD), launch.get("grid", "(1056, 1, 1)")
+        writer.writerow([number, launch.get("process", "4242"), name, "(256, 1, 1)", size, launch["ranges"], *figures])
+    return f"==PROF== Connected to process 4242\n{out.getvalue()}==PROF== Disconnected\n"
+
+
+def test_a_page_becomes_a_profile_for_each_measurement() -> None:
+    found = read_csv(
+        page(
+            {"ranges": ncu_csv.measured("test_triad")},
+            {"ranges": ncu_csv.measured("test_triad"), ncu.DRAM_READ: "1073762050", ncu.DURATION: "367266"},
+            {"ranges": ncu_csv.measured("test_triad", "test_triad.label.small"), "process": "77"},
+            {"ranges": ncu_csv.stack("test_triad", "test_triad.flush"), "name": "flush"},
+            {"ranges": "", "name": "elsewhere"},
+        )
+    )
+    first, labelled = found.profiles
+    assert (first.name, first.label, first.process, first.launches, first.tool) == ("test_triad", "", 4242, None, "ncu")
+    assert (labelled.label, labelled.process) == ("small", 77)
+    (kernel,) = first.kernels
+    assert (kernel.name, kernel.grid, kernel.block, kernel.launches) == (ncu_csv.TRIAD, (1056, 1, 1), (256, 1, 1), 2)
+    assert kernel.nanoseconds == 367264 + 367266
+    assert (kernel.dram_read, kernel.dram_written) == (1073762048 + 1073762050, 2 * 519266304)
+    assert (kernel.l2_read, kernel.l2_written) == (2 * 33554432 * 32, 2 * 16777216 * 32)
+    assert (kernel.l2_hit_rate, kernel.l2_read_hit_rate, kernel.occupancy) == pytest.approx((0.335, 0.25, 0.9125))
+    assert (kernel.sectors_per_request, kernel.sectors_per_store) == (16, 4)
+    assert (kernel.registers, kernel.shared) == (32, 1024)
+    assert (first.sm_clock_hz, first.memory_clock_hz) == pytest.approx((1.98e9, 3.2e9))
+    assert first.set_aside == 11796500
+    assert [one.name for one in first.rest.kernels] == ["flush"]
+    assert [one.name for one in found.outside.kernels] == ["elsewhere"]
+    assert first.per_launch(first.dram_read) is None  # the page does not say how many launches there were
+
+
+def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:
+    found = read_csv(
+        page(
+            {"ranges": ncu_csv.measured("test_a"), ncu.L2_READ: "300", ncu.L2_WRITE: "0", ncu.L2_HIT_RATE: "10"},
+            {"ranges": ncu_csv.measured("test_a"), ncu.L2_READ: "100", ncu.L2_WRITE: "0", ncu.L2_HIT_RATE: "50"},
+        )
+    )
+    assert found.profiles[0].kernels[0].l2_hit_rate == pytest.approx(0.2)
+
+
+def test_what_was_not_counted_is_not_known() -> None:
+    found = read_csv(page({"ranges": ncu_csv.measured("test_a"), ncu.DRAM_READ: "n/a"}))
+    assert found.profiles[0].dram_read is None
+    assert "dram__bytes_read.sum" in found.notes[0]
+    few = {ncu.DURATION: ("1", "us")}
+    kernel = read_csv(page({"ranges": ncu_csv.measured("test_a")}, metrics=few)).profiles[0].kernels[0]
+    assert (kernel.nanoseconds, kernel.dram_read, kernel.occupancy, kernel.registers) == (1000, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("written", "factor"),
+    [
+        ("", 1), ("byte", 1), ("Kbyte", 1e3), ("Mbyte", 1e6), ("Gbyte", 1e9), ("ns", 1e-9), ("nsecond", 1e-9), ("us", 1e-6),
+        ("usecond", 1e-6), ("ms", 1e-3), ("msecond", 1e-3), ("s", 1), ("second", 1), ("hz", 1), ("Khz", 1e3), ("Mhz", 1e6), ("Ghz", 1e9),
+        ("cycle/second", 1), ("cycle/nsecond", 1e9), ("cycle/usecond", 1e6), ("%", 0.01), ("Msector", 1e6), ("Kbyte/block", 1e3),
+    ],
+)  # fmt: skip
+def test_units(written: str, factor: float) -> None:
+    assert unit(written, "metric") == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no raw page of ncu as CSV"),
+        (page(metrics=BASE), r"0 kernels, none of them in an NVTX range of the domain gpumem"),
+        (page({"ranges": "other:x:none"}), "1 kernels, none of them"),
+        (page({"ranges": ncu_csv.measured("a")}, metrics={ncu.DRAM_READ: ("1", "byte")}), "has no gpu__time_duration.sum"),
+        (page({"ranges": ncu_csv.measured("a")}, metrics={**BASE, ncu.DURATION: ("1", "fortnight")}), "'fortnight', which is no unit"),
+        (page({"ranges": ncu_csv.measured("a"), ncu.DRAM_READ: "much"}), "'much', which is no number"),
+        (page({"ranges": ncu_csv.measured("a"), "grid": "wide"}), "a grid or block as 'wide'"),
+        (page({"ranges": ncu_csv.measured("a")}).replace('"(256, 1, 1)",', ""), "a line of 22 columns below 23 headings"),
+    ],
+)
+def test_what_is_no_page_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadOutput, match=said):
+        read_csv(text)
+
+
+# The module
+
+
+class Metric:
+    def __init__(self, value: float | None, its_unit: str) -> None:
+        self._value, self._unit = value, its_unit
+
+    def value(self) -> float | None:
+        return self._value
+
+    def as_double(self) -> float:
+        assert self._value is not None
+        return self._value
+
+    def unit(self) -> str:
+        return self._unit
+
+
+class Action:
+    NameBase_DEMANGLED = 1
+
+    def __init__(self, name: str, *ranges: str) -> None:
+        self._name, self._ranges = name, ranges
+        self._metrics = {metric: Metric(float(value), its_unit) for metric, (value, its_unit) in BASE.items()}
+        for what, size in (("grid", (7, 2, 1)), ("block", (128, 1, 1))):
+            self._metrics |= {f"launch__{what}_dim_{axis}": Metric(n, "") for axis, n in zip("xyz", size, strict=True)}
+        del self._metrics[ncu_report.SECTORS_PER_STORE]
+        self._metrics[ncu_report.OCCUPANCY] = Metric(None, "%")
+
+    def name(self, base: int) -> str:
+        assert base == self.NameBase_DEMANGLED
+        return self._name
+
+    def metric_by_name(self, name: str) -> Metric | None:
+        return self._metrics.get(name)
+
+    def nvtx_state(self) -> Any:
+        ours = SimpleNamespace(name=lambda: "gpumem", push_pop_ranges=lambda: self._ranges)
+        other = SimpleNamespace(name=lambda: "CCCL", push_pop_ranges=lambda: ("noise.measure",))
+        return SimpleNamespace(domains=lambda: (3, 5), domain_by_id=lambda number: {3: other, 5: ours}[number]) if self._ranges else None
+
+
+class Module:
+    """What `import ncu_report` gives, for a report of two ranges."""
+
+    def __init__(self, *actions: Action) -> None:
+        self._actions = actions
+
+    def load_report(self, path: str) -> Any:
+        if not Path(path).exists():
+            raise RuntimeError(f"Failed to open {path}\nsecond line")
+        halves = (self._actions[:1], self._actions[1:])
+        ranges = [SimpleNamespace(num_actions=lambda h=h: len(h), action_by_idx=lambda i, h=h: h[i]) for h in halves]
+        return SimpleNamespace(num_ranges=lambda: 2, range_by_idx=lambda number: ranges[number])
+
+
+def test_a_report_is_read_through_its_module(tmp_path: Path) -> None:
+    path = tmp_path / "report.ncu-rep"
+    path.touch()
+    fake = Module(Action("triad", "test_triad", "test_triad.measure"), Action("triad", "test_triad", "test_triad.measure"), Action("x"))
+    found = read_report(fake, path)
+    (profile,) = found.profiles
+    (kernel,) = profile.kernels
+    assert (kernel.grid, kernel.block, kernel.launches, kernel.dram_read) == ((7, 2, 1), (128, 1, 1), 2, 2 * 1073762048)
+    assert (kernel.sectors_per_request, kernel.sectors_per_store, kernel.occupancy) == (16, None, None)
+    assert profile.process is None
+    assert [one.name for one in found.outside.kernels] == ["x"]
+    with pytest.raises(BadOutput, match=r"can read: Failed to open .*ncu-rep$"):
+        read_report(fake, tmp_path / "absent.ncu-rep")
+
+
+def test_the_module_is_found_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu_report, "MODULE_FOLDERS", (str(tmp_path / "nsight-compute" / "*" / "extras" / "python"),))
+    monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
+    assert module(None) is None
+    for version, text in (("2025.3", "WHICH = 'old'"), ("2025.10", "WHICH = 'new'"), ("beside", "WHICH = 'beside'")):
+        folder = tmp_path / "nsight-compute" / version / "extras" / "python"
+        folder.mkdir(parents=True)
+        (folder / "ncu_report.py").write_text(text)
+    (tmp_path / "nsight-compute" / "beside" / "ncu").touch()
+    before = list(sys.path)
+    assert module(tmp_path / "nsight-compute" / "beside" / "ncu").WHICH == "beside"
+    monkeypatch.delitem(sys.modules, "ncu_report")
+    assert module(None).WHICH == "new"
+    monkeypatch.delitem(sys.modules, "ncu_report")
+    assert sys.path == before
+
+
+def test_a_module_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu_report, "MODULE_FOLDERS", (str(tmp_path),))
+    monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
+    (tmp_path / "ncu_report.py").write_text("raise OSError('no libc of that kind')")
+    assert module(None) is None

@@ -1,0 +1,305 @@
+"""Exports of Nsight Systems, made by hand: what belongs to which measurement."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from nsys_sqlite import OTHER_PID, PID, VERSIONS, Export
+
+from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.nsight.sqlite import read_sqlite
+from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
+from pytest_gpumem.records.migrations import FaultGroup, PageCounts
+from pytest_gpumem.records.uses import CopyUse
+
+TRIAD = "void triad<float, 2>(T1 *, const T1 *)"
+NODEID = "tests/test_a.py::test_triad[1]"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "report.sqlite"
+
+
+def read(path: Path) -> Recording:
+    with Tables(path) as tables:
+        return read_sqlite(tables)
+
+
+def sample(export: Export, begin: int, name: str = "test_triad", *, pid: int = PID, registered: bool = True) -> int:
+    """One sample as `PlainSampler` takes it: a flush, a measured launch, a wait. Its kernel runs from begin + 300 on; 100 ns."""
+    export.range(begin, begin + 50, f"{name}.flush", registered=registered, pid=pid)
+    export.kernel(begin + 60, begin + 200, "flush", export.call(begin + 10, begin + 20, pid=pid), pid=pid)
+    export.range(begin + 100, begin + 150, f"{name}.measure", registered=registered, pid=pid)
+    export.range(begin + 101, begin + 149, f"{name}.launch", registered=registered, pid=pid)
+    export.kernel(begin + 300, begin + 400, TRIAD, export.call(begin + 110, begin + 120, pid=pid), pid=pid)
+    export.call(begin + 160, begin + 450, "cudaStreamSynchronize_v3020", pid=pid)
+    return begin + 460
+
+
+def one_test(export: Export, begin: int = 1000, samples: int = 2, *, name: str = "test_triad", pid: int = PID, **how: bool) -> int:
+    end = begin + 10
+    for _ in range(samples):
+        end = sample(export, end, name, pid=pid, **how)
+    export.range(begin, end, name, pid=pid, **how)
+    export.mark(begin + 5, NODEID, pid=pid)
+    return end
+
+
+@pytest.mark.parametrize("schema", VERSIONS)
+@pytest.mark.parametrize("registered", [True, False])
+def test_kernels_belong_to_the_ranges_that_they_were_launched_in(path: Path, schema: str, registered: bool) -> None:
+    export = Export(path, schema)
+    export.domain()
+    export.category()
+    end = one_test(export, registered=registered)
+    export.kernel(end + 10, end + 60, "somebody_else", export.call(end + 1, end + 2))
+    found = read(export.close())
+    (profile,) = found.profiles
+    assert (profile.name, profile.nodeid, profile.label, profile.launches) == ("test_triad", NODEID, "", 2)
+    assert (profile.tool, profile.tool_version, profile.process) == ("nsys", VERSIONS[schema] or "", PID)
+    (kernel,) = profile.kernels
+    assert (kernel.name, kernel.grid, kernel.block, kernel.launches, kernel.nanoseconds) == (TRIAD, (264, 1, 1), (1024, 1, 1), 2, 200)
+    assert (kernel.registers, kernel.shared, kernel.local, kernel.dram_read) == (32, 128, 0, None)
+    assert [(one.name, one.launches, one.nanoseconds) for one in profile.rest.kernels] == [("flush", 2, 280)]
+    assert [(one.name, one.nanoseconds) for one in found.outside.kernels] == [("somebody_else", 50)]
+    assert sum(kernel.nanoseconds for part in found.parts() for kernel in part.kernels) == 200 + 280 + 50
+    assert profile.migrations is None  # nothing of managed memory in the whole file
+    assert not found.notes
+
+
+def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
+    export = Export(path)
+    for pid in (PID, OTHER_PID):
+        export.domain(pid=pid)
+        export.category(pid=pid)
+    # One test with two labels in one process; a test of the same name in another one, whose correlation ids are its own.
+    end = 1010
+    for label in ("small", "large"):
+        begin, end = end, sample(export, end + 5)
+        export.range(begin, end, f"test_triad.label.{label}")
+    export.range(1000, end + 50, "test_triad")
+    export.kernel(end + 20, end + 25, TRIAD, export.call(end + 1, end + 2), grid=(1, 2, 3))  # in the test, in no label
+    one_test(export, pid=OTHER_PID, samples=1)
+    found = read(export.close())
+    assert [(p.process, p.label, p.launches, sum(k.nanoseconds for k in p.kernels)) for p in found.profiles] == [
+        (PID, "", None, 0),
+        (OTHER_PID, "", 1, 100),
+        (PID, "small", 1, 100),
+        (PID, "large", 1, 100),
+    ]
+    assert [(k.grid, k.nanoseconds) for k in found.profiles[0].rest.kernels] == [((1, 2, 3), 5)]
+
+
+def test_the_same_correlation_id_of_another_process_is_another_call(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    one_test(export, samples=1)
+    export.kernel(1300, 1333, "foreign", 2, pid=OTHER_PID)  # 2 is the measured launch's in the first process
+    found = read(export.close())
+    assert [k.name for k in found.profiles[0].kernels] == [TRIAD]
+    assert [k.name for k in found.outside.kernels] == ["foreign"]
+
+
+def test_a_call_of_another_thread_is_in_no_range(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    one_test(export, samples=1)
+    export.kernel(1300, 1340, "of_a_thread", export.call(1121, 1125, thread=1))
+    found = read(export.close())
+    assert [k.name for k in found.outside.kernels] == ["of_a_thread"]
+
+
+def test_kernels_of_a_graph_belong_where_it_was_launched(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    export.range(1000, 2000, "test_graph")
+    export.range(1100, 1200, "test_graph.measure")
+    launch = export.call(1110, 1150, "cudaGraphLaunch_v10000")
+    export.kernel(1300, 1400, "first", launch, node=11)
+    export.kernel(1400, 1450, "second", launch, node=12)
+    (profile,) = read(export.close()).profiles
+    assert profile.launches == 1
+    assert [(k.name, k.nanoseconds) for k in profile.kernels] == [("first", 100), ("second", 50)]
+
+
+def test_graphs_that_were_recorded_as_a_whole_are_said(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    one_test(export)
+    call = export.call(1111, 1112, "cudaGraphLaunch")
+    export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=2, correlationId=call, globalPid=0, graphId=1)
+    assert "--cuda-graph-trace=node" in read(export.close()).notes[0]
+
+
+@pytest.mark.parametrize("schema", VERSIONS)
+def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
+    export = Export(path, schema)
+    export.domain()
+    export.range(1000, 2000, "test_link")
+    export.range(1100, 1500, "test_link.measure")
+    for begin in (1110, 1120):
+        export.copy(begin + 500, begin + 600, 4096, 1, export.call(begin, begin + 5), srcKind=1, dstKind=2)
+    export.copy(1700, 1800, 64, 1, export.call(1130, 1135), srcKind=0, dstKind=5)
+    export.copy(1800, 1810, 64, 8, export.call(1140, 1145), srcKind=2, dstKind=2, srcDeviceId=0, dstDeviceId=1)
+    export.copy(1900, 1910, 32, 2, export.call(1600, 1605), srcKind=2, dstKind=1, copyCount=3)
+    export.memset(1950, 1960, 128, export.call(1150, 1155))
+    (profile,) = read(export.close()).profiles
+    between = "P2P" if schema != "1" else "D2D"  # the first version does not say which devices
+    assert profile.copies == (
+        CopyUse("H2D", "pinned", "device", 2, 8192, 200),
+        CopyUse("H2D", "pageable", "device", 1, 64, 100),
+        CopyUse(between, "device", "device", 1, 64, 10),
+    )
+    assert profile.rest.copies == (CopyUse("D2H", "device", "pinned", 3 if schema == "3.24" else 1, 32, 10),)
+    assert profile.memsets == (CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),)
+    assert profile.copied_from("pageable") == 64
+
+
+@pytest.mark.parametrize("schema", VERSIONS)
+def test_pages_belong_to_a_launch_from_its_predecessors_end_until_it_was_waited_for(path: Path, schema: str) -> None:
+    export = Export(path, schema)
+    export.domain()
+    one_test(export, samples=1)  # measured from 1110 to 1160, its kernel from 1310; the flush ends at 1210, the wait at 1460
+    export.migration(1115, 1205, 1000, 12, 1)  # the prefetch home of before, which is still under way when the range opens
+    export.migration(1311, 1330, 4096, 11, 2, 0x1000)
+    export.migration(1320, 1340, 8192, 11, 3, 0x2000)
+    export.migration(1455, 1470, 512, 12, 4, 0x2000)
+    export.gpu_fault(1312, 5, 0x1000, access=2)
+    export.gpu_fault(1313, 1, 0x1000, access=1)
+    export.cpu_fault(1120, 0x9000)  # the callable's own code, in the host's time
+    export.cpu_fault(1465, 0x9000)  # after the wait
+    export.migration(9000, 9010, 7, 11, 2, 0x1000)  # after the test
+    found = read(export.close())
+    (profile,) = found.profiles
+    assert profile.migrations == PageCounts(
+        gpu_faults=6,
+        gpu_groups=2,
+        gpu_pages=1,
+        cpu_faults=1,
+        to_device=12288,
+        to_host=512,
+        causes={"fault": 4096, "speculation": 8192, "eviction": 512},
+        to_device_seconds=29e-9,
+        to_host_seconds=15e-9,
+        groups=(FaultGroup(0x1000, 5, "write"), FaultGroup(0x1000, 1, "read")),
+    )
+    rest, outside = profile.rest.migrations, found.outside.migrations
+    assert rest is not None
+    assert outside is not None
+    assert (rest.to_host, rest.causes, rest.cpu_faults) == (1000, {"prefetch": 1000}, 1)
+    assert outside.to_device == 7
+    assert not found.notes
+
+
+def test_a_launch_that_nobody_waited_for_lasts_to_the_next_range(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    export.range(1000, 3000, "test_add")
+    export.range(1100, 1200, "test_add.measure")
+    export.kernel(1300, 1400, "add", export.call(1110, 1120))
+    export.range(2000, 2500, "test_add.check")
+    export.call(2100, 2200, "cudaStreamSynchronize")  # belongs to the check
+    export.migration(1900, 1950, 64, 11, 2)
+    export.migration(2001, 2050, 32, 12, 2)
+    export.gpu_fault(1900, 1, 0x1000)
+    (profile,) = read(export.close()).profiles
+    assert profile.migrations is not None
+    assert profile.rest.migrations is not None
+    assert (profile.migrations.to_device, profile.migrations.to_host) == (64, 0)
+    assert profile.rest.migrations.to_host == 32
+
+
+def test_faults_that_were_not_recorded_are_said(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    one_test(export)
+    export.migration(1311, 1330, 4096, 11, 2)
+    assert "--cuda-um-gpu-page-faults=true" in read(export.close()).notes[0]
+
+
+def test_other_domains_and_other_marks_are_nobodys(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    export.domain("CCCL", 2)
+    export.category()
+    export.category("memory", 2)
+    end = one_test(export, samples=1)
+    export.range(1130, 1131, "test_other.measure", domain=2)
+    export.mark(1140, "not an id", category=2)
+    export.range(end + 1, end + 2, "loose", domain=2)
+    (profile,) = read(export.close()).profiles
+    assert (profile.name, profile.nodeid, profile.launches) == ("test_triad", NODEID, 1)
+
+
+def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges(path: Path) -> None:
+    export = Export(path)
+    export.domain("CCCL", 2)
+    # With --capture-range the outermost range itself may be missing, and the last one may never have been closed.
+    sample(export, 1000)
+    export.range(1500, None, "test_triad.measure")
+    export.kernel(1600, 1640, TRIAD, export.call(1510, 1520))
+    export.range(1525, 1530, "end", domain=2)
+    (profile,) = read(export.close()).profiles
+    assert (profile.name, profile.nodeid, profile.launches) == ("test_triad", None, 2)
+    assert profile.nanoseconds == 140
+
+
+def test_a_test_within_a_test_is_told_by_the_inner_one(path: Path) -> None:
+    export = Export(path)
+    export.domain()
+    export.range(900, 5000, "test_that_runs_pytest")
+    one_test(export, samples=1)
+    found = {profile.name: profile for profile in read(export.close()).profiles}
+    assert found["test_triad"].nanoseconds == 100
+
+
+# What is no export
+
+
+def broken(path: Path, how: str) -> None:
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "no SQLite":
+        path.write_bytes(b"%PDF-1.7 and more of it")
+    elif how == "no tables":
+        sqlite3.connect(path).execute("VACUUM").connection.close()
+    elif how == "foreign":
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE songs (id INTEGER)")
+        database.close()
+    else:
+        export = Export(path)
+        if how == "newer":
+            export.meta("EXPORT_SCHEMA_VERSION", "4.0.1")
+        export.domain()
+        if how != "no ranges":
+            one_test(export, samples=40)
+        if how == "column":
+            export._db.execute('ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"')
+        export.close()
+        if how == "truncated":
+            path.write_bytes(path.read_bytes()[:-8192])
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("empty", "an empty file"),
+        ("no SQLite", "no SQLite; accepted is what `nsys export --type sqlite` writes"),
+        ("no tables", "an empty SQLite file"),
+        ("foreign", "SQLite, but no export of Nsight Systems"),
+        ("newer", r"of schema 4\.0\.1, which is newer than 3\.x; export it by an older nsys"),
+        ("no ranges", "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
+        ("column", r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is not one that is known"),
+        ("truncated", "cut off or damaged"),
+    ],
+)
+def test_what_is_no_export_is_refused_in_one_line(path: Path, how: str, said: str) -> None:
+    broken(path, how)
+    with pytest.raises(BadReport, match=said) as refusal:
+        read(path)
+    assert "\n" not in str(refusal.value)
+    assert not list(path.parent.glob("*-journal"))
