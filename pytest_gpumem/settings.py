@@ -26,7 +26,7 @@ LIMITS = (
     *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
     *("max_gpu_page_faults", "max_migrated"),
 )
-COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")
+COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", "GPUMEM_GATE")
 """Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
 
 _YES = ("1", "true", "yes", "on")
@@ -296,6 +296,12 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     Option(
+        "explain",
+        _flag,
+        False,
+        "Watch one launch of each measurement in an untimed pass, and say of a failed one what moved since the baseline (CUPTI on a GPU).",
+    ),
+    Option(
         "processes",
         _count,
         1,
@@ -384,6 +390,8 @@ class Settings(NamedTuple):
     """Share of the host's RAM that may be page-locked."""
     count_pages: bool = False
     """Count page faults and migrations in an untimed pass."""
+    explain: bool = False
+    """Watch one launch of each measurement, and explain failed ones."""
     processes: int = 1
     """Fresh processes to measure in."""
     save: bool = False

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
+from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
@@ -450,6 +451,12 @@ class Device(Protocol):
 
     def conditions(self) -> Conditions:
         """Clocks, throttle reasons, temperature, power, other processes, now."""
+    def count_activity(self, work: Callable[[], None]) -> Activity:
+        """Kernels, copies and memsets of this process while `work` runs, which waits for what it queues.
+
+        Watching costs time; nothing watches before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
+        """
+
 
     def close(self) -> None:
         """Free what the device itself holds. Allocations belong to those who made them."""

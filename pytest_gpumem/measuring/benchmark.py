@@ -12,6 +12,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
+from pytest_gpumem.measuring.activity import watch as watch_launch
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.category import category_of
 from pytest_gpumem.measuring.conditions import worst
@@ -150,8 +151,10 @@ class Conductor:
 
     # Measuring
 
-    def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False) -> Measurement:
-        """Check, warm up, sample over placements, count page faults if asked for, check again.
+    def measure(
+        self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False, watch: bool = False
+    ) -> Measurement:
+        """Check, warm up, sample over placements, count page faults and watch a launch if asked for, check again.
 
         Args:
             target: from `target` or `case`; closed before this returns.
@@ -160,6 +163,7 @@ class Conductor:
             label: what tells the measurement apart inside its test.
             name: the test's NVTX range name.
             count: take an untimed pass that counts page faults and migrations.
+            watch: take an untimed pass that tells which kernels, copies and memsets a launch consists of.
 
         Raises:
             WrongResult: the result of one launch is not the reference's, before or after timing.
@@ -170,14 +174,14 @@ class Conductor:
         try:
             if plan.mode not in MODES:
                 raise BadCall(f"mode={plan.mode!r}; accepted are {', '.join(MODES)}")
-            return self._measure(target, plan, arena, label, name, count)
+            return self._measure(target, plan, arena, label, name, count, watch)
         finally:
             try:
                 arena.pad(0)
             finally:
                 target.close()
 
-    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool) -> Measurement:
+    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         self._device.synchronize()
         if target.can_check:
@@ -196,6 +200,10 @@ class Conductor:
         if count:
             with self._ranges.range(phase(name, "count")):
                 migrations = count_migrations(self._device, target, profiled=self._profiled)
+        activity = None
+        if watch:
+            with self._ranges.range(phase(name, "watch")):
+                activity = watch_launch(self._device, target, profiled=self._profiled)
         if target.can_check:
             with self._ranges.range(phase(name, "check")):
                 target.check()
@@ -221,6 +229,7 @@ class Conductor:
             checked=target.can_check,
             notes=tuple(dict.fromkeys((*target.notes, *run.notes))),
             migrations=migrations,
+            activity=activity,
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,

@@ -118,6 +118,10 @@ class Target(Protocol):
         """Managed buffers whose pages must be put back before every sample."""
 
     @property
+    def host_memory(self) -> tuple[tuple[str, str], ...]:
+        """Name and kind of memory of each argument that is not plain device memory; empty where arguments are not known by name."""
+
+    @property
     def any_stream(self) -> bool:
         """Whether launches may go to any stream; else they belong on `stream`."""
 
@@ -317,6 +321,10 @@ class KernelTarget:
         return tuple(b for b in self._buffers.values() if b.goes_home)
 
     @property
+    def host_memory(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, b.kind.value) for name, b in self._buffers.items() if b.kind is not MemoryKind.DEVICE)
+
+    @property
     def any_stream(self) -> bool:
         return self._window is None and not self.homes
 
@@ -439,6 +447,7 @@ class CallableTarget:
     sectors_per_request: float | None = None
     requested: int | None = None
     kernel_source: str | None = None
+    host_memory: tuple[tuple[str, str], ...] = ()
     restores = False
     waits = False
     window: PersistingStream | None
@@ -641,6 +650,7 @@ class CaseTarget:
     sectors_per_request: float | None = None
     requested: int | None = None
     kernel_source: str | None = None
+    host_memory: tuple[tuple[str, str], ...] = ()
     max_placements: int | None = None
 
     def __init__(

@@ -52,6 +52,7 @@ class WorkTarget:
     sectors_per_request: float | None = None
     requested: int | None = None
     kernel_source: str | None = None
+    host_memory: tuple[tuple[str, str], ...] = ()
     max_placements: int | None = 1
     window = None
     homes: tuple[Buffer, ...] = ()

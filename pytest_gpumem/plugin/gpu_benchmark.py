@@ -165,7 +165,13 @@ class GpuBenchmark:
         with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
             measurement = test.conductor.measure(
-                target, wanted, arena=test.arena, label=label, name=test.range_name, count=self._counts(count_pages, limits)
+                target,
+                wanted,
+                arena=test.arena,
+                label=label,
+                name=test.range_name,
+                count=self._counts(count_pages, limits),
+                watch=test.session.settings.explain,
             )
             if work is not None:
                 overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
@@ -189,7 +195,10 @@ class GpuBenchmark:
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
         test = self._test
-        return next(said for said in (count_pages, test.overrides.count_pages, test.session.settings.count_pages) if said is not None)
+        settings = test.session.settings
+        if settings.explain:
+            return True
+        return next(said for said in (count_pages, test.overrides.count_pages, settings.count_pages) if said is not None)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Hold a measurement of this test to `Result.faster_than`, whose verdict the test's end gives."""

@@ -21,6 +21,7 @@ from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, pers
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.staging import BadWork
+from pytest_gpumem.plugin.explaining import explained
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import OVERSUBSCRIBES, marks_of
@@ -195,7 +196,9 @@ class RunningHooks:
         failing = judge_test(item, self._session, None)
         if failing:
             facts = self._session.facts
-            raise pytest.fail.Exception("\n\n".join(report(row, facts) for row in failing), pytrace=False)
+            said = [report(row, facts) for row in failing]
+            said += explained(failing, self._session) if self._session.settings.explain else []
+            raise pytest.fail.Exception("\n\n".join(said), pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -74,6 +74,9 @@ class Counters:
         self._errors: tuple[type[Exception], ...] = ()
         self._events: list[Event] = []
         self._failed: Exception | None = None
+        self._receive: Callable[[Any, Any], None] | None = None
+        self._others = 0
+        """Records of other kinds that were delivered to `watch`."""
 
     def count(self, work: Callable[[], None]) -> PageCounts:
         """What is counted while `work` runs, which waits for what it queues.
@@ -97,6 +100,39 @@ class Counters:
         return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
 
     def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
+    def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
+        """Have CUPTI's records of other kinds delivered while `work` runs, which waits for what it queues.
+
+        CUPTI has one place that records go to, which is why this is here.
+
+        Args:
+            kinds: names of `CUpti_ActivityKind`.
+            receive: is given the module and each record, in CUPTI's own thread.
+            work: what is watched.
+
+        Raises:
+            NotCounted: cupti-python or CUPTI is missing or too old, or another tool holds it.
+        """
+        cupti = self._load()
+        self._events, self._failed, self._others, self._receive = [], None, 0, receive
+        enabled = []
+        try:
+            try:
+                for kind in kinds:
+                    cupti.activity_enable(getattr(cupti.ActivityKind, kind))
+                    enabled.append(kind)
+            except self._errors as error:
+                raise NotCounted(f"CUPTI refuses records of {kind}: {_text(error)}{_hint(error)}") from error
+            work()
+            self._flush(cupti)
+        finally:
+            for kind in enabled:
+                cupti.activity_disable(getattr(cupti.ActivityKind, kind))
+            self._receive = None
+        if self._failed is not None:
+            raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
+        self._refuse_losses(cupti)
+
         """One pass, its records in `_events`; gives whether mappings were among the counters."""
         self._events, self._failed = [], None
         try:
@@ -159,8 +195,8 @@ class Counters:
     def _flush(self, cupti: Any) -> None:
         """Have CUPTI deliver all records: it reads them from the driver in a thread of its own."""
         seen = -1
-        while len(self._events) != seen:
-            seen = len(self._events)
+        while len(self._events) + self._others != seen:
+            seen = len(self._events) + self._others
             cupti.activity_flush_all(1)
 
     def _completed(self, activities: Iterable[Any]) -> None:
@@ -170,6 +206,9 @@ class Counters:
                 if int(activity.kind) == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
                     self._events.append(event(self._cupti, activity))
         except Exception as error:
+                elif self._receive is not None:
+                    self._others += 1
+                    self._receive(self._cupti, activity)
             self._failed = error
 
     def _refuse_losses(self, cupti: Any) -> None:

@@ -13,8 +13,8 @@ import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.cuda import activity, graphs, guests, holds, host, l2, links, managed
 from pytest_gpumem.devices.cuda import content as contents
-from pytest_gpumem.devices.cuda import graphs, guests, holds, host, l2, links, managed
 from pytest_gpumem.devices.cuda.allocations import Allocations
 from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.beacon import Beacon
@@ -43,6 +43,7 @@ from pytest_gpumem.devices.protocol import (
     Stream,
     WindowSpec,
 )
+from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
@@ -293,6 +294,9 @@ class CudaDevice:
 
     def count_pages(self, work: Callable[[], None]) -> PageCounts:
         return self._counters.count(work)
+
+    def count_activity(self, work: Callable[[], None]) -> Activity:
+        return activity.count(self._counters, work)
 
     # Conditions
 

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -64,9 +64,11 @@ from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.timing import Timing, work_of
 from pytest_gpumem.devices.simulated.timing import Work as LaunchWork
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
+from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.uses import CopyUse, KernelUse
 
 # Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
 _RECORD = 1.0e-6
@@ -139,6 +141,8 @@ class _Prepared:
     engine: str
     waits: bool
     """The host waits for it: a copy with pageable memory."""
+    use: KernelUse | CopyUse
+    """What a watcher is told of it."""
 
 
 class SimulatedDevice:
@@ -168,6 +172,7 @@ class SimulatedDevice:
         self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
         self._capturing: _Capture | None = None
         self._cannot: CannotCapture | None = None
+        self._watching: list[KernelUse | CopyUse] | None = None
 
     @property
     def facts(self) -> DeviceFacts:
@@ -348,6 +353,7 @@ class SimulatedDevice:
         if prepared.waits:
             self._forbid_capture("a copy with pageable memory makes the host wait")
         duration = prepared.duration(None if launch.kernel.source is None else self._window_of_kernel(own, window))
+        duration = partial(self._watched, prepared.use, duration)
         self._queue(own, _Step(Work(prepared.engine, duration), prepared.computation.run), _LAUNCH)
         if prepared.waits:
             self._wait([own])
@@ -362,7 +368,8 @@ class SimulatedDevice:
                 raise DeviceError(f"{kernel.name}: a copy reads one array and writes one")
             destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
             duration, engine, waits = self._copying(destination, source, call.arrays[read[0]].nbytes)
-            return _Prepared(launch, computation, lambda _: duration, engine, waits)
+            copied = _copied(destination, source, call.arrays[read[0]].nbytes)
+            return _Prepared(launch, computation, lambda _: duration, engine, waits, copied)
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
@@ -380,7 +387,8 @@ class SimulatedDevice:
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
-        return _Prepared(launch, computation, lambda window: partial(self._run_kernel, work, window), COMPUTE, False)
+        use = _launched(kernel.name, launch.shape)
+        return _Prepared(launch, computation, lambda window: partial(self._run_kernel, work, window), COMPUTE, False, use)
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         if foreign.reference is None:
@@ -397,7 +405,8 @@ class SimulatedDevice:
             accesses.append((access, memory, 4, self._pages.get(id(memory))))
         full = LaunchShape(self._facts.sm_count * (self._facts.max_threads_per_sm // 256), 256)
         work = work_of(self._sheet, accesses, full, 4, None)
-        duration = partial(self._run_kernel, work, self._window_of_kernel(own))
+        duration: Callable[[float], float] = partial(self._run_kernel, work, self._window_of_kernel(own))
+        duration = partial(self._watched, _launched("reference", full), duration)
         self._queue(own, _Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference)), 2 * _LAUNCH)
 
     def _run_kernel(self, work: LaunchWork, window: WindowSpec | None, start: float) -> float:
@@ -661,6 +670,7 @@ class SimulatedDevice:
         duration, engine, waits = self._copying(destination, source, nbytes)
         if waits:
             self._forbid_capture("a copy with pageable memory makes the host wait")
+        duration = partial(self._watched, _copied(destination, source, nbytes), duration)
         self._queue(own, _Step(Work(engine, duration), partial(target.copy_from, origin, nbytes)), _LAUNCH)
         if waits:
             self._wait([own])
@@ -774,6 +784,25 @@ class SimulatedDevice:
         self._engine.run()
         return self._timing.pages.take()
 
+    def count_activity(self, work: Callable[[], None]) -> Activity:
+        self._engine.run()
+        self._watching = []
+        try:
+            work()
+            self._engine.run()
+            seen = self._watching
+        finally:
+            self._watching = None
+        kernels, copies = ([one for one in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
+        return Activity(kernels=_together(kernels), copies=_together(copies), source="the model")
+
+    def _watched(self, use: KernelUse | CopyUse, duration: Callable[[float], float], start: float) -> float:
+        """The time of a piece of work, told to whoever watches."""
+        seconds = duration(start)
+        if self._watching is not None:
+            self._watching.append(replace(use, nanoseconds=round(seconds * 1e9)))
+        return seconds
+
     # Conditions
 
     def conditions(self) -> Conditions:
@@ -788,6 +817,27 @@ class SimulatedDevice:
         self._engine.clear()
         self._prepared.clear()
         self._windows.clear()
+
+
+def _launched(name: str, shape: LaunchShape) -> KernelUse:
+    return KernelUse(name, (shape.blocks, 1, 1), (shape.threads, 1, 1), launches=1, nanoseconds=0, shared=shape.shared_bytes)
+
+
+def _copied(destination: Allocation, source: Allocation, nbytes: int) -> CopyUse:
+    way = "".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
+    read, written = ("pinned" if memory.kind.locked else memory.kind.value for memory in (source, destination))
+    return CopyUse(f"{way[0]}2{way[1]}", read, written, count=1, nbytes=nbytes, nanoseconds=0)
+
+
+def _together(seen: Sequence[Any]) -> tuple[Any, ...]:
+    """Uses of one kind and shape added up, in their order."""
+    found: dict[Any, Any] = {}
+    for one in seen:
+        added = ("launches", "nanoseconds") if isinstance(one, KernelUse) else ("count", "nbytes", "nanoseconds")
+        key = replace(one, **dict.fromkeys(added, 0))
+        had = found.get(key, key)
+        found[key] = replace(had, **{name: getattr(had, name) + getattr(one, name) for name in added})
+    return tuple(found.values())
 
 
 def _elements_of_a_load(launch: Launch) -> int:

@@ -1,0 +1,190 @@
+"""Why something got slower: rules over the evidence of two sides, and how much of the slow-down each accounts for. Pure.
+
+Every rule looks at one thing that moved, and says nothing below its threshold, which lies above what the figure varies by between runs
+of unchanged code. What it estimates in seconds is a physical bound, not a fit: bytes over a rate, faults by their cost, clocks by their
+ratio. The estimates are then held against the measured slow-down: together they never account for more than that, and what they leave
+is "unexplained". Without a slow-down beyond its interval nothing is blamed, whatever moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_gpumem.verdicts.causes_figures import Evidence, Figures
+from pytest_gpumem.verdicts.causes_rule import Found, Rule
+from pytest_gpumem.verdicts.causes_rules import RULES
+from pytest_gpumem.verdicts.causes_sides import Sides
+
+UNEXPLAINED = "unexplained"
+"""Name of what no rule accounts for."""
+LEAST = 0.01
+"""Share of the slow-down below which a cause is not told."""
+REST = 0.05
+"""Share of the slow-down up to which what is left counts as the estimates' own error."""
+
+
+@dataclass(frozen=True)
+class SlowDown:
+    """What is to be explained: head over base."""
+
+    base: float
+    """Seconds of one launch."""
+    head: float
+    """Seconds of one launch."""
+    low: float
+    """Lower end of the interval of `seconds`."""
+    high: float
+    """Upper end of the interval of `seconds`."""
+    confidence: float = 0.95
+    """Of the interval, two-sided."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that head takes longer."""
+        return self.head - self.base
+
+    @property
+    def share(self) -> float:
+        """The same as a share of base."""
+        return self.seconds / self.base
+
+    @property
+    def real(self) -> bool:
+        """Whether it lies beyond its interval."""
+        return self.low > 0
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that moved, with what it accounts for."""
+
+    rule: str
+    """Name of the rule, a key of `RULES`."""
+    sentence: str
+    """What moved, without a full stop."""
+    seconds: float
+    """Seconds of the slow-down."""
+    share: float
+    """The same as a share of the slow-down."""
+    up_to: bool
+    """It may be less: the estimates were more than there is to explain, or this one has no upper bound of its own."""
+    estimate: float
+    """Seconds as the rule alone estimates them."""
+    evidence: tuple[tuple[str, float | None, float | None], ...] = ()
+    """Figures, each with its value in base and in head; bytes, hertz, seconds and shares."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Causes, the largest share first, and what is left."""
+
+    slow_down: SlowDown
+    causes: tuple[Cause, ...]
+    unexplained: float
+    """Seconds that no cause accounts for."""
+    not_looked_at: tuple[str, ...]
+    """What no rule could look at, with what it needs."""
+    why_nothing: str | None = None
+    """Why there are no causes, where nothing was to be explained."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know besides."""
+
+    @property
+    def unexplained_share(self) -> float:
+        """The same as a share of the slow-down; 0 where there is none."""
+        return self.unexplained / self.slow_down.seconds if self.slow_down.real else 0.0
+
+    @property
+    def first(self) -> str | None:
+        """The rule, or `UNEXPLAINED`, with the largest share; None where nothing was to be explained."""
+        if self.why_nothing is not None:
+            return None
+        if not self.causes or self.unexplained_share > self.causes[0].share:
+            return UNEXPLAINED
+        return self.causes[0].rule
+
+
+def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence[Rule] = RULES) -> Explanation:
+    """Say what moved between two sides, ordered by how much of the slow-down each cause accounts for.
+
+    Args:
+        base: the side that was faster.
+        head: the side that is slower.
+        slow_down: of head against base, with its interval.
+        rules: what is looked at.
+    """
+    sides = Sides(Figures(base), Figures(head))
+    notes = tuple(_notes(sides))
+    if not slow_down.real:
+        least, most = slow_down.low / slow_down.base, slow_down.high / slow_down.base
+        why = f"no slow-down beyond its interval ({100 * least:+.2f} to {100 * most:+.2f} %)"
+        return Explanation(slow_down, (), 0.0, (), why, notes)
+    found: list[tuple[Rule, Found]] = []
+    missing: dict[str, list[str]] = {}
+    for rule in rules:
+        if lacks := [need.words for need in rule.needs if not need.there(sides)]:
+            missing.setdefault(" and ".join(lacks), []).append(rule.looks_at)
+        elif (one := rule.find(sides, rule.threshold)) is not None:
+            found.append((rule, one))
+    causes, left = share_out(found, slow_down.seconds)
+    told = tuple(f"{', '.join(what)}: {lack}" for lack, what in missing.items())
+    return Explanation(slow_down, causes, left, told, None, notes)
+
+
+def share_out(found: Sequence[tuple[Rule, Found]], seconds: float) -> tuple[tuple[Cause, ...], float]:
+    """Hold estimates against what was measured.
+
+    Those with a bound of their own come first, in proportion where they are more than there is. Of what they leave, causes that only
+    make waiting longer (`Found.weak`) take at most their estimate, and what has no upper bound takes the rest.
+
+    Args:
+        found: rules with their findings.
+        seconds: the measured slow-down, above 0.
+
+    Returns:
+        The causes, the largest first, and the seconds that are left.
+    """
+    strong = [(rule, one) for rule, one in found if not one.weak]
+    total = math.fsum(one.seconds for _, one in strong)
+    scale = min(1.0, seconds / total) if total > 0 else 1.0
+    given = [(rule, one, one.seconds * scale, scale < 1 or one.open) for rule, one in strong]
+    left = max(0.0, seconds - math.fsum(each for _, _, each, _ in given))
+    if opened := [index for index, (_, one, _, _) in enumerate(given) if one.open]:
+        # In proportion to what each has already; in equal parts where none has anything.
+        weights = [given[index][2] for index in opened]
+        whole = math.fsum(weights)
+        for index, weight in zip(opened, weights, strict=True):
+            rule, one, each, _ = given[index]
+            given[index] = (rule, one, each + left * (weight / whole if whole > 0 else 1 / len(opened)), True)
+        left = 0.0
+    for rule, one in found:
+        if one.weak and left > 0:
+            each = min(one.seconds, left)
+            given.append((rule, one, each, True))
+            left -= each
+    causes = [
+        Cause(rule.name, one.sentence, each, each / seconds, up_to, one.seconds, one.evidence)
+        for rule, one, each, up_to in given
+        if each >= LEAST * seconds
+    ]
+    left = max(0.0, seconds - math.fsum(cause.seconds for cause in causes))
+    return tuple(sorted(causes, key=lambda cause: -cause.seconds)), left
+
+
+def _notes(sides: Sides) -> list[str]:
+    was, now = sides.base.measurement, sides.head.measurement
+    said = []
+    if was.sampler != now.sampler:
+        said.append(f"base was timed by the sampler {was.sampler}, head by {now.sampler}: a part of the difference may be the clock's")
+    if was.mode != now.mode:
+        said.append(f"base was measured {was.mode}, head {now.mode}")
+    names = [sorted({kernel.name for kernel in side.kernels}) for side in (sides.base, sides.head)]
+    if names[0] != names[1] and all(names):
+        said.append(f"other kernels run: {', '.join(_short(n) for n in names[1])} where it was {', '.join(_short(n) for n in names[0])}")
+    return said
+
+
+def _short(name: str) -> str:
+    return name.partition("(")[0].removeprefix("void ")

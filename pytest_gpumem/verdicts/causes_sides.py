@@ -1,0 +1,123 @@
+"""Two sides of an explanation against each other: the factors by which bytes, sectors and misses grew, and what that may cost.
+
+The model of the memory rules: DRAM bytes = what the threads need x sectors fetched for it x misses in L2. Each factor above 1 makes a
+launch longer, at most in proportion, since every byte costs what the average byte costs. So the factors together account for
+T (1 - 1 / product) of a launch of T seconds at most, and each for its part by logarithm. A kernel that does not live on its memory system
+would be charged too much by that; so no byte costs more than at `SLOWEST` of the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from pytest_gpumem.verdicts.causes_figures import Figures, Paired, pair
+
+SLOWEST = 0.2
+"""Share of the DRAM peak below which no rate is assumed for bytes that came in addition."""
+L2_OVER_DRAM = 2.5
+"""Bandwidth of L2 over that of DRAM, about: 2.2 to 2.8 on H100 and H200."""
+SAME_WORK = 0.05
+"""Change of declared bytes up to which wider requests are no wider elements, where only sectors were counted."""
+
+
+class Sides:
+    """Base and head."""
+
+    def __init__(self, base: Figures, head: Figures) -> None:
+        self.base = base
+        self.head = head
+
+    @cached_property
+    def kernels(self) -> Paired:
+        """Kernels that belong together, and those that were added."""
+        return pair(self.base.kernels, self.head.kernels)
+
+    @property
+    def counted(self) -> bool:
+        """Whether a profiler counted both sides' kernels."""
+        return self.base.counted and self.head.counted
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Seconds of head's launch that its kernels take which base has too; all of it where nothing else is known to run."""
+        alone = not self.head.copies and not self.kernels.added
+        seen = self.kernels.head.seconds
+        return self.head.latency if alone or not seen else min(self.head.latency, seen)
+
+    @cached_property
+    def pattern(self) -> float:
+        """Sectors that a launch fetches for the same bytes, over base's."""
+        if self.counted:
+            found = [self._used(which) for which in (0, 1)]
+            known = [ratio for ratio in found if ratio is not None]
+            if known:
+                return max(known)
+        was, now = self.base.measurement.sectors_per_request, self.head.measurement.sectors_per_request
+        if was and now:
+            return now / was
+        if self.counted and abs(self._declared - 1) <= SAME_WORK:
+            seen = [
+                now / was for which in (0, 1) if (was := self.kernels.base.sectors(which)) and (now := self.kernels.head.sectors(which))
+            ]
+            return max(seen, default=1.0)
+        return 1.0
+
+    def _used(self, which: int) -> float | None:
+        was, now = self.kernels.base.used(which), self.kernels.head.used(which)
+        return was / now if was and now else None
+
+    @property
+    def _declared(self) -> float:
+        was, now = self.base.compulsory, self.head.compulsory
+        return now / was if was and now else 1.0
+
+    @cached_property
+    def asked(self) -> float:
+        """Bytes that the threads need of L2 and DRAM, over base's: as declared, or as the SMs asked, whichever grew more."""
+        was, now = self.kernels.base.asked, self.kernels.head.asked
+        counted = now / was / max(1.0, self.pattern) if self.counted and was and now else 1.0
+        return max(self._declared, counted)
+
+    @cached_property
+    def dram(self) -> float | None:
+        """DRAM bytes over base's; None where they were not counted."""
+        was, now = self.kernels.base.dram, self.kernels.head.dram
+        return now / was if self.counted and was and now else None
+
+    @cached_property
+    def misses(self) -> float:
+        """DRAM bytes for the same bytes asked, over base's."""
+        return 1.0 if self.dram is None else self.dram / max(1.0, self.pattern) / max(1.0, self.asked)
+
+    def seconds_of(self, factor: float) -> float:
+        """Seconds that one of `pattern`, `asked` and `misses` accounts for at most; 0 where it did not grow."""
+        factors = [max(1.0, one) for one in (self.pattern, self.asked, self.misses)]
+        whole = math.log(math.prod(factors))
+        if factor <= 1 or whole <= 0:
+            return 0.0
+        seconds = self.kernel_seconds * -math.expm1(-whole)
+        return min(seconds, self._cap) * math.log(factor) / whole
+
+    @property
+    def _cap(self) -> float:
+        """Seconds that the bytes which came in addition take at the slowest rate that is assumed; no limit where they are not known."""
+        peak = self.head.facts.peak_bandwidth
+        if not peak:
+            return math.inf
+        base, head = self.kernels.base, self.kernels.head
+        if self.counted and base.dram is not None and head.dram is not None:
+            asked = max(0.0, (head.asked or 0.0) - (base.asked or 0.0)) / L2_OVER_DRAM
+            more = max(0.0, head.dram - base.dram, asked)
+        elif self.base.compulsory and self.head.compulsory:
+            more = max(0.0, self.head.compulsory * max(1.0, self.pattern) - self.base.compulsory)
+        else:
+            return math.inf
+        return more / (SLOWEST * peak)
+
+    @property
+    def memory_share(self) -> float:
+        """Share of head's launch in which DRAM is busy at its peak, 0 to 1: what an SM clock does not change."""
+        moved = self.kernels.head.dram if self.head.counted else self.head.compulsory
+        peak = self.head.facts.peak_bandwidth
+        return min(1.0, moved / peak / self.head.latency) if moved and peak else 0.0
