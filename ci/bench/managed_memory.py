@@ -21,11 +21,13 @@ import csv
 import json
 import re
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -250,10 +252,30 @@ def nsys_totals(name: str, device: str) -> Record:
                 return {"totals": None, "error": f"{command[1]}: no end within {NSYS_SECONDS:g} s"}
             if done.returncode:
                 return {"totals": None, "error": f"{command[1]}: {(done.stderr or done.stdout).strip()[-600:]}"}
-    totals = totals_of(done.stdout)
+        totals = totals_of(done.stdout) or totals_without_gpu_faults(report.with_suffix(".sqlite"))
     return {"totals": totals, "error": None if totals is not None else f"um_total_sum says: {done.stdout.strip()[-600:]}"}
 
 
+def totals_without_gpu_faults(exported: Path) -> Record | None:
+    """The same from nsys's export, for `um_total_sum` leaves everything out where no GPU page fault was; None where one was, or no copy.
+
+    nsys makes a table only once there is something to put into it.
+    """
+    if not exported.exists():
+        return None
+    with closing(sqlite3.connect(exported)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "CUDA_UM_GPU_PAGE_FAULT_EVENTS" in tables or "CUPTI_ACTIVITY_KIND_MEMCPY" not in tables:
+            return None
+        query = "SELECT COALESCE(SUM(bytes), 0) FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = ?"
+        to_device, to_host = (int(database.execute(query, (kind,)).fetchone()[0]) for kind in _MIGRATED)
+        faults = "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
+        cpu = int(database.execute(f"SELECT COUNT(*) FROM {faults}").fetchone()[0]) if faults in tables else 0
+    return {"to_device": to_device, "to_host": to_host, "cpu_faults": cpu, "gpu_faults": 0}
+
+
+_MIGRATED = (11, 12)
+"""ENUM_CUDA_MEMCPY_OPER of an export: unified memory, host to device and device to host."""
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 

@@ -38,6 +38,10 @@ class NotCounted(DeviceError):
     """What managed pages do cannot be counted here; the reason, in words that follow on "not counted:"."""
 
 
+class Undelivered(NotCounted):
+    """What was counted did not reach us; the same, counted again, may."""
+
+
 class HoldExpired(DeviceError):
     """A held stream ran into its time-out: the work between waited for the device."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.devices.protocol import Device, NotCounted
+from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.records.migrations import Migrations
 
+TRIES = 4
+"""Passes after which counts that are not delivered are given up."""
+
 
 def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
-    """Count once; whatever keeps us from it is in the result, not raised.
+    """Count one launch; whatever keeps us from it is in the result, not raised.
 
     Pages are put back before the launch exactly as before a sample. Counting slows faults down, so no sample is taken meanwhile.
 
@@ -32,7 +35,12 @@ def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
         device.synchronize()
 
     source = "the model" if device.facts.simulated else "CUPTI"
-    try:
-        return Migrations(before=device.count_pages(restore), launch=device.count_pages(launch), source=source)
-    except NotCounted as reason:
-        return Migrations(not_counted=str(reason))
+    said = ""
+    for _ in range(TRIES):
+        try:
+            return Migrations(before=device.count_pages(restore), launch=device.count_pages(launch), source=source)
+        except Undelivered as reason:
+            said = f"{reason} (tried {TRIES} times)"
+        except NotCounted as reason:
+            return Migrations(not_counted=str(reason))
+    return Migrations(not_counted=said)

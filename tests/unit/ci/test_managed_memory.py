@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import sqlite3
 import stat
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,26 @@ def test_nsys_is_run_on_the_program_and_its_failure_is_told(tmp_path: Path, monk
     assert failed["error"].startswith("profile: ")
     nsys.unlink()
     assert managed_memory.nsys_totals("unified_memory", "sim")["error"] == "nsys is not on the PATH"
+
+
+def export(path: Path, *, faulted: bool, copies: tuple[tuple[int, int], ...]) -> Path:
+    with closing(sqlite3.connect(path)) as database:
+        if copies:
+            database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (copyKind INTEGER, bytes INTEGER)")
+            database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?)", copies)
+        if faulted:
+            database.execute("CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER)")
+        database.execute("CREATE TABLE CUDA_UM_CPU_PAGE_FAULT_EVENTS (start INTEGER)")
+        database.execute("INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (1)")
+        database.commit()
+    return path
+
+
+def test_an_export_without_gpu_faults_is_read_itself(tmp_path: Path) -> None:
+    """Copies that are no migration do not count."""
+    copies = ((11, 100), (11, 20), (12, 7), (1, 5000))
+    found = managed_memory.totals_without_gpu_faults(export(tmp_path / "a", faulted=False, copies=copies))
+    assert found == {"to_device": 120, "to_host": 7, "cpu_faults": 1, "gpu_faults": 0}
+    assert managed_memory.totals_without_gpu_faults(export(tmp_path / "b", faulted=True, copies=copies)) is None
+    assert managed_memory.totals_without_gpu_faults(export(tmp_path / "c", faulted=False, copies=())) is None
+    assert managed_memory.totals_without_gpu_faults(tmp_path / "none") is None

@@ -10,7 +10,7 @@ import pytest
 from bench import QUICK, Bench
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.memory.pinned import PinnedCap
@@ -105,3 +105,29 @@ def test_what_a_test_may_take_holds_in_its_cases_too() -> None:
     bench.arena.oversubscribes, bench.arena.pinned = True, PinnedCap(0.1, "here")
     bench.conductor.case(case, arena=bench.arena).close()
     assert (seen[0].arena.oversubscribes, seen[0].arena.pinned) == (True, PinnedCap(0.1, "here"))
+
+
+@pytest.mark.parametrize(("lost", "counted"), [(1, True), (2, True), (100, False)])
+def test_counts_that_are_not_delivered_are_counted_again_from_the_start(lost: int, counted: bool) -> None:
+    """The pages are put back before each try, so a try that is lost leaves no trace in the count."""
+
+    class Losing(CountedDevice):
+        passes = 0
+
+        def count_pages(self, work: Callable[[], None]) -> PageCounts:
+            found = super().count_pages(work)
+            self.passes += 1
+            if self.passes in range(2, 2 + 2 * lost, 2) or lost == 100:
+                raise Undelivered("CUPTI told of nothing")
+            return found
+
+    bench = Bench(Losing())
+    found = measured(bench, bench.memory.managed(N), bench.memory.managed(N)).migrations
+    assert found is not None
+    if counted:
+        assert found.launch is not None
+        assert found.before is not None
+        assert (found.launch.to_device, found.before.to_host) == (2 * N, 2 * N)
+    else:
+        assert found.launch is None
+        assert "told of nothing (tried 4 times)" in str(found.not_counted)
