@@ -195,6 +195,8 @@ class Looks:
         self._tests, self._test, self._folder, self._nsys, self._ncu, self._run = tests, test, folder, nsys, ncu, run
         self.seen: dict[str, dict[str, Any]] | None = None
         """By range, the kernels that nsys saw in measured launches."""
+        self.ranges: dict[str, str] = {}
+        """By node id, the ranges of the whole run: a name can depend on which tests run."""
 
     def _profile(self, tool: str, report: Path, *options: str) -> Record:
         begun = time.monotonic()
@@ -214,7 +216,7 @@ class Looks:
         tests = json.loads(self._run([*GPUMEM, "ranges", "--json", "--", *self._tests]))
         begun = time.monotonic()
         judged = judge_whole(tests, measured_in(results), self._stats(REPORTS, report))
-        self.seen = judged["launches"]
+        self.seen, self.ranges = judged["launches"], {test["nodeid"]: test["range"] for test in tests}
         if any(one.managed for one in select(self._tests, (), os.environ, print)) and not judged["managed"]:
             judged["wrong"].append("um_total_sum has nothing, though tests have managed buffers")
         return {**took, "stats_seconds": time.monotonic() - begun, **judged}
@@ -233,8 +235,8 @@ class Looks:
             page = self._run([*read, "--nvtx"])
         except Failed:  # a version that shows ranges unasked, or not at all
             page = self._run(read)
-        name = self._name()
-        return {**took, "test": self._test, **judge_ncu(None if self.seen is None else self.seen.get(name), name, page)}
+        seen = None if self.seen is None else self.seen.get(self.ranges.get(self._test, ""))
+        return {**took, "test": self._test, "held_to_nsys": seen is not None, **judge_ncu(seen, self._name(), page)}
 
     def _name(self) -> str:
         (found,) = json.loads(self._run([*GPUMEM, "ranges", "--json", "--", self._test]))

@@ -11,7 +11,7 @@ import nsight_sessions
 import pytest
 from ncu_csv import TRIAD, line, log, measured, stack
 
-TESTS = [{"range": "test_triad"}, {"range": "test_paged"}, {"range": "test_skipped"}]
+TESTS = [{"nodeid": f"test_a.py::{name}", "range": name} for name in ("test_triad", "test_paged", "test_skipped")]
 PUSHED = """Processing [whole.sqlite] with [/opt/nsys/reports/nvtx_pushpop_sum.py]...
 Time (%),Total Time (ns),Instances,Avg (ns),Range
 50.0,100,1,100.0,gpumem:test_triad
@@ -135,6 +135,7 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path, monkeypatch: pyte
         **{look: getattr(looks, look)() for look in nsight_sessions.STEPS},
     }
     assert [record[look]["wrong"] for look in nsight_sessions.STEPS] == [[], [], []]
+    assert record["ncu"]["held_to_nsys"]
     assert sum("--force-export=true" in command for command in asked) == 2  # once for each report
     text = nsight_sessions.table(record)
     assert "5 kernels are under their launches" in text
