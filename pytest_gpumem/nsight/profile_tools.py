@@ -102,12 +102,14 @@ def opening(program: Path, report: Path, name: str | None) -> list[str]:
     """How to look at a report of Nsight Systems or Nsight Compute, in lines."""
     tool, file = str(program), str(report)
     if report.suffix == NCU_REPORT:
-        return [f"open it  {shlex.join(['ncu-ui', file])}", f"read it  {shlex.join([tool, '--import', file])}"]
-    stats = [tool, "stats", "--report", "nvtx_kern_sum", "--report", "um_total_sum"]
-    lines = [f"open it  {shlex.join(['nsys-ui', file])}", f"read it  {shlex.join([*stats, file])}"]
-    if name is not None:
-        lines.append(f"a test   {shlex.join([tool, 'stats', '--report', 'cuda_gpu_kern_sum', '--filter-nvtx', f'{name}@{DOMAIN}', file])}")
-    return lines
+        calls = {"open it": ["ncu-ui", file], "by test": ["gpumem", "read", file], "in text": [tool, "--import", file]}
+    else:
+        stats = [tool, "stats", "--report"]
+        calls = {"open it": ["nsys-ui", file], "by test": ["gpumem", "read", file]}
+        calls["in text"] = [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file]
+        if name is not None:
+            calls["one test"] = [*stats, "cuda_gpu_kern_sum", "--filter-nvtx", f"{name}@{DOMAIN}", file]
+    return [f"{how:10}{shlex.join(call)}" for how, call in calls.items()]
 
 
 # What the tools say
