@@ -38,6 +38,9 @@ from pytest_gpumem.records.uses import KernelUse
 
 SECTORS_PER_LOAD = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"
 SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"
+# What gld_efficiency and gst_efficiency of nvprof were: bytes that the threads use of each sector. Counted by instrumented code.
+USED_OF_LOAD = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"
+USED_OF_STORE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 # The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
 SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
@@ -52,9 +55,9 @@ PROFILE_METRICS = (
     SECTORS_PER_LOAD, SECTORS_PER_STORE, OCCUPANCY, SM_CLOCKS[0], MEMORY_CLOCK,
 )  # fmt: skip
 """What to ask of Nsight Compute (`--metrics`) so that a profile holds all that can be told. Metrics that a report lacks are None in it;
-`REGISTERS`, `SHARED` and `SET_ASIDE` are read where a report has them."""
+`REGISTERS`, `SHARED`, `SET_ASIDE`, `USED_OF_LOAD` and `USED_OF_STORE` are read where a report has them."""
 
-_METRICS = (*PROFILE_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
+_METRICS = (*PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
 
 MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
 """Where installers put the module `ncu_report`; patterns, of several matches the newest version is taken."""
@@ -311,6 +314,8 @@ def _use(one: Launch) -> KernelUse:
         l2_read_hit_rate=hit / (hit + miss) if hit is not None and miss is not None and hit + miss else None,
         sectors_per_request=figures.get(SECTORS_PER_LOAD),
         sectors_per_store=figures.get(SECTORS_PER_STORE),
+        used_of_load=figures.get(USED_OF_LOAD),
+        used_of_store=figures.get(USED_OF_STORE),
         occupancy=figures.get(OCCUPANCY),
         sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
         memory_clock_hz=figures.get(MEMORY_CLOCK),
