@@ -451,16 +451,16 @@ class Device(Protocol):
         Counting costs time; nothing counts before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
-    # Conditions
-
-    def conditions(self) -> Conditions:
-        """Clocks, throttle reasons, temperature, power, other processes, now."""
     def count_activity(self, work: Callable[[], None]) -> Activity:
         """Kernels, copies and memsets of this process while `work` runs, which waits for what it queues.
 
         Watching costs time; nothing watches before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
+    # Conditions
+
+    def conditions(self) -> Conditions:
+        """Clocks, throttle reasons, temperature, power, other processes, now."""
 
     def close(self) -> None:
         """Free what the device itself holds. Allocations belong to those who made them."""

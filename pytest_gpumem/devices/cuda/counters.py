@@ -100,7 +100,6 @@ class Counters:
         self._refuse_losses(cupti)
         return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
 
-    def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
     def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
         """Have CUPTI's records of other kinds delivered while `work` runs, which waits for what it queues.
 
@@ -134,6 +133,7 @@ class Counters:
             raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
         self._refuse_losses(cupti)
 
+    def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
         """One pass, its records in `_events`; gives whether mappings were among the counters."""
         self._events, self._failed = [], None
         try:
@@ -206,10 +206,10 @@ class Counters:
             for activity in activities:
                 if int(activity.kind) == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
                     self._events.append(event(self._cupti, activity))
-        except Exception as error:
                 elif self._receive is not None:
                     self._others += 1
                     self._receive(self._cupti, activity)
+        except Exception as error:
             self._failed = error
 
     def _refuse_losses(self, cupti: Any) -> None:
