@@ -9,6 +9,19 @@ _SELF = Path("/proc/self")
 
 def is_mapped(address: int, proc: Path = _SELF) -> bool | None:
     """Whether an address lies in memory that this process has mapped (proc(5), /proc/pid/maps)."""
+    mapping = _mapping(address, proc)
+    # Address space that a driver has reserved and that nobody can read is no memory yet.
+    return None if mapping is None else mapping.partition(" ")[2].startswith("r")
+
+
+def is_of_a_driver(address: int, proc: Path = _SELF) -> bool | None:
+    """Whether an address lies in memory that a driver made, rather than this process for itself: it is mapped from a device file."""
+    mapping = _mapping(address, proc)
+    return None if mapping is None else "/dev/" in mapping
+
+
+def _mapping(address: int, proc: Path) -> str | None:
+    """The line about an address, empty where it is not mapped; None where nothing is said."""
     try:
         lines = (proc / "maps").read_text().splitlines()
     except OSError:
@@ -16,9 +29,8 @@ def is_mapped(address: int, proc: Path = _SELF) -> bool | None:
     for line in lines:
         first, _, last = line.split(" ", 1)[0].partition("-")
         if int(first, 16) <= address < int(last, 16):
-            # Address space that a driver has reserved and that nobody can read is no memory yet.
-            return line.split(" ", 2)[1].startswith("r")
-    return False
+            return line
+    return ""
 
 
 def locked_bytes(proc: Path = _SELF) -> int | None:

@@ -14,7 +14,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
-from pytest_gpumem.devices.process_memory import is_mapped
+from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
 
 _HOST, _DEVICE, _MANAGED = 1, 2, 3
@@ -52,12 +52,9 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
         raise DeviceError(f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents")
     if registered:
         return MemoryKind.REGISTERED
-    # cudaHostGetFlags "will fail if the input pointer does not reside in an address range allocated by cudaHostAlloc()": then somebody
-    # else has registered it, or it comes from a pool of pinned memory, which that call does not know either.
-    refused = int(R.cudaHostGetFlags(address)[0]) != 0
-    if refused:
-        R.cudaGetLastError()
-    return MemoryKind.REGISTERED if refused else MemoryKind.PINNED
+    # Somebody else's: memory that the driver gave (cudaHostAlloc, also through a pool) is mapped from a device file, on an H200 from
+    # /dev/zero; what was registered is whatever the process had before. The driver itself calls both host memory.
+    return MemoryKind.REGISTERED if is_of_a_driver(address) is False else MemoryKind.PINNED
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:

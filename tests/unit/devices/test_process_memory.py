@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.devices.parts import check_part
-from pytest_gpumem.devices.process_memory import is_mapped, locked_bytes
+from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver, locked_bytes
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind
 
 MAPS = """\
 1000-3000 rw-p 00000000 00:00 0                          [heap]
 4000-5000 ---p 00000000 00:00 0
+6000-7000 rw-s 00000000 00:01 2052                       /dev/zero (deleted)
 """
 
 
@@ -23,6 +24,13 @@ MAPS = """\
 def test_an_address_is_mapped_where_it_can_be_read(tmp_path: Path, address: int, mapped: bool) -> None:
     (tmp_path / "maps").write_text(MAPS)
     assert is_mapped(address, tmp_path) is mapped
+
+
+@pytest.mark.parametrize(("address", "theirs"), [(0x1000, False), (0x3000, False), (0x6000, True)])
+def test_what_is_mapped_from_a_device_file_is_a_drivers(tmp_path: Path, address: int, theirs: bool) -> None:
+    (tmp_path / "maps").write_text(MAPS)
+    assert is_of_a_driver(address, tmp_path) is theirs
+    assert is_of_a_driver(address, tmp_path / "nowhere") is None
 
 
 def test_this_process_knows_its_own_arrays() -> None:

@@ -61,7 +61,7 @@ def test_the_byte_past_the_end_is_not_the_buffers(
 ) -> None:
     monkeypatch.setattr(links.runtime, "pointerGetAttributes", driver.attributes)
     monkeypatch.setattr(links.D, "cuMemGetAddressRange", driver.range)
-    monkeypatch.setattr(links.R, "cudaHostGetFlags", lambda address: (0, 0))
+    monkeypatch.setattr(links, "is_of_a_driver", lambda address: True)
     monkeypatch.setattr(links, "is_mapped", lambda address: START <= address < START + 4096)
     for name in ("malloc", "mallocManaged", "hostAlloc"):
         monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: START)
