@@ -1,0 +1,176 @@
+"""Does the gate keep its promises on a real GPU? Unchanged and slowed code through its own verdicts, beside what the peers say.
+
+Fresh processes measure some fifty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
+twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the code behind
+`gpumem compare` and `gpumem duet` (`gate_validation_verdicts`): the first 20 processes are the baseline, all others are heads.
+
+    python ci/bench/gate_validation.py --seconds 420 --json ci/records/nvidia-h200/gate_validation.json
+    python ci/bench/gate_validation.py --device cuda:0 --device cuda:1 --seconds 300 --json FILE    # two cards at the same time
+    python ci/bench/gate_validation.py --replay ci/records/nvidia-h200/gate_validation.json
+
+`--raw` leaves out the verdicts, which need no GPU, and `--judge FILE` adds them. `--replay FILE` gives every verdict anew from the raw
+data and exits with 1 if one differs. `--simulated` draws the raw data at random; no device takes part. Exits with 1 if a target is missed
+or nothing could be measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from gate_validation_collect import OPTIONS, PILOTS, Stop, measured, simulated
+from gate_validation_summary import targets
+from gate_validation_tables import table
+from gate_validation_verdicts import BASELINE, judged
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.records.schema import device_to_json
+
+__all__ = ["table"]  # ci/renew_tables.py asks for it here
+
+JUDGING = 25.0
+"""Seconds of `--seconds` that are left for the verdicts."""
+PROCESSES = 10_000
+
+
+def collect(devices: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cards' raw data, all cards at the same time; those that measured nothing are left out."""
+    stop = Stop(options.seconds - (0 if options.raw else JUDGING), options.processes, time.monotonic())
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder, _ended_by_signals(stop.asked), ThreadPoolExecutor(len(devices)) as pool:
+        places = [Path(folder, str(index)) for index in range(len(devices))]
+        for place in places:
+            place.mkdir()
+        waiting = [pool.submit(measured, device, places[i], options.seed + i, stop, tell) for i, device in enumerate(devices)]
+        return [card for one in waiting if (card := one.result())["processes"]]
+
+
+@contextlib.contextmanager
+def _ended_by_signals(asked: threading.Event) -> Iterator[None]:
+    """The first signal lets the process that measures come to its end."""
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part."""
+    found = {"python": platform.python_version()}
+    for name in ("pytest-gpumem", "pytest", "pytest-benchmark", "scipy", "numpy", "cupy-cuda13x", "cuda-bindings"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def replayed(record: dict[str, Any]) -> list[str]:
+    """What comes out differently from a record's raw data than it says, in sentences."""
+    anew, said = judged(record), []
+    for kind, kept in record["verdicts"].items():
+        if len(kept) != len(anew[kind]):
+            said.append(f"{kind}: {len(kept)} in the record, {len(anew[kind])} from its raw data")
+        said += [
+            f"{kind}: {one} in the record, {other} from its raw data" for one, other in zip(kept, anew[kind], strict=False) if one != other
+        ]
+    return said
+
+
+def counted(record: dict[str, Any]) -> int:
+    """Verdicts of the gate in a record; the peers' are not among them."""
+    verdicts = record["verdicts"]
+    return sum(len(one["outcomes"]) for one in verdicts["screens"]) + len(verdicts["duets"]) + len(verdicts["common"])
+
+
+def write(path: Path | None, record: dict[str, Any]) -> None:
+    """One line for each process, so that two records can be compared."""
+    if path is None:
+        return
+    cards = [{**card, "processes": []} for card in record["cards"]]
+    text = json.dumps({**record, "cards": cards}, separators=(",", ":"))
+    for card in record["cards"]:
+        lines = ",\n".join(json.dumps(process, separators=(",", ":")) for process in card["processes"])
+        text = text.replace('"processes":[]', f'"processes":[\n{lines}\n]', 1)
+    write_whole(path, text + "\n")
+
+
+def finish(path: Path | None, record: dict[str, Any], *, raw: bool = False) -> int:
+    """Judge, write, print; gives the exit code."""
+    write(path, record)
+    if raw:
+        print(f"{sum(len(card['processes']) for card in record['cards'])} processes; --judge adds the verdicts")
+        return 0
+    begun = time.monotonic()
+    record["verdicts"] = judged(record)
+    write(path, record)
+    print(f"{counted(record)} verdicts in {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    print(table(record))
+    return 1 if any(target.met is False for target in targets(record)) else 0
+
+
+def main() -> int:
+    """Measure or read, judge, print and record."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", action="append", help="as --gpumem-device; may be given several times (default cuda)")
+    parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most, pilots included")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
+    parser.add_argument("--raw", action="store_true", help="no verdicts now")
+    parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
+    parser.add_argument("--judge", type=Path, metavar="FILE", help="add the verdicts to a record of raw data")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="give every verdict of a record anew")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    options = parser.parse_args()
+    if options.replay:
+        record = json.loads(options.replay.read_text())
+        if "verdicts" not in record:
+            parser.error(f"--replay {options.replay}: it holds no verdicts yet; --judge adds them")
+        differing = replayed(record)
+        print("\n".join(differing) or f"{counted(record)} verdicts follow from the raw data as they are in {options.replay}")
+        return 1 if differing else 0
+    if options.judge:
+        return finish(options.judge, json.loads(options.judge.read_text()))
+    if options.processes <= PILOTS or (options.simulated is not None and options.simulated <= PILOTS):
+        parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {PILOTS + BASELINE + 1} for any verdict")
+    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None, "options": list(OPTIONS)}
+    begun = time.monotonic()
+    if options.simulated is not None:
+        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated)]
+    else:
+        devices = options.device or ["cuda"]
+        try:
+            record["simulated"] = any(choose(device).facts.simulated for device in devices)
+        except NoDevice as missing:
+            parser.error(str(missing))
+        record["cards"] = collect(devices, options)
+        if not record["cards"]:
+            print("nothing was measured", file=sys.stderr)
+            return 1
+    record |= {"versions": versions(), "seed": options.seed, "seconds": round(time.monotonic() - begun, 1)}
+    record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return finish(options.json, record, raw=options.raw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

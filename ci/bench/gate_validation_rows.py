@@ -1,0 +1,152 @@
+"""What the gate's validation measures: rows, each with the same code made slower by a known share beside it.
+
+A row is a launch of a catalogue kernel on arrays of a size. Its *twins* are the same launch with more work, as much as makes it slower by
+a planned share: more bytes, or more steps of a pointer chase. How many that takes a *pilot* finds out first, which measures every launch
+once as it is and once with a tenth more: part of a launch's time does not grow with its bytes. What the twins are really slower by, the
+measurements of all processes together say (`gate_validation_verdicts.ratios`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_gpumem.units import MiB
+
+PILOT_MORE = 1.1
+"""Work of the pilot's second launch over that of the first."""
+SLOPES = (0.2, 1.5)
+"""Between these lies how latency grows with work, logarithm over logarithm; what a pilot finds outside is its noise."""
+UNRELATED = 37 * MiB
+"""Bytes of the unrelated allocation that new code makes first."""
+CHASE_STEPS = 400
+CHASE_NODES = 8 * MiB
+MODES, SLOW_MODE = 0.003, 0.3
+"""By what share the slower mode of a bimodal row is slower, and which share of the processes is in it."""
+ARRAYS = {"triad": 3, "stream_add": 3}
+"""Arrays of a kernel; else 2."""
+STEP = {"dot": 32 * 1024, "chase": 1}
+"""Bytes (or steps) that the work of a kernel is a multiple of; else 4096 bytes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of every process."""
+
+    name: str
+    """What its test is parametrised with."""
+    kernel: str
+    """Of the catalogue, on floats of 4 bytes unless ":f8" says otherwise."""
+    size: str
+    """Group that it is counted in."""
+    work: int
+    """Bytes of each array, or steps; of the row that it is a twin of."""
+    of: str
+    """The row that this would be, had its code not changed: itself, unless it is a twin or follows an unrelated allocation."""
+    planned: float = 0.0
+    """Share by which it is meant to be slower than that row."""
+    unrelated: int = 0
+    """Bytes that are allocated before its arrays."""
+    bimodal: bool = False
+    """A process is in one of two modes."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether it stands for new code of another row."""
+        return self.of != self.name
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is held to."""
+
+    limit: str
+    """`max_regression`."""
+    processes: int = 1
+    """Processes of one run (`--gpumem-processes`)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How the rows of a group are judged."""
+
+    usual: Asked
+    """What one process can resolve: by this unchanged code is counted."""
+    slower: Asked
+    """What slower code is held to."""
+    duet: bool = False
+    """Some processes are kept for duets of what the screen cannot decide."""
+
+
+SIZES = {
+    "256 MiB": Size(Asked("1%"), Asked("1%")),
+    "32 MiB": Size(Asked("2.5%"), Asked("1%", 4), duet=True),
+    "2 MiB": Size(Asked("10%"), Asked("10%"), duet=True),
+    "chase": Size(Asked("1%"), Asked("1%")),
+    "bimodal": Size(Asked("2%"), Asked("2%")),
+}
+"""By group. At 32 MiB four processes resolve 1 %, one does not; 2 MiB and the bimodal kernel are held to what one can resolve."""
+
+
+def _with_twins(kernel: str, size: str, work: int, planned: tuple[float, ...], *, bimodal: bool = False) -> list[Row]:
+    name = f"{kernel}-{size.removesuffix(' MiB')}" if size.endswith(" MiB") else size
+    own = Row(name, kernel, size, work, name, bimodal=bimodal)
+    return [own, *(Row(f"{name}+{100 * share:g}", kernel, size, work, name, share, bimodal=bimodal) for share in planned)]
+
+
+def _rows() -> tuple[Row, ...]:
+    rows = _with_twins("triad", "256 MiB", 256 * MiB, (0.0025, 0.005, 0.01, 0.02, 0.05))
+    for kernel in ("copy", "stream_add"):
+        rows += _with_twins(kernel, "256 MiB", 256 * MiB, (0.005, 0.01))
+    rows += _with_twins("triad", "32 MiB", 32 * MiB, (0.0025, 0.005, 0.01, 0.02, 0.05))
+    for kernel in ("copy", "mul", "stream_add", "dot", "offset_copy", "permuted_copy", "triad:f8", "stream_add:f8", "copy:f8"):
+        rows += _with_twins(kernel, "32 MiB", 32 * MiB, (0.01,))
+    rows += _with_twins("triad", "2 MiB", 2 * MiB, (0.01, 0.05, 0.1))
+    rows += _with_twins("copy", "2 MiB", 2 * MiB, (0.1,))
+    rows += _with_twins("chase", "chase", CHASE_STEPS, (0.01,))
+    rows += _with_twins("triad", "bimodal", 256 * MiB, (0.02,), bimodal=True)
+    rows += [
+        Row(f"triad-{mib} after an allocation", "triad", f"{mib} MiB", mib * MiB, f"triad-{mib}", unrelated=UNRELATED) for mib in (256, 32)
+    ]
+    return tuple(rows)
+
+
+ROWS = _rows()
+"""All rows; a process measures them in an order of its own."""
+BY_NAME = {row.name: row for row in ROWS}
+
+
+def launches() -> dict[str, Row]:
+    """The launches that a pilot measures, by kernel and work: rows without their twins."""
+    return {f"{row.kernel}-{row.work}": row for row in ROWS if not row.changed}
+
+
+def rounded(kernel: str, work: float) -> int:
+    """The nearest work that the kernel can do."""
+    step = STEP.get(kernel, 4096)
+    return round(work / step) * step
+
+
+def slope(first: float, second: float, kernel: str, work: int) -> float:
+    """How a launch's latency grows with its work, logarithm over logarithm: 1 where it is all of it.
+
+    Args:
+        first: seconds of the launch.
+        second: seconds with `PILOT_MORE` times the work.
+        kernel: whose work is rounded.
+        work: of the first.
+    """
+    found = math.log(second / first) / math.log(rounded(kernel, PILOT_MORE * work) / work)
+    return min(max(found, SLOPES[0]), SLOPES[1])
+
+
+def work_of(row: Row, slopes: dict[str, float], *, slow: bool = False) -> int:
+    """Bytes of each array, or steps, that make a row as slow as it is meant to be.
+
+    Args:
+        row: the row.
+        slopes: by launch, as the pilot found them; 1 where it found none.
+        slow: a bimodal row is in its slower mode.
+    """
+    factor = (1 + row.planned) * (1 + MODES if slow else 1)
+    return rounded(row.kernel, row.work * factor ** (1 / slopes.get(f"{row.kernel}-{row.work}", 1.0)))

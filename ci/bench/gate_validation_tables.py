@@ -1,0 +1,166 @@
+"""The record of the gate's validation as text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gate_validation_peers import CHECKS, NVBENCH, ROBUST
+from gate_validation_rows import BY_NAME, ROWS, SIZES
+from gate_validation_summary import (
+    Tally,
+    interval,
+    measured_ratios,
+    peer_counts,
+    tallies,
+    targets,
+    together,
+)
+from gate_validation_verdicts import ALLOCATION, BASELINE, HALVED, SEVERAL, UNCHANGED, planned_name
+
+MET = {True: "met", False: "NOT MET", None: "too few"}
+SHORT = {NVBENCH: "nvbench", ROBUST: "nvb. robust"}
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The record as text."""
+    lines = list(_head(record))
+    if "verdicts" not in record:
+        return "\n".join([*lines, "", "not judged yet"])
+    found, ratios = tallies(record["verdicts"]), measured_ratios(record)
+    for part in (
+        _unchanged(found),
+        _slower(found, ratios),
+        _duets(record["verdicts"]),
+        _common(record["verdicts"]),
+        _peers(record["verdicts"]),
+    ):
+        if drawn := list(part):
+            lines += ["", *drawn]
+    lines += ["", *(f"{MET[target.met]:<8} {target.sentence}" for target in targets(record))]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _head(record: Mapping[str, Any]) -> Iterator[str]:
+    device = record["cards"][0]["device"]
+    simulated = "SIMULATED: " if record["simulated"] else ""
+    driver = f", driver {device['driver']}" if device.get("driver") else ""
+    yield f"{simulated}{device['name']}{driver}, {record['ended'][:10]}"
+    processes = [process for card in record["cards"] for process in card["processes"]]
+    each = statistics.median(process["seconds"] for process in processes)
+    cards, spoilt = len(record["cards"]), sum(len(process["spoilt"]) for process in processes)
+    failed = sum(len(card["failed"]) for card in record["cards"])
+    yield (
+        f"{len(processes)} processes of {len(ROWS)} rows on {_counted(cards, 'card')}, {each:.1f} s each, one session; "
+        f"the first {BASELINE} of a card are its baseline"
+    )
+    yield f"{_counted(failed, 'process', 'es')} failed, {_counted(spoilt, 'row')} could not be judged; {' '.join(record['options'])}"
+
+
+def _counted(count: int, thing: str, plural: str = "s") -> str:
+    return f"{count} {thing}{'' if count == 1 else plural}"
+
+
+def _outcomes(tally: Tally) -> str:
+    return f"{tally.by_duet or '':>5} " + " ".join(f"{tally.letters[letter]:>6}" for letter in "FSIP")
+
+
+def _share(hits: int, count: int) -> str:
+    low, high = interval(hits, count)
+    return f"{100 * hits / count:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+
+
+def _bounds(bounds: tuple[float, float]) -> str:
+    return f"{100 * bounds[0]:.2f} to {100 * bounds[1]:.2f}"
+
+
+def _resolves(tally: Tally) -> str:
+    return f"{100 * statistics.median(tally.resolves):.2f}" if tally.resolves else ""
+
+
+_ENDS = f"{'duets':>5} {'FAIL':>6} {'SUSP.':>6} {'INC.':>6} {'PASS':>6}"
+
+
+def _unchanged(found: Mapping[tuple[str, str], Tally]) -> Iterator[str]:
+    yield "unchanged code: alarms are FAIL and SUSPECT"
+    yield f"{'rows of':<19} {'limit':>5} {'run':>3} {'rows':>4} {'verdicts':>8} {_ENDS} {'resolves':>8}  {'alarms, %':<22} by run, %"
+    for name, said in ((UNCHANGED, ""), (SEVERAL, ""), (ALLOCATION, "after alloc.")):
+        own = {size: tally for (scenario, size), tally in found.items() if scenario == name and tally.count}
+        for size, tally in own.items():
+            yield _line(f"{size} {said}", tally)
+        if name == UNCHANGED and own:
+            yield _line("all of these", together(own.values()))
+
+
+def _line(name: str, tally: Tally) -> str:
+    asked = f"{tally.limit:>5} {tally.processes or '':>3} {tally.rows:>4} {tally.count:>8}"
+    bounds = f"{_share(tally.caught, tally.count):<22} {_bounds(tally.bounds_by_run())}"
+    return f"{name:<19} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
+
+
+def _slower(found: Mapping[tuple[str, str], Tally], ratios: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    yield "slower code: caught are FAIL and SUSPECT"
+    yield (
+        f"{'rows of':<8} {'planned':>8} {'measured, %':>14} {'limit':>5} {'run':>3} {'rows':>4} {'verdicts':>8} {_ENDS} {'resolves':>8}  "
+        f"{'caught, %':<25} by run, %"
+    )
+    names = [planned_name(share) for share in sorted({row.planned for row in ROWS if row.planned})]
+    for size in SIZES:
+        for name in [*names, HALVED]:
+            tally = found.get((name, size))
+            if tally is None or not tally.count:
+                continue
+            true = [100 * ratios[head][0] for head in dict.fromkeys(tally.heads) if head in ratios]
+            seen = f"{min(true):.2f}" + (f" to {max(true):.2f}" if len(true) > 1 else "") if true else ""
+            asked = f"{tally.limit:>5} {tally.processes:>3} {tally.rows:>4} {tally.count:>8}"
+            bounds = f"{_share(tally.caught, tally.count):<25} {_bounds(tally.bounds_by_run())}"
+            yield f"{size:<8} {name.partition(' held')[0]:>8} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
+
+
+def _duets(verdicts: Mapping[str, Any]) -> Iterator[str]:
+    if not verdicts["duets"]:
+        return
+    pairs = max(one["pairs"] for one in verdicts["duets"])
+    yield f"duets of {pairs} pairs at max_regression 1%"
+    yield f"{'rows of':<8} {'code':>10} {'duets':>6} {'FAIL':>6} {'INC.':>6} {'PASS':>6} {'resolves':>8}"
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for one in verdicts["duets"]:
+        groups.setdefault((BY_NAME[one["row"]].size, one["scenario"]), []).append(one)
+    for (size, name), ones in groups.items():
+        letters = [one["outcome"] for one in ones]
+        resolved = [one["resolves"] for one in ones if one["resolves"] is not None]
+        shown = f"{100 * statistics.median(resolved):.2f}" if resolved else ""
+        figures = f"{letters.count('F'):>6} {len(letters) - letters.count('F') - letters.count('P'):>6} {letters.count('P'):>6}"
+        yield f"{size:<8} {name:>10} {len(ones):>6} {figures} {shown:>8}"
+
+
+def _common(verdicts: Mapping[str, Any]) -> Iterator[str]:
+    for name, what in ((UNCHANGED, "all unchanged"), (planned_name(0.01), "all 1 % slower")):
+        ones = [one for one in verdicts["common"] if one["scenario"] == name]
+        if ones:
+            shifts = [100 * one["change"] for one in ones if one["change"] is not None]
+            letters = [one["outcome"] for one in ones]
+            yield (
+                f"common shift of {ones[0]['rows']} rows over {ones[0]['pairs']} pairs, {what}: {letters.count('F')} FAIL, "
+                f"{letters.count('P')} PASS of {len(ones)}; {min(shifts):+.3f} to {max(shifts):+.3f} %"
+            )
+
+
+def _peers(verdicts: Mapping[str, Any]) -> Iterator[str]:
+    counts = peer_counts(verdicts)
+    if not any(sum(letters.values()) for checks in counts.values() for letters in checks.values()):
+        return
+    yield "peers on the same data, one process against one: flagged as slower, % (and undecided, %)"
+    yield f"{'rows of':<8} {'code':>10} {'pairs':>6} " + " ".join(f"{SHORT.get(check, check):>16}" for check in CHECKS)
+    for size in SIZES:
+        for (name, group), checks in counts.items():
+            count = sum(checks[CHECKS[0]].values())
+            if group != size or not count:
+                continue
+            cells = []
+            for check in CHECKS:
+                flagged, open_ = (100 * checks[check][letter] / count for letter in "X?")
+                cells.append(f"{flagged:.1f}" + (f" ({open_:.1f})" if open_ else ""))
+            code = "allocation" if name == ALLOCATION else name
+            yield f"{size:<8} {code:>10} {count:>6} " + " ".join(f"{cell:>16}" for cell in cells)

@@ -1,0 +1,82 @@
+"""One process of the gate's validation: a session of pytest with the shipped plugin, held until it may use the GPU.
+
+`python gate_validation_worker.py JSON`: number, device, rows, slow, pilot, more, slopes, results, options. It collects its tests and
+imports its libraries, says that it is ready, and waits (`fresh_processes`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from fresh_processes import GO, READY
+
+BENCH = Path(__file__).resolve().parent
+TAKEN_AWAY = ("PYTEST_ADDOPTS", "GPUMEM_")
+"""Variables that would change what is measured begin so."""
+
+
+class Hold:
+    """A pytest plugin that waits before the first test."""
+
+    def __init__(self, told: IO[str], answers: IO[str]) -> None:
+        self._told = told
+        self._answers = answers
+        self.begun: str | None = None
+        """When it got the GPU, ISO 8601."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        importlib.import_module("scipy.stats")
+        session.config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION].chosen.prepare()
+        self._answers.write(READY + "\n")
+        self._answers.flush()
+        if self._told.readline().strip() != GO:
+            os._exit(0)
+        self.begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def arguments(job: dict[str, Any]) -> list[str]:
+    """Those of pytest. `--gpumem-save` has the plugin read its controls, into a baseline that nobody looks at."""
+    results = Path(job["results"])
+    ini = results.parent / "pytest.ini"
+    return [
+        *("-q", "-c", str(ini), f"--rootdir={BENCH}", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
+        *("--gpumem", f"--gpumem-device={job['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
+        *job["options"],
+        f"--benchmark-json={results}",
+        str(BENCH / "gate_validation_suite.py"),
+    ]
+
+
+def main() -> None:
+    """Measure once; ends the process."""
+    job = json.loads(sys.argv[1])
+    # pytest takes standard input and output for itself.
+    told, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for name in [name for name in os.environ if name.startswith(TAKEN_AWAY)]:
+        del os.environ[name]
+    os.environ["GATE_VALIDATION_JOB"] = sys.argv[1]
+    hold = Hold(told, answers)
+    code = pytest.main(arguments(job), plugins=[hold])
+    if hold.begun is None:  # arguments or a device that cannot be used
+        sys.exit(int(code) or 1)
+    answers.write(json.dumps({"pid": os.getpid(), "utc": hold.begun, "exit": int(code)}) + "\n")
+    answers.flush()
+    sys.stderr.flush()
+    # Not through the libraries' own clean-up, which costs GPU time: the driver frees what the process held.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
