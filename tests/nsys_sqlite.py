@@ -178,8 +178,8 @@ class Export:
 
 
 def gpid(pid: int) -> int:
-    """A serialised process id: 0x01 for the hardware id, then the process id, then 24 bits of thread."""
-    return (1 << 56) | (pid << 24)
+    """A serialised process id: 8 bits of hardware, 8 of the machine, 24 of the process, 24 of the thread, in an integer with a sign."""
+    return (0x81 << 56 | pid << 24) - (1 << 64)
 
 
 def tid(pid: int, thread: int = 0) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 NEWEST_SCHEMA = 3
 """Major version of the newest schema that is known; 3.24 came with Nsight Systems 2026.1. A minor version only adds."""
 
-PROCESS = 0xFFFFFFFFFF000000
-"""What a serialised thread id (`globalTid`) and that of its process (`globalPid`) have in common."""
+PROCESS = ~0xFFFFFF
+"""Mask of what a serialised thread id (`globalTid`) and that of its process (`globalPid`) have in common, whatever their sign."""
 
 KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
