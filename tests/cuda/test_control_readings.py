@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
@@ -11,9 +12,10 @@ def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: 
     warm = device_buffer(1 << 20)
     gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))  # the clocks are up from here on
     device = warm.device
-    first, second = read_controls(device), read_controls(device)
-    for kind, log in changed(first, second).items():
-        assert abs(log) < 0.01, kind
+    # Where its arrays lie can cost one reading of L2 some percent; then its rows are not judged, rather than judged wrong.
+    pairs = [changed(read_controls(device), read_controls(device)) for _ in range(5)]
+    for kind in ("dram", "l2"):
+        assert statistics.median(abs(pair[kind]) for pair in pairs) < 0.01, kind
 
 
 def test_each_reading_is_of_its_memory(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:

@@ -131,3 +131,13 @@ def test_counts_that_are_not_delivered_are_counted_again_from_the_start(lost: in
     else:
         assert found.launch is None
         assert "told of nothing (tried 4 times)" in str(found.not_counted)
+
+
+def test_what_a_launch_costs_is_read_again_after_a_count() -> None:
+    """CUPTI, once it has looked, leaves a process with launches that cost more."""
+    bench = Bench(CountedDevice())
+    before = bench.conductor.floors()
+    measured(bench, bench.memory.managed(N), bench.memory.managed(N), count=False)
+    assert bench.conductor.floors() is before
+    measured(bench, bench.memory.managed(N), bench.memory.managed(N))
+    assert bench.conductor.floors() is not before
