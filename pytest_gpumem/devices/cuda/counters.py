@@ -12,7 +12,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
-from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.page_events import (
+    BETWEEN_DEVICES,
+    CPU_FAULT,
+    GPU_FAULT,
+    MAPPED,
+    TO_DEVICE,
+    TO_HOST,
+    PageEvent,
+    page_counts,
+)
 
 BUFFER_BYTES = 8 * 2**20
 """Of one buffer of records; CUPTI asks for more when it is full."""
@@ -30,6 +40,16 @@ CAUSES = {
     "ACCESS_COUNTERS": "access counters",
 }
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved "speculatively", of its own accord."""
+_KINDS = {
+    "BYTES_TRANSFER_HTOD": TO_DEVICE,
+    "BYTES_TRANSFER_DTOH": TO_HOST,
+    "BYTES_TRANSFER_DTOD": BETWEEN_DEVICES,
+    "GPU_PAGE_FAULT": GPU_FAULT,
+    # Its value is where the program was: each record is one fault.
+    "CPU_PAGE_FAULT_COUNT": CPU_FAULT,
+    "REMOTE_MAP": MAPPED,
+}
+"""CUpti_ActivityUnifiedMemoryCounterKind in our words."""
 
 
 class Event(NamedTuple):
@@ -238,39 +258,12 @@ def counted(events: Sequence[Event], *, maps: bool) -> PageCounts:
         events: all records, in any order.
         maps: whether mappings were among the counters.
     """
-    by_kind: dict[str, list[Event]] = {}
-    for one in sorted(events, key=lambda e: e.start):
-        by_kind.setdefault(one.kind, []).append(one)
-    faults = by_kind.get("GPU_PAGE_FAULT", [])
-    down, up, across = (by_kind.get(f"BYTES_TRANSFER_{way}", []) for way in ("HTOD", "DTOH", "DTOD"))
-    causes: dict[str, int] = {}
-    for one in (*down, *up, *across):
-        cause = CAUSES.get(one.why, "unknown")
-        causes[cause] = causes.get(cause, 0) + one.value
-    return PageCounts(
-        gpu_faults=sum(one.value for one in faults),
-        gpu_groups=len(faults),
-        gpu_pages=len({one.address for one in faults}),
-        # The value of a CPU fault is where the program was: each record is one fault.
-        cpu_faults=len(by_kind.get("CPU_PAGE_FAULT_COUNT", [])),
-        to_device=sum(one.value for one in down),
-        to_host=sum(one.value for one in up),
-        between_devices=sum(one.value for one in across),
-        mapped=sum(one.value for one in by_kind.get("REMOTE_MAP", [])) if maps else None,
-        causes=causes,
-        to_device_seconds=busy(down),
-        to_host_seconds=busy(up),
-        groups=tuple(FaultGroup(one.address, one.value, one.why.lower()) for one in faults[:SHOWN_GROUPS]),
-    )
+    return page_counts([_plain(one) for one in events if one.kind in _KINDS], maps=maps)
 
 
-def busy(events: Sequence[Event]) -> float:
-    """Seconds in which at least one of the copies was under way; they are in the order of their starts."""
-    total = until = 0
-    for one in events:
-        total += max(0, one.end - max(one.start, until))
-        until = max(until, one.end)
-    return total / 1e9
+def _plain(one: Event) -> PageEvent:
+    why = one.why.lower() if one.kind == "GPU_PAGE_FAULT" else CAUSES.get(one.why, "unknown")
+    return PageEvent(_KINDS[one.kind], one.value, one.start, one.end, one.address, why)
 
 
 def _text(error: Exception) -> str:

@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda.counters import Counters, Event, busy, counted
+from pytest_gpumem.devices.cuda.counters import Counters, Event, counted
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+from pytest_gpumem.records.page_events import busy
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)
