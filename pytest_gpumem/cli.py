@@ -20,6 +20,7 @@ import click
 from pytest_gpumem.accept import accept
 from pytest_gpumem.compare.command import compare
 from pytest_gpumem.duet.command import duet
+from pytest_gpumem.explain.command import explain
 from pytest_gpumem.nsight.profile_command import profile, ranges
 from pytest_gpumem.nsight.reading_command import read
 from pytest_gpumem.reporting.terminal import wants_colour
@@ -148,6 +149,7 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
 main.add_command(accept)
 main.add_command(compare)
 main.add_command(duet)
+main.add_command(explain)
 main.add_command(profile)
 main.add_command(ranges)
 main.add_command(read)

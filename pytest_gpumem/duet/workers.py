@@ -22,7 +22,7 @@ from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import Turn
 from pytest_gpumem.duet.worktree import Side, moved_path, spared
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document_from_json, row_from_json, row_to_json
+from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
 
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
 READY_SECONDS = 1800.0
@@ -46,7 +46,7 @@ REFUSED = {
 """Arguments of pytest that cannot be given, and why."""
 _OUTCOME_OF_NO_RUN = (3, 4)
 """pytest's exit codes of an internal error and of arguments or a device that it cannot use."""
-_TAKEN_AWAY = ("GPUMEM_REPORT", "GPUMEM_BASELINE", "GPUMEM_L2_SWEEP_MAP")
+TAKEN_AWAY = ("GPUMEM_REPORT", "GPUMEM_BASELINE", "GPUMEM_L2_SWEEP_MAP")
 """Variables that would have every process of a duet read or write what is a single run's."""
 
 
@@ -70,6 +70,8 @@ class Process:
     name: str = ""
     driver: str | None = None
     simulated: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The device whole, as `device_to_json` gives it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     """Each placement stands as its median."""
@@ -83,6 +85,7 @@ class Process:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return plain | {
             "turn": list(self.turn),
+            "facts": dict(self.facts),
             "settings": dict(self.settings),
             "rows": [row_to_json(row) for row in self.rows],
             "outcomes": {name: list(said) for name, said in self.outcomes.items()},
@@ -191,7 +194,7 @@ class Workers:
     def _worker(self, turn: Turn) -> _Worker:
         side = self._sides[turn.side]
         other = next(one for name, one in self._sides.items() if name != turn.side)
-        environment = {name: value for name, value in self._environment.items() if name not in _TAKEN_AWAY and not name.startswith("GIT_")}
+        environment = {name: value for name, value in self._environment.items() if name not in TAKEN_AWAY and not name.startswith("GIT_")}
         path = moved_path(self._environment, side, other.root)
         if path is not None:
             environment["PYTHONPATH"] = path
@@ -283,6 +286,7 @@ class _Worker:
             name=facts.name,
             driver=facts.driver,
             simulated=facts.simulated,
+            facts=device_to_json(facts),
             settings=document.settings,
             rows=tuple(_medians(row) for row in document.rows),
         )

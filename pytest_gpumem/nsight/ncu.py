@@ -95,8 +95,8 @@ def counting_command(ncu: Path, child: Sequence[str], log: Path, *, warm: bool =
     return [*command, *child]
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]) -> Finished:
-    """Run a command to its end; each line that it prints goes to `echo` at once.
+def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:
+    """Run a command to its end, in `folder` or where this runs; each line that it prints goes to `echo` at once.
 
     Raises:
         OSError: it cannot be started.
@@ -104,6 +104,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[
     lines = []
     with subprocess.Popen(
         command,
+        cwd=folder,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

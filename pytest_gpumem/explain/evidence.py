@@ -1,0 +1,114 @@
+"""One side's evidence: what its processes measured and a profiler counted, and the file that holds both.
+
+The file is that of `--benchmark-json` as far as this plugin writes it, with a further key `profiles`: so `gpumem compare` reads it too,
+and any file of results is evidence, with fewer counters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.compare.sides import LARGEST, SideError, merged, side
+from pytest_gpumem.explain.errors import ExplainError
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement, Repeat
+from pytest_gpumem.records.profile import TestProfile, profiles_from_json, profiles_to_json
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import SchemaError, document
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.causes_figures import Evidence
+
+
+@dataclass(frozen=True)
+class Side:
+    """Everything that is known of one side."""
+
+    name: str
+    """For people."""
+    facts: DeviceFacts
+    """The device that it ran on."""
+    measured: Mapping[str, Measurement]
+    """By row key; the processes beyond the newest are its `further`."""
+    nodeids: Mapping[str, str]
+    """By row key."""
+    profiles: Mapping[str, TestProfile] = field(default_factory=dict)
+    """By row key, where a profiler counted."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as why nothing was counted."""
+
+    def evidence(self, key: str) -> Evidence:
+        """Of one measurement."""
+        return Evidence(self.measured[key], self.facts, self.profiles.get(key))
+
+
+def together(rows: Sequence[Row]) -> Measurement:
+    """The processes of one row as one measurement: the newest, with the others' medians as its `further`.
+
+    Where one process saw what a launch consists of and the newest did not, that stays.
+    """
+    found = [row.measurement for row in rows if row.measurement is not None]
+    newest, others = found[-1], found[:-1]
+    alike = [one for one in others if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)]
+    further = tuple(repeat for one in alike for repeat in (Repeat(one.medians, one.overhead), *one.further))
+    seen = [one.activity for one in reversed(found) if one.activity is not None and one.activity.not_counted is None]
+    counts = [one.migrations for one in reversed(found) if one.migrations is not None and one.migrations.launch is not None]
+    return replace(
+        newest,
+        further=(*newest.further, *further),
+        activity=seen[0] if seen else newest.activity,
+        migrations=counts[0] if counts else newest.migrations,
+    )
+
+
+def load(given: str) -> Side:
+    """The evidence in a file, a folder of files or a quoted pattern, as `gpumem compare` takes them.
+
+    Raises:
+        ExplainError: nothing there, or a file that cannot be used.
+    """
+    try:
+        found = side(given)
+    except SideError as error:
+        raise ExplainError(str(error)) from None
+    if len(found.devices) != 1:
+        raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
+    (facts,) = found.devices.values()
+    profiles = {}
+    for file in found.files:
+        profiles.update(_profiles(file.path))
+    measured = {key: merged(rows) for key, rows in found.rows.items()}
+    return Side(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, profiles)
+
+
+def _profiles(path: Path) -> dict[str, TestProfile]:
+    with path.open("rb") as file:
+        plain = json.loads(file.read(LARGEST))
+    if not isinstance(plain, dict) or "profiles" not in plain:
+        return {}
+    try:
+        return {one.key: one for one in profiles_from_json(plain["profiles"])}
+    except SchemaError as error:
+        raise ExplainError(f"{path}: $.profiles{str(error).removeprefix('$')}") from None
+
+
+def to_json(one: Side, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
+    """The file of some measurements of a side.
+
+    Args:
+        one: the side.
+        keys: of the measurements.
+        utc: when, as ISO 8601.
+    """
+    verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
+    rows = [Row(one.nodeids[key], Limits(), verdict, one.measured[key], one.measured[key].label) for key in keys]
+    profiles = [one.profiles[key] for key in keys if key in one.profiles]
+    return {
+        "datetime": utc,
+        "version": "gpumem explain",
+        "gpumem": document(one.facts, rows, {"explain": True}),
+        "profiles": profiles_to_json(profiles),
+    }

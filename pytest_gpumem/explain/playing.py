@@ -1,0 +1,155 @@
+"""Both sides measured: a few alternating pairs of fresh processes, in which a launch is watched too, and counters where there are some."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from pytest_gpumem.duet.errors import DuetError
+from pytest_gpumem.duet.schedule import BASE, HEAD, turns
+from pytest_gpumem.duet.workers import TAKEN_AWAY, Workers, check_arguments
+from pytest_gpumem.duet.worktree import Side as Tree
+from pytest_gpumem.explain.counting import NotCounted, count
+from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
+from pytest_gpumem.explain.evidence import Side, together
+from pytest_gpumem.nsight import ncu
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.profile import TestProfile
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import device_from_json, document_from_json
+
+WATCHING = "--gpumem-explain"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured."""
+
+    tests: tuple[str, ...]
+    """Node ids; empty for all that the arguments select."""
+    arguments: tuple[str, ...]
+    """pytest's."""
+    pairs: int
+    """Processes of each side."""
+    counters: bool
+    """Run both sides under ncu as well."""
+    seed: int = 0
+    """Of the order of base and head."""
+
+
+def play(base: Tree, head: Tree, asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object]) -> tuple[Side, Side]:
+    """Measure both sides.
+
+    Raises:
+        ExplainError: pytest did not accept its arguments or the device.
+        NothingMeasured: a side measured none of the tests.
+    """
+    trees = {BASE: base, HEAD: head}
+    try:
+        check_arguments(asked.arguments)
+        rows, facts = _processes(trees, asked, environment, echo)
+    except DuetError as error:
+        raise ExplainError(str(error)) from None
+    sides = {}
+    for name, tree in trees.items():
+        by_key: dict[str, list[Row]] = {}
+        for row in rows[name]:
+            if row.measurement is not None:
+                by_key.setdefault(row.key, []).append(row)
+        if not by_key:
+            raise NothingMeasured(f"{name} ({tree.what}) measured nothing")
+        other = next(one for which, one in trees.items() if which != name)
+        sides[name] = _side(name, tree, other, asked, by_key, facts[name], environment, echo)
+    return sides[BASE], sides[HEAD]
+
+
+def _processes(
+    trees: Mapping[str, Tree], asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object]
+) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
+    """The rows of all processes of each side, oldest first, and the device of each side."""
+    files = sorted({nodeid.partition("::")[0] for nodeid in asked.tests})
+    workers = Workers(trees, (*asked.arguments, WATCHING), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
+    rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
+    facts: dict[str, DeviceFacts] = {}
+    schedule = list(islice(turns(asked.seed), 2 * asked.pairs))
+    try:
+        for number, turn in enumerate(schedule):
+            process = workers.run(schedule[number:], asked.tests or None, 1)
+            if process.error is not None:
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) crashed: {process.error}")
+            if process.facts:
+                facts[turn.side] = device_from_json(dict(process.facts))
+            rows[turn.side] += process.rows
+            failed = "".join(f"; {nodeid} {outcome}: {why}" for nodeid, (outcome, why) in process.outcomes.items())
+            echo(f"gpumem: process {number + 1} of {len(schedule)}, {turn.side}, {process.seconds:.1f} s{failed}")
+    finally:
+        workers.close()
+    return rows, facts
+
+
+def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object], tree: Tree) -> Side:
+    """Measure one side, for a base that was measured before.
+
+    Raises:
+        ExplainError, NothingMeasured: as `play`.
+    """
+    try:
+        check_arguments(asked.arguments)
+    except DuetError as error:
+        raise ExplainError(str(error)) from None
+    by_key: dict[str, list[Row]] = {}
+    facts = None
+    for number in range(asked.pairs):
+        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+            results = Path(folder, "results.json")
+            command = [tree.python, "-m", "pytest", "--gpumem", WATCHING, *asked.arguments, *asked.tests, f"--benchmark-json={results}"]
+            command += [f"--gpumem-baseline={Path(folder, 'none')}", "-o", "gpumem_report=", "-p", "no:cacheprovider"]
+            own = {name: value for name, value in environment.items() if name not in TAKEN_AWAY}
+            finished = ncu.run(command, own, echo, folder=tree.folder)
+            text = results.read_text(encoding="utf-8") if results.exists() else ""
+        if not text.strip():
+            raise NothingMeasured(f"head measured nothing (exit code {finished.exit_code}); what pytest said is above")
+        try:
+            found = document_from_json(json.loads(text).get("gpumem"))
+        except (ValueError, AttributeError) as error:
+            raise NothingMeasured(f"head's results cannot be read: {error}") from None
+        facts = found.device
+        for row in found.rows:
+            if row.measurement is not None:
+                by_key.setdefault(row.key, []).append(_medians(row))
+        echo(f"gpumem: process {number + 1} of {asked.pairs}, head")
+    if facts is None or not by_key:
+        raise NothingMeasured("head measured nothing")
+    return _side("head", tree, tree, asked, by_key, facts, environment, echo)
+
+
+def _side(
+    name: str,
+    tree: Tree,
+    other: Tree,
+    asked: Asked,
+    by_key: Mapping[str, list[Row]],
+    facts: DeviceFacts,
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+) -> Side:
+    profiles: dict[str, TestProfile] = {}
+    notes: tuple[str, ...] = ()
+    if asked.counters and not facts.simulated:
+        try:
+            profiles = count(tree, other, asked.arguments, asked.tests, environment, echo)
+        except NotCounted as reason:
+            notes = (f"{name}: {reason}",)
+    measured = {key: together(found) for key, found in by_key.items()}
+    return Side(tree.what, facts, measured, {key: found[-1].nodeid for key, found in by_key.items()}, profiles, notes)
+
+
+def _medians(row: Row) -> Row:
+    """The row with each placement as its median: evidence is kept small."""
+    assert row.measurement is not None
+    return replace(row, measurement=replace(row.measurement, placements=tuple((median,) for median in row.measurement.medians)))
