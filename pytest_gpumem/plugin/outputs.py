@@ -27,6 +27,8 @@ SUMMARY_LIMIT = 1 << 20
 """Bytes of that file: of a larger one GitHub shows nothing ("Workflow commands", Step isolation and limits)."""
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 """Variables with the folder of the checked-out repository: what GitHub's and GitLab's paths are relative to."""
+GATE = "GPUMEM_GATE"
+"""Set by `gpumem gate` for its screen: the gate annotates once the duet has decided."""
 FILES = ("markdown", "code_quality")
 """Settings that name a file which is written here."""
 
@@ -105,8 +107,8 @@ class OutputHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for note in self._notes:
             terminalreporter.write_line(note)
-        # A run under a profiler judges nothing.
-        if os.environ.get("GITHUB_ACTIONS") == "true" and not self._session.ranges.tool_attached():
+        # A run under a profiler judges nothing; the verdicts of a gate's screen are not the last ones.
+        if os.environ.get("GITHUB_ACTIONS") == "true" and GATE not in os.environ and not self._session.ranges.tool_attached():
             terminalreporter.ensure_newline()
             for line in workflow_commands(concerns(self._session.rows), self._places):
                 terminalreporter.write_line(line)

@@ -21,25 +21,23 @@ _DERIVED: dict[type, tuple[str, ...]] = {Row: DERIVED_ROW, Measurement: DERIVED_
 
 def json_schema() -> dict[str, Any]:
     """Of what stands under the key `gpumem` of a `--benchmark-json` file (JSON Schema, draft 2020-12)."""
+    document = {
+        "schema": {"const": SCHEMA, "description": "Version of this layout."},
+        "device": {"$ref": "#/$defs/DeviceFacts", "description": "What was measured on."},
+        "simulated": {"type": "boolean", "description": "No GPU took part: every time is a model's."},
+        "settings": {"type": "object", "description": "What the run was asked for, by the names of the options."},
+        "rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}, "description": "A row for each measurement."},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "pytest-gpumem results",
         "description": "The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI units.",
-        **_object(
-            {
-                "schema": {"const": SCHEMA, "description": "Version of this layout."},
-                "device": {"$ref": "#/$defs/DeviceFacts", "description": "What was measured on."},
-                "simulated": {"type": "boolean", "description": "No GPU took part: every time is a model's."},
-                "settings": {"type": "object", "description": "What the run was asked for, by the names of the options."},
-                "rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}, "description": "A row for each measurement."},
-            }
-        ),
+        "type": "object",
+        # Further keys are of those who put a document somewhere, such as the maps of sweeps, and a baseline's time and revision.
+        "properties": document,
+        "required": list(document),
         "$defs": _definitions(),
     }
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _definitions() -> dict[str, Any]:

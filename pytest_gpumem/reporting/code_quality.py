@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.concerns import Concern, Level, Place
 
@@ -25,16 +26,23 @@ def code_quality(concerns: Sequence[Concern], places: Mapping[str, Place]) -> st
 
 def _finding(concern: Concern, place: Place | None) -> dict[str, object]:
     row = concern.row
-    check = f"gpumem {row.verdict.outcome.value}"
     place = place if place is not None else Place(row.nodeid.partition("::")[0], 1)
     return {
         "description": concern.sentence,
-        "check_name": check,
-        # Without figures, which differ in every run: the same finding of two runs is one.
-        "fingerprint": hashlib.sha256(f"{check}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest(),
+        "check_name": _check(row),
+        "fingerprint": fingerprint(row),
         "severity": _severity(concern),
         "location": {"path": place.file, "lines": {"begin": place.line}},
     }
+
+
+def fingerprint(row: Row) -> str:
+    """What makes two findings of different runs the same: the row and its verdict, without figures, which always differ."""
+    return hashlib.sha256(f"{_check(row)}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check(row: Row) -> str:
+    return f"gpumem {row.verdict.outcome.value}"
 
 
 def _severity(concern: Concern) -> str:

@@ -24,17 +24,20 @@ _REASONS = 20_000
 """Characters that the reasons may take of a page."""
 
 
-def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]) -> str:
+def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object], *, remarks: Sequence[str] = ()) -> str:
     """The page: what needs a look with its reasons, then all rows, folded.
 
     Args:
         rows: in the order in which they are shown; failed ones too.
         facts: the device that was measured.
         settings: plain values that the run was taken under.
+        remarks: what decided a gate, a sentence each.
     """
     parts = [f"### gpumem: {escaped(facts.name)}{' (simulated)' if facts.simulated else ''}"]
     if facts.simulated:
         parts.append(f"> **No GPU is measured:** times come from a model of {escaped(facts.name)}.")
+    if remarks:
+        parts.append(preformatted(remarks, _REASONS))
     if not rows:
         return _joined([*parts, "Nothing was measured."])
     counts = Counter(row.verdict.outcome for row in rows)

@@ -42,7 +42,7 @@ def test_a_recorded_run_is_of_it(schema: dict[str, Any], recorded: Any) -> None:
     [
         lambda d: d.update(schema=2),
         lambda d: d.pop("device"),
-        lambda d: d.update(extra=1),
+        lambda d: d["rows"][0].update(extra=1),
         lambda d: d["device"].update(sm_count="132"),
         lambda d: d["rows"][0].update(verdict="PASS"),
         lambda d: d["rows"][0]["verdict"].update(outcome="MAYBE"),

@@ -1,0 +1,124 @@
+"""What becomes of a run's rows once a duet has judged those that its screen flagged, and the exit code that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.judge import is_failure, judge
+
+FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
+"""Exit codes of the gate."""
+PYTEST_PASSED, PYTEST_FAILED, PYTEST_USAGE, PYTEST_NOTHING = 0, 1, 4, 5
+"""pytest's."""
+_FLAGGED = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the duet said of one row."""
+
+    outcome: str | None
+    """Its verdict's name; None: there was nothing to compare."""
+    sentence: str
+    """Why."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a gate ends."""
+
+    code: int
+    rows: tuple[Row, ...]
+    """The run's rows, with the duet's verdict where it gave one."""
+    remarks: tuple[str, ...]
+    """What decided it, a sentence each; the last one is the result."""
+
+
+def flagged(rows: Sequence[Row]) -> list[Row]:
+    """Rows that a duet is to judge: those that the screen finds slower, or cannot tell."""
+    return [row for row in rows if row.verdict.outcome in _FLAGGED and row.verdict.comparison is not None]
+
+
+def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
+    """What a row is without its limit on slow-downs, if that is all that speaks against it as far as its figures tell; else None.
+
+    A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
+    """
+    comparison, measurement = row.verdict.comparison, row.measurement
+    if comparison is None or measurement is None:
+        return None
+    # Faster than the baseline by too much is no slow-down: such a row fails because its baseline is stale.
+    if comparison.delta <= 0 and row.verdict.outcome is not Outcome.INCONCLUSIVE:
+        return None
+    siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
+    others = replace(row.limits, max_regression=None, fail_if_faster=None)
+    verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
+    return None if is_failure(verdict, strict=False) else verdict
+
+
+def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged]) -> tuple[Row, ...]:
+    """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged."""
+    return tuple(_settled(row, rows, facts, duet.get(row.key)) for row in rows)
+
+
+def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged | None) -> Row:
+    if judged is None or row not in flagged(rows):
+        return row
+    old = row.verdict
+    screen = f"the screen had said {old.outcome.value}: {old.reason}"
+    said = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
+    if judged.outcome == Outcome.FAIL.value:
+        return replace(row, failed=True, verdict=replace(old, outcome=Outcome.FAIL, reason=f"{said}; {screen}"))
+    rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
+    if rest is None:
+        return replace(row, verdict=replace(old, reason=f"{old.reason}; {said}"))
+    besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
+    return replace(row, failed=False, verdict=replace(old, outcome=rest.outcome, reason=f"{said}{besides}; {screen}"))
+
+
+def decide(
+    code: int, failures: int, rows: Sequence[Row], facts: DeviceFacts | None, duet: Mapping[str, Judged] | None, *, strict: bool
+) -> Decision:
+    """The gate's end.
+
+    Args:
+        code: pytest's exit code of the screen.
+        failures: failures and errors that pytest counted.
+        rows: of the screen.
+        facts: of the device; None where pytest wrote no results.
+        duet: what the duet said, by `Row.key`; None where there was none.
+        strict: green takes a PASS of every row, on a real GPU.
+    """
+    if code == PYTEST_USAGE:
+        return Decision(USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
+    if code == PYTEST_NOTHING:
+        return Decision(NO_VERDICT, tuple(rows), ("no verdict: no tests were collected",))
+    if code not in (PYTEST_PASSED, PYTEST_FAILED):
+        return Decision(RED, tuple(rows), (f"red: pytest ended with {code} before its tests did",))
+    if facts is None or not rows:
+        if code == PYTEST_FAILED:
+            return Decision(RED, tuple(rows), ("red: tests failed, and nothing was measured",))
+        return Decision(NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
+    after = settled(rows, facts, duet or {})
+    cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
+    remarks = [f"cleared by the duet: {key}" for key in cleared]
+    # A test is cleared once all its rows are: others of it may fail.
+    tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
+    bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
+    others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
+    if code == PYTEST_FAILED and failures == 0:
+        return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
+    if bad or others:
+        slower = f"{len(bad)} of {len(after)} rows fail" if bad else ""
+        besides = f"{others} failures of tests are not about what was measured" if others else ""
+        return Decision(RED, after, (*remarks, f"red: {'; '.join(part for part in (slower, besides) if part)}"))
+    doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
+    if strict and (doubtful or facts.simulated):
+        why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
+        return Decision(NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
+    left = f", {len(doubtful)} of them undecided or without a baseline" if doubtful else ""
+    return Decision(FINE, after, (*remarks, f"green: {len(after)} rows{left}"))

@@ -1,0 +1,226 @@
+"""The command `gpumem gate`: what a pipeline runs for a pull request. A screen of everything, then a duet of what the screen flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pytest_gpumem.duet.decision import Decision, Judged
+    from pytest_gpumem.records.schema import Document
+    from pytest_gpumem.reporting.concerns import Place
+
+RESULTS, JUNIT, REPORT = "results.json", "junit.xml", "report.html"
+SUMMARY, QUALITY, DUET = "summary.md", "code-quality.json", "duet.json"
+FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
+"""What the gate writes into its folder."""
+OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
+"""Options of pytest that say where to write what the gate reads or writes itself."""
+VARIABLE = "GPUMEM_GATE"
+"""Set for the screen: it annotates nothing, because the duet may clear what it flags."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  gpumem gate origin/main                            in a pull request's pipeline
+  gpumem gate origin/main --strict -- tests/gpu -q   only PASS of every row is green
+  gpumem gate origin/main --screen-only              without the duet
+"""
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("gpumem-results"),
+    help="Folder of results, report and summary. Default: gpumem-results.",
+)
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test is held to.')
+@click.option("--screen-only", is_flag=True, help="Without the duet: the screen's FAIL stands, its SUSPECT is a warning.")
+@click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
+@click.argument("base", metavar="BASE")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def gate(
+    output: Path,
+    max_regression: str | None,
+    screen_only: bool,
+    rounds_max: int | None,
+    strict: bool,
+    base: str,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Hold a change to what BASE, a git revision, was measured at: for pipelines of pull requests.
+
+    Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, or cannot tell, a duet of BASE
+    and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under
+    GitHub Actions the job's summary and annotations.
+
+    Exits with 1 where a test fails or something got slower, with 4 where the run could not begin, such as without a GPU, with 6 where
+    nothing was measured.
+    """
+    from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    for argument in pytest_arguments:
+        if (name := argument.partition("=")[0]) in (*OWN, "--gpumem-save"):
+            why = "a gate accepts nothing into a baseline" if name == "--gpumem-save" else f"the gate writes into {output}; see --output"
+            raise click.UsageError(f"{name} among pytest's arguments: {why}.")
+    try:
+        if max_regression is not None:
+            parse_margin(max_regression)
+    except QuantityError as error:
+        raise click.UsageError(f"--max-regression: {error}.") from None
+    _clear(output)
+    screened = _screen(output, base, max_regression, pytest_arguments)
+    document, duet = screened.document, None
+    wanted = flagged(document.rows) if document is not None and screened.code in (PYTEST_PASSED, PYTEST_FAILED) else []
+    if wanted and not screen_only:
+        click.echo(f"gpumem gate: the screen flags {len(wanted)} rows; the duet decides them", err=True)
+        duet = _duet(output, base, max_regression, rounds_max, duet_arguments(pytest_arguments))
+    rows = document.rows if document is not None else ()
+    decision = decide(screened.code, screened.failures, rows, document.device if document is not None else None, duet, strict=strict)
+    if document is not None:
+        _tell(output, document, decision, os.environ)
+    for remark in decision.remarks:
+        click.echo(f"gpumem gate: {remark}")
+    return decision.code
+
+
+def _clear(output: Path) -> None:
+    """Make the folder, and take away what an earlier run left in it: a run that breaks must not show another's results."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
+        # What it writes is no change of the tree, as which the duet would take it.
+        (output / ".gitignore").write_text("*\n")
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the screen left."""
+
+    code: int
+    """pytest's exit code."""
+    failures: int
+    """Failures and errors that it counted."""
+    document: Document | None
+    """Its results; None if it wrote none."""
+
+
+def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
+    from pytest_gpumem.records.schema import SchemaError, document_from_json
+
+    # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
+    # that they may change, and before what the gate relies on.
+    own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
+    own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
+    own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
+    command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
+    environment = {name: value for name, value in os.environ.items() if name not in ("GITHUB_STEP_SUMMARY", "GPUMEM_SAVE")}
+    sys.stdout.flush()
+    code = subprocess.run(command, env={**environment, VARIABLE: "1"}, check=False).returncode
+    try:
+        text = (output / RESULTS).read_text(encoding="utf-8")
+        # An empty file is what pytest-benchmark leaves where nothing was measured.
+        document = document_from_json(json.loads(text).get("gpumem")) if text.strip() else None
+        suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
+        failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
+    except FileNotFoundError:
+        return Screened(code, 0, None)
+    except (SchemaError, ValueError, AttributeError, ElementTree.ParseError) as error:
+        raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
+    return Screened(code, failures, document)
+
+
+def duet_arguments(arguments: Sequence[str]) -> list[str]:
+    """pytest's arguments without those that are a screen's alone, each with its value."""
+    from pytest_gpumem.duet.workers import REFUSED
+
+    left: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name = "-n" if word.startswith("-n") and not word.startswith("--") else word.partition("=")[0]
+        if name not in REFUSED:
+            left.append(word)
+        elif word == name and name != "--gpumem-l2-sweep":
+            next(words, None)  # its value stands apart
+    return left
+
+
+def _duet(output: Path, base: str, max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:
+    """What the duet says of each row that the screen flagged; nothing of any where it judged none."""
+    from pytest_gpumem.duet.command import ROUNDS, duet
+    from pytest_gpumem.duet.decision import Judged
+
+    assert duet.callback is not None
+    duet.callback(
+        head=None,
+        tests=(),
+        flagged=str(output / RESULTS),
+        max_regression=max_regression,
+        rounds_max=ROUNDS if rounds_max is None else rounds_max,
+        seed=0,
+        journal=None,
+        file=output / DUET,
+        strict=False,
+        base=base,
+        pytest_arguments=tuple(arguments),
+    )
+    document = json.loads((output / DUET).read_text(encoding="utf-8"))
+    found = {one["key"]: Judged(one["outcome"], one["sentence"]) for one in document["verdicts"]}
+    if (common := document["common"]) is not None and common["outcome"] == "FAIL":
+        # A shift of all ends the duet: what is not decided by then is part of it.
+        found = {key: one if one.outcome in ("PASS", "FAIL") else Judged("FAIL", common["sentence"]) for key, one in found.items()}
+    return found
+
+
+def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
+    """Write summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
+    from pytest_gpumem.files import append_whole, write_whole
+    from pytest_gpumem.reporting.annotations import workflow_commands
+    from pytest_gpumem.reporting.code_quality import code_quality
+    from pytest_gpumem.reporting.concerns import concerns
+    from pytest_gpumem.reporting.markdown import page
+
+    found = concerns(decision.rows)
+    try:
+        places = _places(output, document)
+        text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
+        write_whole(output / SUMMARY, text)
+        write_whole(output / QUALITY, code_quality(found, places))
+        if summary := environment.get("GITHUB_STEP_SUMMARY"):
+            append_whole(Path(summary), f"{text}\n")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
+    if environment.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(found, places):
+            click.echo(line)
+
+
+def _places(output: Path, document: Document) -> dict[str, Place]:
+    """Where the tests stand that the screen's own code-quality report names."""
+    from pytest_gpumem.reporting.code_quality import fingerprint
+    from pytest_gpumem.reporting.concerns import Place
+
+    try:
+        findings: list[dict[str, Any]] = json.loads((output / QUALITY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}
+    found = {}
+    for row in document.rows:
+        if (location := by_fingerprint.get(fingerprint(row))) is not None:
+            found[row.nodeid] = Place(location["path"], location["lines"]["begin"])
+    return found

@@ -1,0 +1,155 @@
+"""What a gate makes of a screen and a duet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from known_devices import H100
+
+from pytest_gpumem.duet.decision import FINE, NO_VERDICT, RED, USAGE, Decision, Judged, decide, flagged, settled
+from pytest_gpumem.duet.gate import duet_arguments
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+
+PASSED, FAILED = Judged("PASS", "+0.1 %"), Judged("FAIL", "slower: +3 %")
+
+
+def row(outcome: Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
+    measurement = Measurement(
+        label=label,
+        target="copy",
+        mode="clean-cold",
+        sampler="graph",
+        sampler_reason="",
+        placements=((1e-3, 1e-3), (1e-3, 1e-3)),
+        half_width=1e-9,
+        traffic=None,
+        footprint=None,
+        floor=1e-6,
+        conditions=(Conditions(), Conditions()),
+    )
+    comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
+    verdict = Verdict(outcome, f"said by the screen of {name}", comparison)
+    held = Limits(**{"max_regression": "1%", **limits})
+    return Row(f"t.py::{name}", held, verdict, measurement, label, failed=outcome is Outcome.FAIL)
+
+
+def decided(*rows: Row, failures: int | None = None, strict: bool = False, **duet: Judged) -> Decision:
+    failures = sum(one.failed for one in rows) if failures is None else failures
+    said = {f"t.py::{name}": judged for name, judged in duet.items()}
+    return decide(1 if failures else 0, failures, rows, H100, said, strict=strict)
+
+
+def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
+    rows = [row(outcome, outcome.name) for outcome in Outcome] + [row(Outcome.FAIL, "absolute", delta=None)]
+    assert {one.nodeid for one in flagged(rows)} == {"t.py::FAIL", "t.py::SUSPECT", "t.py::INCONCLUSIVE"}
+
+
+def test_all_passed() -> None:
+    decision = decided(row(), row(name="b"))
+    assert (decision.code, decision.remarks) == (FINE, ("green: 2 rows",))
+
+
+def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
+    assert decided(row(Outcome.FAIL)).code == RED
+    cleared = decided(row(Outcome.FAIL), a=PASSED)
+    assert cleared.code == FINE
+    assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 rows")
+    (after,) = cleared.rows
+    assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
+    assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen had said FAIL: said by the screen of a"
+    for undecided in (Judged("INCONCLUSIVE", "noisy"), Judged("UNRELIABLE", "throttled"), Judged(None, "head: the test fails")):
+        decision = decided(row(Outcome.FAIL), a=undecided)
+        assert decision.code == RED
+        assert decision.rows[0].verdict.reason.endswith(f"; the duet: {undecided.outcome or 'no verdict'}, {undecided.sentence}")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUSPECT, Outcome.INCONCLUSIVE])
+def test_a_duet_decides_what_the_screen_could_not(outcome: Outcome) -> None:
+    assert decided(row(outcome)).code == FINE
+    assert decided(row(outcome), strict=True).code == NO_VERDICT
+    assert decided(row(outcome), strict=True, a=PASSED).code == FINE
+    red = decided(row(outcome), a=FAILED)
+    assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (RED, True, Outcome.FAIL)
+    assert decided(row(outcome), a=Judged("INCONCLUSIVE", "noisy")).code == FINE
+    # pytest, itself strict, failed the test: the duet clears it all the same.
+    assert decided(replace(row(outcome), failed=True), failures=1, a=PASSED).code == FINE
+
+
+def test_an_unchanged_row_is_cleared_though_it_measured_faster() -> None:
+    assert decided(row(Outcome.INCONCLUSIVE, delta=-0.001), strict=True, a=PASSED).code == FINE
+
+
+def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
+    """Not a broken limit of another kind, a stale baseline, a claim that does not hold, or a test's own failure."""
+    assert decided(row(Outcome.FAIL, max_latency="1 us"), a=PASSED).code == RED
+    assert decided(row(Outcome.FAIL, delta=-0.2, fail_if_faster="5%"), a=PASSED).code == RED
+    both = (row(Outcome.FAIL, label="y", faster_than="2 x x"), row(label="x"))
+    assert decide(1, 1, both, H100, {"t.py::a[y]": PASSED}, strict=False).code == RED
+    assert decided(replace(row(), failed=True), failures=1, a=PASSED).code == RED
+
+
+def test_a_limit_that_is_nearly_broken_stays_a_doubt() -> None:
+    near = row(Outcome.FAIL, max_latency="1.004 ms")
+    assert near.measurement is not None
+    near = replace(near, measurement=replace(near.measurement, placements=((1e-3,), (1.01e-3,)), half_width=0.05e-3))
+    after = decided(near, a=PASSED).rows[0]
+    assert after.verdict.outcome is Outcome.SUSPECT
+    assert "max_latency" in after.verdict.reason
+
+
+def test_failures_that_no_row_accounts_for_are_red() -> None:
+    """An ordinary test, a teardown: pytest counted more failures than the duet cleared tests."""
+    decision = decided(row(Outcome.FAIL), failures=2, a=PASSED)
+    assert decision.code == RED
+    assert decision.remarks[-1] == "red: 1 failures of tests are not about what was measured"
+    assert decided(row(), failures=1).code == RED
+    two = (row(Outcome.FAIL, label="x"), row(Outcome.FAIL, label="y"))
+    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == FINE
+    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED}, strict=False).code == RED
+
+
+def test_a_session_that_failed_as_a_whole_is_red() -> None:
+    assert decide(1, 0, [row()], H100, None, strict=False).code == RED
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, NO_VERDICT), (1, RED), (2, RED), (3, RED), (4, USAGE), (5, NO_VERDICT), (6, RED), (-11, RED), (137, RED)]
+)
+def test_no_results_are_never_green(code: int, expected: int) -> None:
+    assert decide(code, 0, (), None, None, strict=False).code == expected
+    assert decide(code, 0, (), H100, None, strict=False).code == expected
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, -9])
+def test_a_run_that_broke_off_is_never_green_whatever_it_measured(code: int) -> None:
+    assert decide(code, 0, [row()], H100, None, strict=False).code != FINE
+
+
+def test_strict_takes_a_real_gpu_and_a_baseline() -> None:
+    simulated = replace(H100, simulated=True)
+    assert decide(0, 0, [row()], simulated, None, strict=True).code == NO_VERDICT
+    assert decide(0, 0, [row()], simulated, None, strict=False).code == FINE
+    new = decided(row(Outcome.NO_BASELINE, delta=None))
+    assert (new.code, new.remarks[-1]) == (FINE, "green: 1 rows, 1 of them undecided or without a baseline")
+    assert decided(row(Outcome.NO_BASELINE, delta=None), strict=True).code == NO_VERDICT
+
+
+def test_rows_that_were_not_flagged_are_left_alone() -> None:
+    fine = row()
+    assert settled([fine], H100, {"t.py::a": FAILED}) == (fine,)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["tests", "-k", "a"], ["tests", "-k", "a"]),
+        (["--gpumem-processes=3", "-n0", "tests"], ["tests"]),
+        (["--gpumem-processes", "3", "-n", "2", "--gpumem-baseline", "x", "--gpumem-mode", "hot"], ["--gpumem-mode", "hot"]),
+        (["--gpumem-l2-sweep", "tests"], ["tests"]),
+    ],
+)
+def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: list[str]) -> None:
+    assert duet_arguments(given) == left
