@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
 
 import nsight_reading
 import pytest
-from nsight_reading import against_cupti, cut, differences, holds, stats_of, summary, table
+from nsight_reading import against_cupti, cut, differences, holds, stats_of, summary, summed, table
 from nsys_sqlite import OTHER_PID, PID, Export
 
 from pytest_gpumem.nsight import ncu_report
@@ -143,6 +144,15 @@ def test_bytes_of_one_launch_are_held_against_cupti(tmp_path: Path) -> None:
     assert one["holds"] is False
 
 
+def test_totals_are_summed_where_a_table_is_missing(tmp_path: Path) -> None:
+    whole = {"to_device": 131072, "to_host": 65536, "cpu_faults": 1, "gpu_faults": 5}
+    assert summed(exported(tmp_path / "run.sqlite")) == whole
+    with sqlite3.connect(tmp_path / "run.sqlite") as database:
+        database.execute("DROP TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS")
+    database.close()
+    assert summed(tmp_path / "run.sqlite") == {**whole, "gpu_faults": 0}
+
+
 def program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -190,7 +200,7 @@ def test_a_record_of_all_parts_is_drawn() -> None:
     record: dict[str, Any] = {
         "device": {"name": "GPU", "driver": "1"}, "ended": "2026-11-21T00:00:00", "nsys": "2025.3", "profiles": 1,
         "totals": {"kernels": 1, "nanoseconds": 5, "pages": {"to_device": 1, "to_host": 0, "gpu_faults": 2, "cpu_faults": 0}},
-        "compared": 3, "differences": [], "kept": None,
+        "compared": 3, "differences": [], "kept": None, "pages_by": "um_total_sum",
         "cupti": {"compared": [{"test": "a.py::test_pages[faulting]", **launch, "holds": True}], "error": None},
         "ncu": {"version": "2025.3", "module": True, "profile": kernel, "declared": {"read": 1000, "written": 5}, "holds": True},
     }  # fmt: skip
