@@ -21,6 +21,7 @@ from pytest_gpumem.accept import accept
 from pytest_gpumem.compare.command import compare
 from pytest_gpumem.duet.command import duet
 from pytest_gpumem.explain.command import explain
+from pytest_gpumem.duet.gate import gate
 from pytest_gpumem.nsight.profile_command import profile, ranges
 from pytest_gpumem.nsight.reading_command import read
 from pytest_gpumem.reporting.terminal import wants_colour
@@ -150,6 +151,7 @@ main.add_command(accept)
 main.add_command(compare)
 main.add_command(duet)
 main.add_command(explain)
+main.add_command(gate)
 main.add_command(profile)
 main.add_command(ranges)
 main.add_command(read)
