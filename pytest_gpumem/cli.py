@@ -20,10 +20,11 @@ import click
 from pytest_gpumem.accept import accept
 from pytest_gpumem.compare.command import compare
 from pytest_gpumem.duet.command import duet
-from pytest_gpumem.explain.command import explain
 from pytest_gpumem.duet.gate import gate
+from pytest_gpumem.explain.command import explain
 from pytest_gpumem.nsight.profile_command import profile, ranges
 from pytest_gpumem.nsight.reading_command import read
+from pytest_gpumem.report.command import report
 from pytest_gpumem.reporting.terminal import wants_colour
 
 WRONG = 1
@@ -155,3 +156,4 @@ main.add_command(gate)
 main.add_command(profile)
 main.add_command(ranges)
 main.add_command(read)
+main.add_command(report)

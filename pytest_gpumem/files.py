@@ -33,3 +33,14 @@ def append_whole(path: Path, text: str) -> None:
     """
     with open(path, "ab", buffering=0) as file:
         file.write(text.encode())
+
+
+def unwritable(path: Path) -> str | None:
+    """Why a file cannot be written, for a look before long work; None if nothing speaks against it."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if path.is_dir():
+        return "it is a folder"
+    # A new file takes the place of what is there, so the folder counts.
+    return None if os.access(folder, os.W_OK) else f"no permission to write in {folder}"

@@ -37,6 +37,8 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Counted, Measurement, Taken
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
+from pytest_gpumem.records.sweep_schema import KEY as SWEEPS
+from pytest_gpumem.records.sweep_schema import sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
 from pytest_gpumem.units import format_share
@@ -379,3 +381,5 @@ class SessionHooks:
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json())
+        if session.sweeps:
+            output_json[SWEEPS] = sweeps_to_json(session.sweeps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,10 +14,13 @@ import pytest
 from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import BaselineError
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.progress import ProgressHooks
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.html import page
+from pytest_gpumem.reporting.plots.history import Past
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
@@ -36,11 +39,26 @@ def resolvable(baseline: Baseline) -> float | None:
 
 
 class TerminalHooks:
-    """Header, announcements, table, JSON and baseline."""
+    """Header, announcements, table, report, JSON and baseline.
+
+    Raises:
+        pytest.UsageError: the report cannot be written where it is wanted.
+    """
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
+        self._page: Path | None = None
+        if (wanted := session.settings.report) is not None:
+            self._page = Path(session.config.invocation_params.dir, Path(wanted).expanduser())
+            # Noticed now, and not once everything was measured.
+            if (why := unwritable(self._page)) is not None:
+                raise pytest.UsageError(f"gpumem: {session.settings.origins['report']}: cannot write {self._page}: {why}")
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
+        if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
+            session.config.pluginmanager.register(ProgressHooks(self._session, reporter), "gpumem-progress")
 
     def pytest_report_header(self) -> list[str]:
         session = self._session
@@ -83,8 +101,8 @@ class TerminalHooks:
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        if gpu.settings.report is not None and len(gpu.rows):
-            self._report(session, Path(gpu.config.invocation_params.dir, Path(gpu.settings.report).expanduser()))
+        if self._page is not None and not session.config.option.collectonly:
+            self._report(session, self._page)
         if gpu.settings.save:
             try:
                 self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
@@ -94,16 +112,30 @@ class TerminalHooks:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _report(self, session: pytest.Session, path: Path) -> None:
-        gpu = self._session
+        gpu, rows = self._session, list(self._session.rows)
+        if not rows:
+            self._notes.append(f"--gpumem-report: nothing was measured, so {path} is not written")
+            return
         utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        settings, of = gpu.settings.to_json(), replay.revision(gpu.config)
         try:
-            write_whole(path, page(list(gpu.rows), gpu.facts, gpu.settings.to_json(), utc=utc))
+            write_whole(path, page(rows, gpu.facts, settings, utc=utc, past=self._past(rows), sweeps=gpu.sweeps, revision=of))
         except OSError as error:
             self._notes.append(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             self._notes.append(f"--gpumem-report: wrote {path}")
+
+    def _past(self, rows: Iterable[Row]) -> dict[str, list[Past]]:
+        """What the baseline holds of some rows, as far as it was measured in the same mode."""
+        found: dict[str, list[Past]] = {}
+        for row in rows:
+            for one in self._session.baseline.rows.get(row.key, ()):
+                then = one.measurement
+                if row.measurement is not None and then.mode == row.measurement.mode:
+                    found.setdefault(row.key, []).append(Past(one.process.utc, then.latency, then.half_width, one.process.revision))
+        return found
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; says what was stored, and what not and why."""
@@ -143,7 +175,8 @@ class TerminalHooks:
         # -q shows what needs attention only.
         shown = rows if writer.verbosity >= 0 else [row for row in rows if row.failed or is_failure(row.verdict, True)]
         if shown:
-            drawn = table(shown, session.facts, width=writer._tw.fullwidth, colour=writer._tw.hasmarkup, notes=writer.verbosity > 0)
+            width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
+            drawn = table(shown, session.facts, width=width, colour=colour, notes=writer.verbosity > 0, grouped=True)
             writer.write_line(drawn)
         if rows:
             counts = Counter(row.verdict.outcome.value for row in rows)

@@ -1,4 +1,4 @@
-"""Sweeps of persisting L2 as JSON, beside the rows of a run: key `l2_sweeps` of the document, which older files have not."""
+"""Sweeps of persisting L2 as JSON: in pytest-benchmark's file beside the document of the run, where anything was swept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import msgspec
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.schema import SchemaError
 
-KEY = "l2_sweeps"
+KEY = "gpumem_l2_sweeps"
+"""In the file."""
 
 
 class _Of(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

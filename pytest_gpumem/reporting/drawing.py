@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from io import StringIO
 
 from rich.box import Box
@@ -39,12 +39,12 @@ def drawn_as_text(drawn: Table, width: int, colour: bool) -> str:
     return _printed([drawn], width, colour)
 
 
-def lines_as_text(lines: Sequence[Text], width: int, colour: bool) -> str:
+def lines_as_text(lines: Iterable[Text], width: int, colour: bool) -> str:
     """Styled lines as text without trailing blanks, none of them broken."""
     return _printed(lines, width, colour)
 
 
-def _printed(what: Sequence[Table | Text], width: int, colour: bool) -> str:
+def _printed(what: Iterable[Table | Text], width: int, colour: bool) -> str:
     console = Console(
         file=StringIO(),
         width=max(width, _UNBOUNDED),

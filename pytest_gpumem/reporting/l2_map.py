@@ -32,10 +32,10 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
         colour: with ANSI escape sequences.
     """
     on = [point for point in sweep.points if point.setting.set_aside]
-    off = _off(sweep)
+    off = off_latency(sweep)
     columns = sorted({point.setting.set_aside for point in on})
-    rows = sorted({_row(sweep, point.setting) for point in on}, key=_rank, reverse=True)
-    shown = {(_row(sweep, point.setting), point.setting.set_aside): point for point in on}
+    rows = sorted({row_name(sweep, point.setting) for point in on}, key=rank, reverse=True)
+    shown = {(row_name(sweep, point.setting), point.setting.set_aside): point for point in on}
     table = ruled()
     table.add_column("hit ratio", no_wrap=True)
     for set_aside in columns:
@@ -92,13 +92,13 @@ def picture(sweeps: Sequence[tuple[str, Sweep]], path: Path) -> None:
     figure = Figure(figsize=(7.5, 3.6 * len(sweeps)), layout="constrained")
     for axes, (name, sweep) in zip(figure.subplots(len(sweeps), squeeze=False)[:, 0], sweeps, strict=True):
         on = [point for point in sweep.points if point.setting.set_aside]
-        off = _off(sweep)
+        off = off_latency(sweep)
         gains = [100 * (off / point.latency - 1) for point in on]
         most = max(map(abs, gains)) or 1.0
         x, y = [p.setting.set_aside / MiB for p in on], [p.setting.hit_ratio for p in on]
         dots = axes.scatter(x, y, c=gains, s=420, cmap="RdYlGn", vmin=-most, vmax=most, edgecolors="black", linewidths=0.5)
         for i, gain in enumerate(gains):
-            axes.annotate(f"{gain:+.0f}", (x[i], y[i]), ha="center", va="center", fontsize=7)
+            axes.annotate(f"{round(gain) + 0:+d}", (x[i], y[i]), ha="center", va="center", fontsize=7)
         best = sweep.best.setting
         axes.scatter([best.set_aside / MiB], [best.hit_ratio], s=800, facecolors="none", edgecolors="black", linewidths=1.5)
         axes.set(xlabel="set-aside, MiB", ylabel="hit ratio", ylim=(0, 1.15), xlim=(0, 1.1 * max(x)))
@@ -108,16 +108,18 @@ def picture(sweeps: Sequence[tuple[str, Sweep]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _off(sweep: Sweep) -> float:
+def off_latency(sweep: Sweep) -> float:
     """Seconds without a set-aside as the search measured them, like the map's other figures."""
     return next(point.latency for point in sweep.points if not point.setting.set_aside)
 
 
-def _row(sweep: Sweep, setting: Setting) -> str:
+def row_name(sweep: Sweep, setting: Setting) -> str:
+    """The map's row that a setting is in: its hit ratio, or that it is the fitted one."""
     return FITTED if sweep.fitted(setting) and setting.hit_ratio < 1 else f"{setting.hit_ratio:.3g}"
 
 
-def _rank(row: str) -> float:
+def rank(row: str) -> float:
+    """The order of rows, the highest on top."""
     return 2.0 if row == FITTED else float(row)
 
 
@@ -127,7 +129,10 @@ def _cell(sweep: Sweep, point: Point | None, off: float, wide: bool) -> Text:
     gain = 100 * (off / point.latency - 1)
     best = point.setting == sweep.best.setting
     style = "green" if gain >= 1 else "red" if gain <= -1 else ""
-    return Text(f"{gain:+.1f}{'*' * best}" if wide else f"{gain:+.0f}{'*' * best}", style=f"bold {style}" if best else style)
+    return Text(
+        f"{round(gain, 1) + 0.0:+.1f}{'*' * best}" if wide else f"{round(gain) + 0:+d}{'*' * best}",
+        style=f"bold {style}" if best else style,
+    )
 
 
 def _arguments(sweep: Sweep) -> str:

@@ -131,7 +131,7 @@ def test_early(gpu_benchmark):
     )
     result = gpumem("-n2", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["*test_pair*there*PASS*"])
+    result.stdout.fnmatch_lines_random(["test_pair*", "*there *PASS*"])
     document = json.loads((pytester.path / "out.json").read_text())
     assert len(document["gpumem"]["rows"]) == 6
     assert document["benchmarks"] == []
@@ -170,10 +170,23 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
 
 def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
-    result = gpumem("--gpumem-report=out.html")
-    result.assert_outcomes(passed=1)
+    result = gpumem("--gpumem-report=out.html", "--gpumem-save")
     result.stdout.fnmatch_lines(["--gpumem-report: wrote *out.html"])
-    assert "test_triad" in (pytester.path / "out.html").read_text()
+    text = (pytester.path / "out.html").read_text()
+    assert "test_triad" in text
+    assert "earlier processes" not in text
+    # The baseline of before is the history of now.
+    gpumem("--gpumem-report=out.html")
+    assert "latency over 1 earlier processes" in (pytester.path / "out.html").read_text()
+    (pytester.path / "out.html").unlink()
+    result = gpumem("--gpumem-report=out.html", "-k", "nothing")
+    result.stdout.fnmatch_lines(["--gpumem-report: nothing was measured, so *out.html is not written"])
+    assert not (pytester.path / "out.html").exists()
+
+
+def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD)
     result = gpumem("--gpumem-report=no/such/folder/out.html")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["--gpumem-report: cannot write *out.html: No such file or directory"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: gpumem: --gpumem-report: cannot write *out.html: there is no folder *"])
+    assert "test_triad" not in result.stdout.str()

@@ -2,51 +2,79 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 
 import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
+from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.reporting.anchors import anchor
 from pytest_gpumem.reporting.html import page
+from pytest_gpumem.reporting.plots.history import Past
+from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
 UTC = "2026-11-21T12:00:00+00:00"
+COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
 
 
 class Read(HTMLParser):
-    """Collects tags and text, and sees that every tag is closed."""
+    """Collects tags, attributes and text, and sees that every tag is closed."""
 
-    VOID = ("meta",)
+    VOID = ("meta", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.attributes += attrs
         if tag not in self.VOID:
             self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text += data
+
+    def named(self, name: str) -> list[str | None]:
+        return [value for attribute, value in self.attributes if attribute == name]
+
+
+def sweep(name: str = "reset_data", note: str = "") -> Sweep:
+    on = Point(Setting(4 * MiB, 1.0), 1e-3, None)
+    points = (Point(OFF, 2e-3, None), on, Point(Setting(2 * MiB, 0.25), 4e-3, None))
+    notes = (note,) if note else ()
+    return Sweep(name, "GPU", False, 8 * MiB, points, 51, points[0], on, Change(1.0, 0.9, 1.1), (), notes)
 
 
 def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
-    read = Read(page([make_row(), replace(make_row("t.py::test_b", Outcome.FAIL), failed=True)], facts, {"mode": "hot"}, utc=UTC))
+    rows = [make_row(), replace(make_row("t.py::test_b", Outcome.FAIL), failed=True), make_row("t.py::test_c", measured=False)]
+    read = Read(page(rows, facts, {"mode": "hot"}, utc=UTC, revision="abc123"))
     assert not read.open
-    assert read.tags.count("tr") == 3
-    for shown in ("268.3 us", "3002 GB/s", "89.5 %", "test_b", "1 PASS", "1 FAIL", "mode hot", UTC, facts.name):
+    assert read.tags.count("tr") == 4
+    assert read.tags.count("details") == 3
+    for shown in ("268.3 us", "3002 GB/s", "89.5 %", "test_b", "2 PASS", "1 FAIL", "mode hot", UTC, facts.name, "revision abc123"):
         assert shown in read.text
 
 
@@ -59,20 +87,127 @@ def test_a_pattern_and_an_interval_stand_among_the_details(facts: DeviceFacts, m
     assert "sectors" not in text
 
 
-@pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}", "</td></table>", "&lt;"])
-def test_names_labels_and_reasons_are_escaped(facts: DeviceFacts, make_row: MakeRow, hostile: str) -> None:
-    row = make_row(f"t.py::test_a[{hostile}]", Outcome.FAIL, label=hostile)
-    row = replace(row, verdict=replace(row.verdict, reason=hostile))
-    read = Read(page([row], facts, {"mode": hostile}, utc=UTC))
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7 * 7 }}",
+    "</td></table>",
+    "&lt;",
+    "</title><svg/onload=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "' onmouseover='alert(1)",
+    "javascript:alert(1)",
+    "]]><!--",
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_whatever_names_and_files_hold_is_text(facts: DeviceFacts, make_row: MakeRow, hostile: str) -> None:
+    """In the table, in sections, in every kind of plot, its caption, legend and tips."""
+    overlap = Overlap((Part(hostile, 1e-4), Part("kernel", 2e-4)), 3e-4, 2e-4, 2)
+    rows = [make_row(f"t.py::test_a[{hostile}]", Outcome.FAIL, label=hostile, reason=hostile, comparison=COMPARISON, overlap=overlap)]
+    rows += [make_row(f"t.py::test_{hostile}", label=f"{hostile}, {number}", accesses_per_launch=9) for number in (1, 2, 3)]
+    rows += [make_row("t.py::test_b", label=f"{number} MiB, {hostile}", sectors_per_request=number) for number in (4.0, 8.0, 16.0)]
+    rows += [make_row("t.py::test_b", label=f"{number} MiB, plain") for number in (4.0, 8.0, 16.0)]
+    past = {row.key: [Past(datetime(2026, 11, 1, tzinfo=timezone.utc), 1e-4, None, hostile)] for row in rows}
+    odd = replace(facts, name=hostile)
+    drawn = page(rows, odd, {"mode": hostile}, utc=hostile, past=past, sweeps=[(hostile, sweep(hostile, hostile))], revision=hostile)
+    read = Read(drawn)
     assert not read.open
-    assert "script" not in read.tags
+    assert read.tags.count("script") == 1
     assert "img" not in read.tags
     assert read.tags.count("table") == 1
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
+    assert all(target is not None and re.fullmatch(r"#[a-z][-a-z0-9]*", target) for target in read.named("href"))
     assert hostile in read.text
+    # And its own script and styles are as they are in the package.
+    policy = next(value for value in read.named("content") if value is not None and "script-src" in value)
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", drawn, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{rule} 'sha256-{digest}'" in policy
+        assert not hostile.startswith("<") or hostile not in text
+    assert "unsafe" not in policy
 
 
 def test_nothing_comes_from_the_network_and_a_model_is_named(facts: DeviceFacts, make_row: MakeRow) -> None:
     text = page([make_row(simulated=True)], replace(facts, simulated=True), {}, utc=UTC)
-    assert not re.search(r"https?://|<link|<script|src=", text)
+    assert not re.search(r"https?://|<link|<script[^>]|src=|url\(|@import", text)
+    assert "default-src &#39;none&#39;" in text
     assert "no GPU was measured" in text
-    assert "PASS, simulated" in text
+    assert "PASS</span> sim" in text
+
+
+def test_a_row_is_linked_to_its_section(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_a", label="x"), make_row("t.py::test_b", Outcome.FAIL, reason="slow", comparison=COMPARISON)]
+    read = Read(page(rows, facts, {}, utc=UTC))
+    ids = read.named("id")
+    for row in rows:
+        assert ids.count(anchor(row)) == 1
+        assert f"#{anchor(row)}" in read.named("href")
+    assert anchor(rows[0]) != anchor(rows[1])
+    assert anchor(replace(rows[0], failed=True)) == anchor(rows[0])
+    assert all(target.removeprefix("#") in ids for target in read.named("href") if target is not None)
+    # Needs a look, the forest of changes, and the table.
+    assert read.named("href").count(f"#{anchor(rows[1])}") == 3
+
+
+def test_what_needs_a_look_stands_first(facts: DeviceFacts, make_row: MakeRow) -> None:
+    failed = [replace(make_row("t.py::test_a", label=label), failed=True) for label in ("x", "y")]
+    suspect = make_row("t.py::test_b", Outcome.SUSPECT, reason="why it is suspect")
+    slower = make_row("t.py::test_c", comparison=COMPARISON, reason="why it is slower")
+    text = Read(page([*failed, slower, suspect, make_row("t.py::test_d")], facts, {}, utc=UTC)).text
+    head = text[: text.index("all verdicts")]
+    told = ("something else than the verdicts on 2 measurements", "why it is suspect", "why it is slower")
+    places = [head.find(one) for one in told]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "test_d" not in head
+    assert "Needs a look" not in Read(page([make_row()], facts, {}, utc=UTC)).text
+
+
+def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
+    empty = page([make_row("t.py::test_a")], facts, {}, utc=UTC)
+    assert 'id="plots"' not in empty
+    assert empty.count("<figure>") == 1  # its samples
+    rows = [make_row("t.py::test_sizes", label=f"{size} MiB") for size in (1, 2, 4)]
+    rows += [make_row("t.py::test_chase", label=label, accesses_per_launch=1000) for label in ("L2", "DRAM")]
+    rows.append(make_row("t.py::test_slower", comparison=COMPARISON))
+    rows.append(make_row("t.py::test_overlap", overlap=Overlap((Part("a", 1e-4), Part("b", 2e-4)), 3e-4, 2e-4, 2, 8)))
+    text = Read(page(rows, facts, {}, utc=UTC, sweeps=[("t.py::test_l2", sweep())])).text
+    for caption in (
+        "changes against the baseline",
+        "test_sizes: bandwidth over 1 to 4 MiB",
+        "latency of one access",
+        "test_l2: persisting L2 of reset_data",
+        "parts alone and together",
+    ):
+        assert caption in text
+    assert "peak of DRAM" in text
+    assert "persistence pays" in text
+
+
+def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = make_row()
+    first = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    past = {row.key: [Past(first + timedelta(days=day), 268e-6 + day * 1e-8, 1e-7, f"rev{day}") for day in range(3)]}
+    text = page([row, make_row("t.py::test_new")], facts, {}, utc=UTC, past=past)
+    assert text.count("earlier processes, and this run") == 1
+    assert "2026-11-01 00:00 rev0 268.0 us" in text
+
+
+def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None:
+    """One sample, equal samples, a huge interval, no change at all, thousands of samples, the same number twice."""
+    same = replace(COMPARISON, delta=0.0, low=0.0, high=0.0)
+    rows = [
+        make_row("t.py::a", placements=((1e-4,),), half_width=None, comparison=same),
+        make_row("t.py::b", placements=((1e-4,) * 9, (1e-4,) * 9), half_width=0.0),
+        make_row("t.py::c", placements=((1e-4, 2e-4), (9e-4, 9e-4)), half_width=4e-2),
+        make_row("t.py::d", placements=(tuple(1e-4 + i * 1e-9 for i in range(5000)),)),
+        *(make_row("t.py::e", label=f"{x} of {y}", half_width=1.0) for x in (0, -1, 5) for y in ("x", "y")),
+    ]
+    past = {row.key: [Past(datetime(2026, 11, 1, tzinfo=timezone.utc), 1e-4, 5.0)] for row in rows}
+    text = page(rows, facts, {}, utc=UTC, past=past)
+    assert not Read(text).open
+    assert not re.search(r"[\"MLHV ](nan|inf|-?\d+e\+)", text)
+    assert len(text) < 70_000

@@ -1,0 +1,1 @@
+"""The command `gpumem report`: results that were written before, as a page."""

@@ -1,0 +1,170 @@
+"""What earlier processes measured, from result files and from a baseline's: only what a plot over processes needs of them.
+
+Files are read without the strict look at every field that a comparison takes: there may be hundreds, and nothing is judged by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.report.results import ResultsError, content, revision_of, time_of
+from pytest_gpumem.reporting.plots.history import Past
+
+MOST = 60
+"""Newest processes of a row that are shown."""
+
+
+class _Key(msgspec.Struct):
+    key: str
+
+
+class _Measured(msgspec.Struct):
+    mode: str
+    latency: float
+    half_width: float | None = None
+
+
+class _Row(msgspec.Struct):
+    nodeid: str
+    label: str = ""
+    failed: bool = False
+    measurement: _Measured | None = None
+
+
+class _Document(msgspec.Struct):
+    device: _Key
+    rows: list[_Row]
+
+
+class _Info(msgspec.Struct):
+    id: str | None = None
+    dirty: bool | None = None
+
+
+class _Results(msgspec.Struct):
+    gpumem: _Document
+    datetime: str | None = None
+    commit_info: _Info | None = None
+
+
+class _Kind(msgspec.Struct):
+    """What tells the kinds of files apart; empty where a key is missing."""
+
+    gpumem: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.Raw()
+    benchmarks: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A row of an earlier process."""
+
+    key: str
+    mode: str
+    past: Past
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What was found in a folder."""
+
+    past: dict[str, list[Past]]
+    """By `Row.key`, oldest first."""
+    processes: int
+    """Files that count."""
+    left_out: tuple[str, ...]
+    """Which do not, and why, a sentence each."""
+
+
+def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
+    """The history of some rows.
+
+    Args:
+        folder: is searched with the folders in it for `.json` files; or one such file.
+        key: of the device; files of others are left out.
+        rows: whose history is wanted, in the mode in which they were measured.
+        own: the file that the rows are from, which is no history of itself.
+
+    Raises:
+        ResultsError: nothing there, or a file that is damaged.
+    """
+    modes = {row.key: row.measurement.mode for row in rows if row.measurement is not None}
+    found: dict[str, list[Past]] = {}
+    processes = others = foreign = 0
+    for path in _paths(folder):
+        if path.resolve() == own.resolve():
+            continue
+        taken = _rows(path)
+        if taken is None:
+            foreign += 1
+            continue
+        device, of = taken
+        if device != key:
+            others += 1
+            continue
+        processes += 1
+        for one in of:
+            if modes.get(one.key) == one.mode:
+                found.setdefault(one.key, []).append(one.past)
+    why = ((others, f"of other devices than {key}"), (foreign, "without results of this plugin"))
+    said = tuple(f"{count} file{'s' * (count > 1)} {what} left out" for count, what in why if count)
+    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, processes, said)
+
+
+def _paths(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: no such file or folder")
+    found = sorted(path for path in folder.rglob("*.json") if path.is_file())
+    if not found:
+        raise ResultsError(f"{folder}: a folder without a .json file")
+    return found
+
+
+def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
+    """The device's key and the rows of a file; None where it is of something else."""
+    text = content(path)
+    try:
+        kind = msgspec.json.decode(text, type=_Kind)
+    except msgspec.ValidationError:  # JSON, but no object
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+    results, baseline = bool(bytes(kind.gpumem)), bool(bytes(kind.schema)) and not bytes(kind.benchmarks)
+    if not results and not baseline:
+        return None
+    try:
+        return _of_results(path, text) if results else _of_baseline(text)
+    except (msgspec.ValidationError, LayoutError) as error:
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _of_results(path: Path, text: bytes) -> tuple[str, Iterator[_Found]]:
+    run = msgspec.json.decode(text, type=_Results)
+    utc = time_of(run.datetime) or datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    info = run.commit_info
+    revision = revision_of({"id": info.id, "dirty": info.dirty}) if info is not None else None
+    return run.gpumem.device.key, (
+        _Found(key_of(row.nodeid, row.label), taken.mode, Past(utc, taken.latency, taken.half_width, revision))
+        for row in run.gpumem.rows
+        if not row.failed and (taken := row.measurement) is not None and math.isfinite(taken.latency) and taken.latency > 0
+    )
+
+
+def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
+    stored = read(text)
+    return stored.key, (
+        _Found(
+            row.key, row.measurement.mode, Past(row.process.utc, row.measurement.latency, row.measurement.half_width, row.process.revision)
+        )
+        for row in stored.rows
+    )

@@ -1,0 +1,212 @@
+"""Rows of one test that differ in a number, as curves over it: any parametrised test becomes one. Pure.
+
+A number stands by itself in a test's parameters or a measurement's label, "stride 8", "0.25 of L2", "264-8MiB", "1/6 of L2"; sizes have
+units. Where several numbers differ, the one with the most values is the curve's, and each setting of the others is a series of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pytest_gpumem.records.behaviour import COALESCED, function_of
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series
+from pytest_gpumem.reporting.plots.scales import Unit, rate_unit, short, time_unit
+from pytest_gpumem.units import MiB, format_rate, format_time, parse_bytes
+
+LEAST = 3
+"""Numbers from which on a curve says more than a table."""
+MOST_SERIES = 12
+"""Curves in one plot; of more none can be told apart."""
+_SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"
+_NUMBER = re.compile(rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])")
+_BYTES_NAME = "MiB"
+_PEAK_SHOWN = 0.15
+"""Share of the peak that a curve reaches at least where the peak is drawn: else it would lie flat at the bottom."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One plot: the rows of a test over one number."""
+
+    function: str
+    """Id of the test function."""
+    x_unit: str
+    """What the number is, such as "MiB", "stride" or "of L2"."""
+    y_name: str
+    """What the figures are: "bandwidth", "asked bandwidth", "latency per access" or "latency"."""
+    unit: Unit
+    """Of the figures."""
+    series: tuple[Series, ...]
+    ceilings: tuple[Ceiling, ...]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The text that tells a row apart, taken to pieces."""
+
+    row: Row
+    words: tuple[str, ...]
+    """What stands between the numbers, one more than there are numbers."""
+    numbers: tuple[str, ...]
+    """As they are written."""
+    values: tuple[float, ...]
+    """Sizes in MiB."""
+    sizes: tuple[bool, ...]
+
+
+def families(rows: Sequence[Row], facts: DeviceFacts) -> list[Family]:
+    """A plot for each test that has at least three rows over a number, in the order of the rows."""
+    tests: dict[str, list[_Read]] = {}
+    for row in rows:
+        if row.measurement is not None:
+            tests.setdefault(function_of(row), []).append(_read(row))
+    return [family for function, reads in tests.items() if (family := _family(function, reads, facts)) is not None]
+
+
+def _read(row: Row) -> _Read:
+    parameters = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
+    # A dash behind a letter or a figure is pytest's own between two parameters, or a hyphen; any other is a sign.
+    parameters = re.sub(r"(?<=[\w.\])])-", ", ", parameters)
+    text = ", ".join(part for part in (parameters, row.label) if part)
+    words, numbers, values, sizes, end = [], [], [], [], 0
+    for match in _NUMBER.finditer(text):
+        written, start = match[1], match.start()
+        words.append(text[end:start])
+        numbers.append(text[start : match.end()])
+        value = float(Fraction(written))
+        values.append(value * parse_bytes(f"1 {match[2]}") / MiB if match[2] else value)
+        sizes.append(match[2] is not None)
+        end = match.end()
+    return _Read(row, (*words, text[end:]), tuple(numbers), tuple(values), tuple(sizes))
+
+
+def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | None:
+    places = _places(reads)
+    by_series: dict[tuple[str, str], list[tuple[float, _Read]]] = {}
+    for read in reads:
+        place = places.get(read.words)
+        if place is not None:
+            by_series.setdefault((_without(read, place), _unit_of(read, place)), []).append((read.values[place], read))
+    units = Counter(unit for _, unit in by_series)
+    found = {
+        ", ".join(part for part in (name, unit if len(units) > 1 else "") if part): sorted(points, key=lambda point: point[0])
+        for (name, unit), points in by_series.items()
+    }
+    longest = max((len({x for x, _ in points}) for points in found.values()), default=0)
+    if longest < LEAST or len(found) > MOST_SERIES:
+        return None
+    measured = [read.row.measurement for points in found.values() for _, read in points if read.row.measurement is not None]
+    y_name, unit = _figure(measured)
+    x_unit = units.most_common(1)[0][0]
+    series = []
+    for name, points in found.items():
+        drawn = tuple(_point(x, read, y_name) for x, read in points)
+        # A family of one series needs no name but the figure's.
+        series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))
+        if "bandwidth" in y_name and (predicted := _predicted(points, drawn)) is not None:
+            series.append(Series(_predicted_name(name), predicted, predicted=True))
+    return Family(function, x_unit, y_name, unit, tuple(series), tuple(_ceilings(measured, series, y_name, facts)))
+
+
+def _places(reads: Sequence[_Read]) -> dict[tuple[str, ...], int]:
+    """By the words of rows, which of their numbers the curve is over: the one with the most values, of several the first."""
+    by_words: dict[tuple[str, ...], list[_Read]] = {}
+    for read in reads:
+        by_words.setdefault(read.words, []).append(read)
+    found = {}
+    for words, alike in by_words.items():
+        counts = [len({read.values[place] for read in alike}) for place in range(len(alike[0].numbers))]
+        if counts and max(counts) > 1:
+            found[words] = counts.index(max(counts))
+    return found
+
+
+def _without(read: _Read, place: int) -> str:
+    """What tells a row apart besides its number: the name of its series."""
+    pieces = []
+    for index, word in enumerate(read.words):
+        pieces.append(word)
+        if index < len(read.numbers):
+            pieces.append("\0" if index == place else read.numbers[index])
+    # The words next to the number are what it counts.
+    before, _, after = "".join(pieces).partition("\0")
+    kept = [part for part in (*before.split(",")[:-1], *after.split(",")[1:]) if part.strip()]
+    return ", ".join(part.strip() for part in kept)
+
+
+def _unit_of(read: _Read, place: int) -> str:
+    """What a number counts, by the words next to it."""
+    before, after = read.words[place].rpartition(",")[2], read.words[place + 1].partition(",")[0]
+    said = " ".join(word for word in (before.strip(" -_=[]"), after.strip(" -_=[]")) if word)
+    if read.sizes[place]:
+        return f"{_BYTES_NAME} {said}".strip()
+    return said or "parameter"
+
+
+def _figure(measured: Sequence[Measurement]) -> tuple[str, Unit]:
+    if all(one.accesses_per_launch for one in measured):
+        return "latency per access", time_unit([one.latency_per_access or 0.0 for one in measured])
+    if all(one.asked_bandwidth is not None for one in measured):
+        return "asked bandwidth", rate_unit([one.asked_bandwidth or 0.0 for one in measured])
+    if all(one.bandwidth for one in measured):
+        return "bandwidth", rate_unit([one.bandwidth or 0.0 for one in measured])
+    return "latency", time_unit([one.latency for one in measured])
+
+
+def _point(x: float, read: _Read, y_name: str) -> Point:
+    measurement = read.row.measurement
+    assert measurement is not None
+    noise = measurement.noise
+    if y_name == "bandwidth" or y_name == "asked bandwidth":
+        y = (measurement.asked_bandwidth if y_name == "asked bandwidth" else measurement.bandwidth) or 0.0
+        # Bytes over the ends of the latency's interval.
+        low, high = (y / (1 + noise), y / (1 - noise) if noise < 1 else None) if noise else (None, None)
+        said = format_rate(y)
+    else:
+        accesses = (measurement.accesses_per_launch or 1) if y_name == "latency per access" else 1
+        y, half = measurement.latency / accesses, measurement.half_width
+        low, high = (y - half / accesses, y + half / accesses) if half else (None, None)
+        said = format_time(y)
+    pattern = f", {measurement.sectors_per_request:.3g} sectors a request" if measurement.sectors_per_request else ""
+    apart = read.row.key[len(function_of(read.row)) :]
+    return Point(x, y, low, high, f"{apart}: {said}{pattern}")
+
+
+def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) -> tuple[Point, ...] | None:
+    """The bandwidth if the time grew with the sectors of a request, from the best coalesced figure; None where these do not differ."""
+    sectors = [read.row.measurement.sectors_per_request if read.row.measurement else None for _, read in points]
+    known = [one for one in sectors if one is not None]
+    if len(known) < len(sectors) or len(set(known)) < 2:
+        return None
+    least = min(known)
+    best = max(point.y for point, count in zip(drawn, known, strict=True) if count == least)
+    return tuple(Point(point.x, best * least / count) for point, count in zip(drawn, known, strict=True))
+
+
+def _predicted_name(series: str) -> str:
+    of = f"{series}: " if series else ""
+    return f"{of}if the time grew with the sectors of a request ({COALESCED} where coalesced)"
+
+
+def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name: str, facts: DeviceFacts) -> Iterator[Ceiling]:
+    if "bandwidth" not in y_name:
+        return
+    most = max(point.y for one in series for point in one.points)
+    over_link = [one.traffic is not None and one.traffic.link for one in measured]
+    if not any(over_link) and facts.peak_bandwidth > 0 and most >= _PEAK_SHOWN * facts.peak_bandwidth:
+        yield Ceiling(facts.peak_bandwidth, f"peak of {'the model' if facts.simulated else 'DRAM'}")
+    if all(over_link) and facts.link_bandwidth and most >= _PEAK_SHOWN * facts.link_bandwidth:
+        yield Ceiling(facts.link_bandwidth, facts.link or "host link")
+
+
+def said_of(family: Family) -> str:
+    """The caption of a plot: what over what."""
+    xs = [point.x for one in family.series for point in one.points]
+    return f"{family.y_name} over {short(min(xs))} to {short(max(xs))} {family.x_unit}"

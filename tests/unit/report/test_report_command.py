@@ -1,0 +1,138 @@
+"""`gpumem report`: a page from a result file, with the history that a folder holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from known_devices import H100
+from result_files import Folder
+
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.cli import main
+from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
+from pytest_gpumem.records.sweep_schema import KEY, sweeps_from_json, sweeps_to_json
+
+SWEEP = Sweep(
+    "reset_data",
+    "GPU",
+    False,
+    8 << 20,
+    (Point(OFF, 2e-3, None), Point(Setting(4 << 20, 1.0), 1e-3, 1e-6)),
+    51,
+    Point(OFF, 2e-3, None),
+    Point(Setting(4 << 20, 1.0), 1e-3, 1e-6),
+    Change(1.0, 0.9, 1.1),
+    (),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def report(folder: Folder, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["report", *(a if a.startswith("-") else str(folder.path / a) for a in arguments)])
+
+
+def page(folder: Folder, name: str = "now.html") -> str:
+    return (folder.path / name).read_text()
+
+
+def test_a_page_beside_the_results(folder: Folder) -> None:
+    folder.write("now.json", [folder.row()], mode="hot")
+    result = report(folder, "now.json")
+    assert (result.exit_code, result.output) == (0, f"wrote {folder.path / 'now.html'}\n")
+    for said in ("test_triad", "revision abc", "taken 2026-11-20T18:00:00+00:00", "mode hot"):
+        assert said in page(folder)
+
+
+def test_sweeps_are_drawn(folder: Folder) -> None:
+    folder.write("now.json", [folder.row()])
+    value = json.loads((folder.path / "now.json").read_text())
+    assert sweeps_from_json(sweeps_to_json([("t.py::t", SWEEP)])) == (("t.py::t", SWEEP),)
+    folder.put("now.json", {**value, KEY: sweeps_to_json([("t.py::test_l2", SWEEP)])})
+    assert report(folder, "now.json").exit_code == 0
+    assert "test_l2: persisting L2 of reset_data" in page(folder)
+    folder.put("now.json", {**value, KEY: [{"nodeid": "t.py::t", "sweep": {"target": 1}}]})
+    result = report(folder, "now.json")
+    assert result.exit_code == 4
+    assert f"$.{KEY}: " in result.output
+
+
+def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:
+    (folder.path / "past").mkdir()
+    rows = [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")]
+    folder.write("now.json", rows)
+    for index in range(3):
+        folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), replace(folder.row(name="test_new"), failed=True)])
+    Store(folder.path / "past", H100).save([folder.row()], "rev")
+    result = report(folder, "now.json", "--history", "past")
+    assert result.output.startswith(f"history of 4 processes from {folder.path / 'past'}\n")
+    text = page(folder)
+    # Another mode and failed tests are no history.
+    assert text.count("earlier processes, and this run") == 1
+    assert "latency over 4 earlier processes" in text
+
+
+def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) -> None:
+    folder.write("now.json", [folder.row()])
+    folder.write("other.json", [folder.row()], facts=replace(H100, name="NVIDIA L4"))
+    folder.stock("stock.json", {"tests/test_a.py::test_triad": 1.0})
+    folder.put("list.json", [1, 2])
+    result = report(folder, "now.json", "--history", "")
+    assert result.output.splitlines()[0].endswith(
+        f"; 1 file of other devices than {H100.key} left out; 2 files without results of this plugin left out"
+    )
+    assert result.output.startswith("history of 0 processes")
+    assert "earlier processes" not in page(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("now.json", "", "now.json: not JSON"),
+        ("now.json", "[1]", "now.json: holds no results of this plugin"),
+        ("now.json", '{"benchmarks": []}', "now.json: holds no results of this plugin"),
+        ("now.json", '{"gpumem": {"schema": 99}}', "now.json: $.schema: 99"),
+        ("now.json", "[" * 100_000, "now.json: not JSON"),
+        ("past/x.json", "{", "x.json: not JSON"),
+        ("past/x.json", '{"gpumem": {"rows": 3}}', "x.json: "),
+        ("past/x.json", '{"schema": 2}', "x.json: "),
+    ],
+)
+def test_bad_files_are_one_line(folder: Folder, name: str, content: str, said: str) -> None:
+    (folder.path / "past").mkdir()
+    folder.write("now.json", [folder.row()])
+    folder.put(name, content)
+    result = report(folder, "now.json", "--history", "past")
+    assert result.exit_code == 4
+    assert len(result.output.splitlines()) == 1
+    assert said in result.output
+    assert not (folder.path / "now.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none.json",), "none.json: No such file"),
+        (("now.json", "-o", "no/x.html"), "there is no folder"),
+        (("now.json", "-o", "past"), "it is a folder"),
+        (("now.json", "-o", "now.json"), "is RESULTS itself"),
+        (("now.json", "--history", "none"), "no such file or folder"),
+        (("now.json", "--history", "past"), "a folder without a .json file"),
+    ],
+)
+def test_bad_arguments_are_one_line(folder: Folder, arguments: tuple[str, ...], said: str) -> None:
+    (folder.path / "past").mkdir()
+    before = folder.write("now.json", [folder.row()])
+    content = (folder.path / before).read_text()
+    result = report(folder, *arguments)
+    assert result.exit_code == 4
+    assert len(result.output.splitlines()) == 1
+    assert said in result.output
+    assert (folder.path / "now.json").read_text() == content

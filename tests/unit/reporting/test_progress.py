@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpumem.reporting.progress import Progress, rounded
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_line_counts_tests_and_samples_and_says_what_is_left() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    assert not progress
+    progress.expect(["t.py::a", "t.py::b", "t.py::c"])
+    assert progress
+    progress.begin("t.py::a_test_with_a_long_name")  # measures nothing
+    assert progress.line(100) == "gpumem: 0 of 3 tests, 0 samples"
+    progress.begin("t.py::a")
+    assert progress.line(100) == "gpumem: 0 of 3 tests, 0 samples: t.py::a"
+    clock.now += 300
+    progress.took("t.py::a", 640)
+    progress.end("t.py::a")
+    progress.end("t.py::of another kind")
+    assert progress.line(100) == "gpumem: 1 of 3 tests, 640 samples, about 10 min left"
+    # A rerun replaces what the test had taken before.
+    progress.took("t.py::a", 320)
+    progress.begin("t.py::b")
+    assert progress.line(100) == "gpumem: 1 of 3 tests, 320 samples, about 10 min left: t.py::b"
+    assert len(progress.line(30)) == 30
+    for test in ("t.py::b", "t.py::c"):
+        progress.end(test)
+    assert progress.line(100) == "gpumem: 3 of 3 tests, 320 samples"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (54.9, "55 s"), (58, "1 min"), (3540, "59 min"), (3599, "1 h 0 min"), (7830, "2 h 10 min")],
+)
+def test_a_rough_time(seconds: float, said: str) -> None:
+    assert rounded(seconds) == said
