@@ -8,7 +8,12 @@ import pytest
 import renew_tables
 
 
-@pytest.mark.parametrize("kind", ["freed_memory", "l2_persistence", "l2_proof", "launch_shapes", "managed_memory", "reading_noise"])
+KINDS = (
+    "catalogue_traffic", "freed_memory", "l2_persistence", "l2_proof", "launch_shapes", "managed_memory", "nsight_reading", "reading_noise",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_record_is_drawn_by_its_script(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(kind), "table", lambda run: f"drawn from {run['kind']}")
     assert renew_tables.bench_table({"kind": kind}) == f"drawn from {kind}"

@@ -1,0 +1,135 @@
+"""DRAM bytes that ncu counts against declared traffic, for every kernel of the catalogue, and why the two differ.
+
+    python ci/bench/catalogue_traffic.py --json ci/records/nvidia-h200/catalogue_traffic.json
+
+Runs `catalogue_traffic_cases.py` under `gpumem traffic`'s own counting: five launches of each kernel on arrays of 256 MiB, caches
+emptied before each. Declared are compulsory bytes, every distinct byte once. Takes about a minute; --kernel NAME counts one, --size 64
+takes smaller arrays, which the caches then may hold.
+
+Needs ncu and the permission to read counters. Exits with 1 where a declaration is wrong, or a kernel was not counted that should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.nsight import counting, ncu
+from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.records.traffic import SHARE, Finding
+from pytest_gpumem.units import MB
+
+CASES = Path(__file__).resolve().parent / "catalogue_traffic_cases.py"
+
+Record = dict[str, Any]
+
+
+def name_of(row: Record) -> str:
+    """The kernel that a row is of."""
+    return str(row["nodeid"]).partition("[")[2].removesuffix("]")
+
+
+def why(row: Record, l2_bytes: int) -> str:
+    """Why a kernel's count is not what was declared, by what the SMs asked of L2 and what L2 may still hold."""
+    if row["counted"] is None:
+        kernel = CATALOGUE.get(name_of(row))
+        return "a copy engine moves it, and ncu counts kernels" if kernel is not None and kernel.source is None else "not counted"
+    declared, counted = row["declared"], row["counted"]
+    return "; ".join(_reasons(declared, counted, l2_bytes)) or "as declared"
+
+
+def _reasons(declared: Record, counted: Record, l2_bytes: int) -> Iterator[str]:
+    for what, done in (("reads", "read"), ("writes", "written")):
+        more, asked = counted[what] - declared[what], counted[f"l2_{what}"]
+        if more > SHARE * max(declared[what], 1) and more > SHARE * declared["total"]:
+            if asked is not None and asked > (1 + SHARE) * declared[what] and declared[what]:
+                yield f"the SMs ask L2 for {asked / declared[what]:.2g} times what is {done}: sectors used in part, or asked for again"
+            elif declared[what]:
+                yield f"{more / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
+            else:
+                yield f"{more / MB:.1f} MB are {done} that the kernel does not ask for"
+        elif -more > SHARE * max(declared[what], 1):
+            held = f"{-more / MB:.1f} MB"
+            yield f"{held} of what was {done} are in L2 at the end" if -more <= l2_bytes else f"{held} less than declared are {done}"
+
+
+def table(record: Record) -> str:
+    """The record as text."""
+    device = record["device"]
+    head = (
+        f"{device['name']}, driver {device['driver']}, {record['datetime'][:10]}; {record['mib']} MiB an array, one launch, caches emptied"
+    )
+    lines = [head, "", f"{'kernel':<20}{'declared MB':>17}{'counted MB':>17}{'differ':>9}  says"]
+    lines.append(f"{'':<20}{'read':>9}{'written':>8}{'read':>9}{'written':>8}")
+    for row in record["rows"]:
+        declared, counted = row["declared"], row["counted"]
+        if declared is None or counted is None:
+            lines.append(f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  {why(row, 0)}")
+            continue
+        lines.append(f"{name_of(row):<20}{_pair(declared)}{_pair(counted)}{100 * row['difference']:>+8.1f}%  {row['finding']}")
+        if (reason := why(row, device["l2_bytes"])) != "as declared":
+            lines.append(f"{'':<4}{reason}")
+    lines += ["", f"{len(record['rows'])} kernels; L2 of {device['l2_bytes'] / MB:.1f} MB"]
+    if record["absent"]:
+        lines.append(f"NOT COUNTED: {', '.join(record['absent'])}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _pair(figures: Record | None) -> str:
+    return f"{'-':>9}{'-':>8}" if figures is None else f"{figures['reads'] / MB:>9.1f}{figures['writes'] / MB:>8.1f}"
+
+
+def absent(rows: Sequence[Record], wanted: Sequence[str]) -> list[str]:
+    """Kernels without a count, though they run on SMs."""
+    counted = {name_of(row) for row in rows if row["counted"] is not None}
+    return [name for name in wanted if name not in counted and CATALOGUE[name].source is not None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument(
+        "--kernel", action="append", choices=tuple(CATALOGUE), metavar="NAME", help="count this kernel only; may be repeated"
+    )
+    parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of each large array (default 256)")
+    parser.add_argument("--device", default="cuda", help="cuda or cuda:N (default cuda)")
+    asked = parser.parse_args(arguments)
+    if asked.size < 1:
+        parser.error(f"--size {asked.size}: at least 1 MiB is needed")
+    wanted = tuple(asked.kernel or CATALOGUE)
+    tests = [f"{CASES}::test_kernel[{name}]" for name in asked.kernel or ()] or [str(CASES)]
+    now, begun = datetime.now(timezone.utc), time.monotonic()
+    environment = {**os.environ, "CATALOGUE_TRAFFIC_MIB": str(asked.size)}
+    options = ["-q", "-p", "no:cacheprovider", "--gpumem-device", asked.device]
+    try:
+        found = counting.count(options, tests, environment, lambda line: print(line, file=sys.stderr), day=now.date().isoformat())
+    except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
+        raise SystemExit(f"catalogue_traffic: {error}") from None
+    plain = counting.to_json(found, utc=now.isoformat(timespec="seconds"))
+    record = {
+        "kind": "catalogue_traffic",
+        **plain,
+        "command": ncu.shown(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
+        "mib": asked.size,
+        "absent": absent(plain["rows"], wanted),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    if asked.json:
+        write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    wrong = [row for row in record["rows"] if row.get("finding") == Finding.WRONG.value]
+    return 1 if wrong or record["absent"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
