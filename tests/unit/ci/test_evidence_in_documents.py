@@ -7,7 +7,6 @@ import importlib
 import pytest
 import renew_tables
 
-
 KINDS = (
     "catalogue_traffic", "freed_memory", "l2_persistence", "l2_proof", "launch_shapes", "managed_memory", "nsight_reading", "reading_noise",
 )  # fmt: skip
