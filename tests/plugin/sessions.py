@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", "-p", "no:cacheprovider")
+SIMULATED = (
+    *("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms"),
+    # Neither takes part, and each session would import most of Hypothesis again.
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+)
 """Measure on the simulated device, quickly."""
 
 TRIAD = """
