@@ -167,7 +167,8 @@ class Action:
     def nvtx_state(self) -> Any:
         ours = SimpleNamespace(name=lambda: "gpumem", push_pop_ranges=lambda: self._ranges)
         other = SimpleNamespace(name=lambda: "CCCL", push_pop_ranges=lambda: ("noise.measure",))
-        return SimpleNamespace(domains=lambda: (3, 5), domain_by_id=lambda number: {3: other, 5: ours}[number]) if self._ranges else None
+        state = SimpleNamespace(domains=lambda: (3, 5), domain_by_id=lambda number: {3: other, 5: ours}[number])
+        return state if self._name != "stateless" else None
 
 
 class Module:
@@ -187,14 +188,19 @@ class Module:
 def test_a_report_is_read_through_its_module(tmp_path: Path) -> None:
     path = tmp_path / "report.ncu-rep"
     path.touch()
-    fake = Module(Action("triad", "test_triad", "test_triad.measure"), Action("triad", "test_triad", "test_triad.measure"), Action("x"))
+    fake = Module(
+        Action("triad", "test_triad", "test_triad.measure"),
+        Action("triad", "test_triad", "test_triad.measure"),
+        Action("x"),
+        Action("stateless"),
+    )
     found = read_report(fake, path)
     (profile,) = found.profiles
     (kernel,) = profile.kernels
     assert (kernel.grid, kernel.block, kernel.launches, kernel.dram_read) == ((7, 2, 1), (128, 1, 1), 2, 2 * 1073762048)
     assert (kernel.sectors_per_request, kernel.sectors_per_store, kernel.occupancy) == (16, None, None)
     assert profile.process is None
-    assert [one.name for one in found.outside.kernels] == ["x"]
+    assert [one.name for one in found.outside.kernels] == ["x", "stateless"]
     with pytest.raises(BadOutput, match=r"can read: Failed to open .*ncu-rep$"):
         read_report(fake, tmp_path / "absent.ncu-rep")
 
