@@ -1,0 +1,283 @@
+"""Rules name what was planted, say nothing below their thresholds, and account for no more than was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, window
+
+from pytest_gpumem.records.measurement import Conditions, Traffic
+from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.verdicts.causes import UNEXPLAINED, SlowDown, share_out
+from pytest_gpumem.verdicts.causes_figures import Evidence
+from pytest_gpumem.verdicts.causes_report import text, to_json
+from pytest_gpumem.verdicts.causes_rule import Found
+from pytest_gpumem.verdicts.causes_rules import RULES
+
+LINK = Traffic(64 * MIB, 64 * MIB, link=True)
+PINNED = CopyUse("H2D", "pinned", "device", 1, 64 * MIB, 1_210_000)
+PAGEABLE = CopyUse("H2D", "pageable", "device", 1, 64 * MIB, 6_270_000)
+LESS_HIT = counted(times_dram_read=1.34, l2_hit_rate=0.28)
+SCATTERED = counted(sectors_per_request=8.0, used_of_load=0.5, times_l2_read=2, times_dram_read=2)
+SHIFTED = counted(sectors_per_request=5.0, used_of_load=0.8, times_l2_read=1.25)
+WIDER = counted(name="triad<double>", sectors_per_request=8.0, times_l2_read=2, times_l2_written=2, times_dram_read=2, times_dram_written=2)
+LARGER = counted(times_l2_read=1.3, times_l2_written=1.3, times_dram_read=1.3, times_dram_written=1.3)
+SECOND = counted(name="scale<float>", nanoseconds=5 * 90_000)
+SLOW_CLOCK = Conditions(sm_clock_hz=1600e6, memory_clock_hz=2619e6)
+COMPUTING = counted(times_dram_read=0.05, times_dram_written=0.05, times_l2_read=0.05, times_l2_written=0.05)
+
+PLANTED: dict[str, tuple[Evidence, Evidence, str, str]] = {
+    # base, head, rule, words
+    "persistence off": (
+        side(window=window()),
+        side(500e-6, (LESS_HIT,)),
+        "window gone",
+        "DRAM reads +34.0 % (L2 hit rate 33 → 28 %): 8 MiB no longer stay in L2, their persisting window is gone; set-aside 12 MiB → 0 B",
+    ),
+    "set-aside at maximum": (
+        side(window=window()),
+        side(900e-6, window=window(set_aside=30 * MIB)),
+        "set-aside too large",
+        "set-aside 12 MiB → 30 MiB: the window needs 8 MiB of it; everything else has 20 MiB of L2 where it had 38 MiB",
+    ),
+    "set-aside without a window": (
+        side(),
+        side(900e-6, activity=replace(copies(), set_aside=30 * MIB)),
+        "set-aside too large",
+        "no window uses it",
+    ),
+    "thrashing": (
+        side(window=window(40 * MIB, 0.75, 30 * MIB)),
+        side(460e-6, window=window(40 * MIB, 1.0, 30 * MIB)),
+        "thrashing",
+        "hit ratio 0.75 → 1 of 40 MiB asks for 40 MiB in a set-aside of 30 MiB",
+    ),
+    "hit ratio too low": (
+        side(window=window()),
+        side(600e-6, window=window(hit_ratio=0.39)),
+        "keeps less",
+        "hit ratio 1 → 0.39",
+    ),
+    "prefetch removed": (
+        side(migrations=pages(ahead=32 * MIB)),
+        side(5e-3, migrations=pages(159, 32 * MIB)),
+        "page faults",
+        "159 GPU page faults where there were none: the prefetch is gone",
+    ),
+    "pages on the host": (side(), side(5e-3, migrations=pages(159, 32 * MIB)), "page faults", "not where the kernel runs"),
+    "eviction": (
+        side(migrations=pages(100, 10 * MIB)),
+        side(5e-3, migrations=pages(900, 90 * MIB, causes={"eviction": 40 * MIB})),
+        "page faults",
+        "no longer fits",
+    ),
+    "moved by access counters": (
+        side(),
+        side(1e-3, migrations=pages(0, 32 * MIB, causes={"access counters": 32 * MIB})),
+        "migrations",
+        "by access counters",
+    ),
+    "mapped on the host": (
+        side(migrations=pages(mapped=0)),
+        side(2e-3, migrations=pages(mapped=64 * MIB)),
+        "stays on the host",
+        "over the link",
+    ),
+    "pageable": (
+        side(1.22e-3, None, activity=copies(PINNED), traffic=LINK),
+        side(6.3e-3, None, activity=copies(PAGEABLE), traffic=LINK),
+        "pageable",
+        "pageable instead of pinned: 67.11 MB from host to device in each launch, 55.46 GB/s → 10.70 GB/s",
+    ),
+    "pageable, by the arguments alone": (
+        side(1.22e-3, None, activity=copies(arguments=(("source", "pinned"),), not_counted="no CUPTI"), traffic=LINK),
+        side(6.3e-3, None, activity=copies(arguments=(("source", "pageable"),), not_counted="no CUPTI"), traffic=LINK),
+        "pageable",
+        "pageable instead of pinned: source",
+    ),
+    "a copy more": (side(), side(1.6e-3, activity=copies(PINNED)), "more copies", "1 copy of pinned memory from host to device of 67"),
+    "a kernel more": (
+        side(),
+        side(490e-6, (KERNEL, SECOND)),
+        "more kernels",
+        "2 kernels in each launch where it was 1: scale<float>, 90.00 us more",
+    ),
+    "a kernel twice": (side(), side(800e-6, (counted(launches=10, times_nanoseconds=2),)), "more kernels", "triad<float>"),
+    "stride 2": (side(), side(660e-6, (SCATTERED,)), "access pattern", "sectors per load 4 → 8: stride 2; DRAM bytes +66.7 %"),
+    "stride 2, by the record": (
+        side(kernels=None, sectors_per_request=4.0),
+        side(700e-6, None, sectors_per_request=8.0),
+        "access pattern",
+        "sectors per request 4 → 8: stride 2",
+    ),
+    "misaligned": (side(), side(416e-6, (SHIFTED,)), "access pattern", "sectors per load 4 → 5: misaligned"),
+    "30 % more bytes": (
+        side(),
+        side(520e-6, (LARGER,), traffic=Traffic(1_040_000_000, 520_000_000)),
+        "more bytes",
+        "+30.0 % bytes to move: declared",
+    ),
+    "wider elements": (side(traffic=None), side(800e-6, (WIDER,), traffic=None), "more bytes", "(double where it was float)"),
+    "out of L2": (side(), side(480e-6, (LESS_HIT,)), "L2 misses", "DRAM bytes +22.7 % (L2 hit rate 33 → 28 %)"),
+    "a small grid": (
+        side(),
+        side(1.2e-3, (counted(grid=(32, 1, 1), times_nanoseconds=3),)),
+        "fewer threads",
+        "grid 1056 × 256 → 32 × 256: the launch fills 3 % of the device's threads where it was 100 %",
+    ),
+    "occupancy": (side(), side(500e-6, (counted(occupancy=0.45, registers=96),)), "occupancy", "occupancy 90 → 45 % (registers 32 → 96)"),
+    "SM clock": (
+        side(kernels=(COMPUTING,), traffic=None),
+        side(490e-6, (COMPUTING,), traffic=None, during=SLOW_CLOCK),
+        "SM clock",
+        "SM clock 1980 → 1600 MHz: not the code",
+    ),
+    "memory clock": (
+        side(),
+        side(640e-6, conditions=(replace(SLOW_CLOCK, sm_clock_hz=1980e6, memory_clock_hz=1593e6),) * 2),
+        "memory clock",
+        "memory clock 2619 → 1593 MHz",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_is_named_first(name: str) -> None:
+    base, head, rule, words = PLANTED[name]
+    found = why(base, head)
+    assert found.first == rule, text(name, found)
+    assert words in found.causes[0].sentence
+    assert found.causes[0].share > 0.5
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_shares_sum_to_the_slow_down(name: str) -> None:
+    base, head, _, _ = PLANTED[name]
+    found = why(base, head)
+    assert sum(cause.seconds for cause in found.causes) + found.unexplained == pytest.approx(found.slow_down.seconds)
+    assert sum(cause.share for cause in found.causes) + found.unexplained_share == pytest.approx(1)
+    assert all(cause.seconds >= 0 for cause in found.causes)
+
+
+def test_every_rule_is_planted() -> None:
+    assert {rule for _, _, rule, _ in PLANTED.values()} == {rule.name for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_side_against_itself_blames_nothing(name: str) -> None:
+    """Also where noise makes the same code slower by more than its interval."""
+    for one in PLANTED[name][:2]:
+        slower = replace(one.measurement, placements=tuple((p[0] * 1.01,) for p in one.measurement.placements))
+        found = why(one, Evidence(slower, one.facts, one.profile))
+        assert found.causes == ()
+        assert found.first == UNEXPLAINED
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_without_a_slow_down_nothing_is_blamed(name: str) -> None:
+    base, head, _, _ = PLANTED[name]
+    same = replace(head.measurement, placements=base.measurement.placements)
+    found = why(base, Evidence(same, head.facts, head.profile))
+    assert found.causes == ()
+    assert found.first is None
+    assert "no slow-down beyond its interval (-0.20 to +0.20 %)" in text(name, found)
+
+
+def test_counters_that_vary_within_their_noise_say_nothing() -> None:
+    noisy = counted(times_dram_read=1.02, times_dram_written=0.97, times_l2_read=1.01, l2_hit_rate=0.325, occupancy=0.88)
+    clocks = Conditions(sm_clock_hz=1965e6, memory_clock_hz=2619e6)
+    found = why(side(migrations=pages(1000, 10 * MIB)), side(440e-6, (noisy,), migrations=pages(1100, 10 * MIB), during=clocks))
+    assert found.causes == ()
+    assert found.unexplained_share == pytest.approx(1)
+
+
+def test_what_no_rule_looks_at_is_unexplained() -> None:
+    """The same bytes, sectors and shapes, and twice the time: arithmetic, bank conflicts, a wait."""
+    found = why(side(), side(800e-6, (counted(times_nanoseconds=2),)))
+    assert found.first == UNEXPLAINED
+    assert "   100 %" in text("t", found)
+
+
+def test_a_slow_down_of_two_causes_is_shared() -> None:
+    both = counted(SCATTERED, times_l2_written=1.3, times_l2_read=1.3, times_dram_read=1.3, times_dram_written=1.3)
+    found = why(side(), side(860e-6, (both,), traffic=Traffic(1_040_000_000, 520_000_000)))
+    assert [cause.rule for cause in found.causes] == ["access pattern", "more bytes"]
+    assert found.causes[0].share > found.causes[1].share > 0.2
+
+
+def test_a_copy_and_a_kernel_more_have_their_own_times() -> None:
+    copied = CopyUse("H2D", "pinned", "device", 1, 16 * MIB, 300_000)
+    found = why(side(), side(792e-6, (KERNEL, SECOND), activity=copies(copied)))
+    assert {cause.rule: round(cause.seconds * 1e6) for cause in found.causes} == {"more copies": 301, "more kernels": 91}
+    assert found.unexplained < 1e-6
+
+
+def test_wider_loads_of_the_same_bytes_are_no_pattern() -> None:
+    """16 bytes a thread take four times the sectors a request, and fetch nothing in vain."""
+    found = why(side(), side(480e-6, (counted(sectors_per_request=16.0),)))
+    assert found.causes == ()
+
+
+def test_what_could_not_be_looked_at_is_said_with_what_it_needs() -> None:
+    bare = side(480e-6, None, activity=None, migrations=None, traffic=None)
+    found = why(side(kernels=None, activity=None, migrations=None, traffic=None), bare)
+    told = " | ".join(found.not_looked_at)
+    assert "GPU page faults in a launch" in told
+    assert "needs page counts (CUPTI or nsys) on both sides" in told
+    assert "DRAM bytes for what is asked of L2" in told
+    assert "needs counters of ncu on both sides" in told
+    assert found.first == UNEXPLAINED
+
+
+def test_the_same_kernel_under_another_name_is_paired_by_its_place() -> None:
+    found = why(side(), side(660e-6, (counted(SCATTERED, name="triad_v2<float>"),)))
+    assert found.first == "access pattern"
+    assert found.notes == ("other kernels run: triad_v2<float> where it was triad<float>",)
+
+
+def found_of(seconds: float, **kind: bool) -> tuple[object, Found]:
+    return RULES[0], Found("it moved", seconds, **kind)
+
+
+def test_estimates_above_the_slow_down_are_scaled_and_say_up_to() -> None:
+    causes, left = share_out([found_of(3.0), found_of(1.0)], 2.0)  # type: ignore[list-item]
+    assert [cause.seconds for cause in causes] == [1.5, 0.5]
+    assert all(cause.up_to for cause in causes)
+    assert left == 0
+
+
+def test_estimates_below_it_leave_a_rest() -> None:
+    causes, left = share_out([found_of(1.0)], 4.0)  # type: ignore[list-item]
+    assert [(cause.share, cause.up_to) for cause in causes] == [(0.25, False)]
+    assert left == 3.0
+
+
+def test_a_cause_without_a_bound_takes_the_rest() -> None:
+    causes, left = share_out([found_of(1.0), found_of(0.5, open=True), found_of(9.0, weak=True)], 4.0)  # type: ignore[list-item]
+    assert [(cause.seconds, cause.up_to) for cause in causes] == [(3.0, True), (1.0, False)]
+    assert left == 0
+
+
+def test_a_weak_cause_comes_after_all_others() -> None:
+    causes, left = share_out([found_of(5.0, weak=True), found_of(3.0)], 4.0)  # type: ignore[list-item]
+    assert [(cause.seconds, cause.up_to) for cause in causes] == [(3.0, False), (1.0, True)]
+    assert left == 0
+
+
+def test_an_explanation_is_plain_values_too() -> None:
+    base, head, rule, _ = PLANTED["persistence off"]
+    plain = json.loads(json.dumps(to_json("t", why(base, head)), allow_nan=False))
+    assert plain["first"] == rule
+    assert plain["causes"][0]["evidence"]["l2_hit_rate"] == {"base": 0.33, "head": 0.28}
+    assert plain["slow_down"]["share"] == pytest.approx(0.25)
+    assert plain["unexplained"]["share"] == 0
+
+
+def test_the_slow_down_has_its_interval() -> None:
+    found = SlowDown(1.0, 1.1, 0.09, 0.11)
+    assert found.real
+    assert found.share == pytest.approx(0.1)
+    assert not SlowDown(1.0, 1.1, -0.01, 0.21).real
