@@ -18,7 +18,9 @@ from typing import Any
 import click
 
 from pytest_gpumem.accept import accept
+from pytest_gpumem.cli_help import dress
 from pytest_gpumem.compare.command import compare
+from pytest_gpumem.completion import completion
 from pytest_gpumem.duet.command import duet
 from pytest_gpumem.duet.gate import gate
 from pytest_gpumem.explain.command import explain
@@ -46,20 +48,29 @@ class _Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
+        dress(self)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
-            click.echo(f"gpumem: {error.format_message()} Try '{path} --help'.", err=True)
+            click.echo(f"gpumem: {_in_one_line(error).rstrip('.')}. Try '{path} --help'.", err=True)
             sys.exit(USAGE)
         except click.ClickException as error:
-            click.echo(f"gpumem: {error.format_message()}", err=True)
+            click.echo(f"gpumem: {_in_one_line(error)}", err=True)
             sys.exit(USAGE)
+        except BrokenPipeError:
+            # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(WRONG)
         except click.Abort:
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    return " ".join(error.format_message().split())
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,6 +96,14 @@ def doctor(as_json: bool) -> None:
     for line in examination.text(report):
         status, gap, rest = line.partition(" ")
         click.echo(click.style(status, fg=_COLOURS[status]) + gap + rest if colour and status in _COLOURS else line)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of results: of the value of the key "gpumem" in a --benchmark-json file."""
+    from pytest_gpumem.records.json_schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))
 
 
 @main.command()
@@ -150,6 +169,7 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
 
 main.add_command(accept)
 main.add_command(compare)
+main.add_command(completion)
 main.add_command(duet)
 main.add_command(explain)
 main.add_command(gate)

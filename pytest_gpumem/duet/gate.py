@@ -29,14 +29,7 @@ VARIABLE = "GPUMEM_GATE"
 """Set for the screen: it annotates nothing, because the duet may clear what it flags."""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  gpumem gate origin/main                            in a pull request's pipeline
-  gpumem gate origin/main --strict -- tests/gpu -q   only PASS of every row is green
-  gpumem gate origin/main --screen-only              without the duet
-"""
-)
+@click.command()
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

@@ -26,6 +26,8 @@ from pytest_gpumem.records.traffic import account
 SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
 
+_NO_COUNTERS = "the simulated device has no counters, so there is nothing to count; use a GPU"
+
 PYTEST_USAGE_ERROR = 4
 """pytest's exit code for a command line that it does not understand, or a device that is not there."""
 
@@ -73,7 +75,7 @@ def count(
         ToolMissing: Nsight Compute is not installed.
         NothingCounted: it ran, and counted nothing.
     """
-    _check(arguments)
+    _check(arguments, environment)
     program = find_ncu(environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
@@ -91,8 +93,11 @@ def count(
     return Count(facts, rows, kernels, tuple(command))
 
 
-def _check(arguments: Sequence[str]) -> None:
+def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Refuse what cannot lead to a count before anything is run."""
+    # An ini file's device gives way to a GPU; somebody who names it for this call means it.
+    if (device := environment.get("GPUMEM_DEVICE", "")).startswith("sim"):
+        raise BadCall(f"GPUMEM_DEVICE={device}: {_NO_COUNTERS}")
     for position, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name == "--benchmark-json":
@@ -102,7 +107,7 @@ def _check(arguments: Sequence[str]) -> None:
         if name == "--gpumem-device":
             value = value or next(iter(arguments[position + 1 :]), "")
             if value.startswith("sim"):
-                raise BadCall(f"--gpumem-device {value}: the simulated device has no counters, so there is nothing to count; use a GPU")
+                raise BadCall(f"--gpumem-device {value}: {_NO_COUNTERS}")
 
 
 def _results(results: Path, finished: ncu.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:

@@ -75,6 +75,12 @@ SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
 
+PROMISES = (
+    *("--gpumem-strict", "--gpumem-save", "--gpumem-l2-sweep", "--gpumem-l2-sweep-map"),
+    *("--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality"),
+)
+"""Options that ask for something which a session that measures nothing cannot give."""
+
 MARKER = "gpumem"
 OVERSUBSCRIBES = "gpumem_oversubscribe"
 """Marker of tests that may take more managed memory than the device has free."""
@@ -104,8 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
         start(config, settings)
         return
     idle = [option.flag for option in OPTIONS if getattr(config.option, option.key, None) is not None]
-    if "--gpumem-strict" in idle:
-        raise pytest.UsageError("gpumem: --gpumem-strict without --gpumem: nothing would be measured, and the run be green")
+    if promises := [flag for flag in idle if flag in PROMISES]:
+        raise pytest.UsageError(f"gpumem: {', '.join(promises)} without --gpumem: nothing would be measured, and the run be green")
     config.stash[IDLE] = idle
 
 

@@ -18,6 +18,7 @@ from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line
+from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
@@ -81,6 +82,8 @@ class L2Sweeps:
         """
         __tracebackhide__ = True
         test = self._test
+        if isinstance(function, Work) or not callable(function):
+            raise BadCall(f"l2_sweep() takes a kernel of gpu_kernels or a callable, not {in_one_line(function)}")
         buffer = window if isinstance(window, Buffer) else test.arena.find(window)
         if buffer is None:
             raise BadCall(f"window={in_one_line(window)}; it is a buffer that device_buffer made")
@@ -97,6 +100,8 @@ class L2Sweeps:
         """
         __tracebackhide__ = True
         test = self._test
+        if not callable(build):
+            raise BadCall(f"l2_sweep.case() takes a function that is given a memory and returns a Case, not {in_one_line(build)}")
         self._check(mode)
         # Built once to see what it is; a device has one set-aside, so its own window is not opened for that.
         target = test.conductor.case(build, arena=test.arena, persisting={"set_aside": "off"})

@@ -89,10 +89,16 @@ def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
         def test_pinned(l2_sweep, gpu_kernels, device_buffer, pinned_buffer):
             a, b = device_buffer(1 * MiB, "f4"), pinned_buffer(1 * MiB, "f4")
             l2_sweep(gpu_kernels.copy, a, b, window=b)
+
+        def test_no_function(l2_sweep, device_buffer):
+            l2_sweep(None, window=device_buffer(1 * MiB, "f4"))
+
+        def test_no_build(l2_sweep):
+            l2_sweep.case(None)
         """
     )
     result = gpumem()
-    result.assert_outcomes(failed=5)
+    result.assert_outcomes(failed=7)
     result.stdout.fnmatch_lines(
         [
             "*BadCall: window=?1, 2?; it is a buffer that device_buffer made",
@@ -100,6 +106,8 @@ def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
             "*BadWindow: a persisting stream on <device buffer, * is still open, and a device has one set-aside: sweep after its block",
             "*BadCall: window=array(??1., 1...ape=(1000, 4)); it is a buffer that device_buffer made",
             "*BadWindow: *device memory*",
+            "*BadCall: l2_sweep() takes a kernel of gpu_kernels or a callable, not None",
+            "*BadCall: l2_sweep.case() takes a function that is given a memory and returns a Case, not None",
         ]
     )
     assert "persisting L2 ===" not in result.stdout.str()

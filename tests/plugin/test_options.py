@@ -122,6 +122,15 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester) -> None:
     assert "--gpumem-strict" in only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", "--gpumem-strict"))
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--gpumem-l2-sweep"], ["--gpumem-l2-sweep-map", "map.svg"], ["--gpumem-save"], ["--gpumem-markdown=out.md"]]
+)
+def test_what_a_session_without_the_switch_cannot_give_is_refused(pytester: pytest.Pytester, arguments: list[str]) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments))
+    assert f"{arguments[0].partition('=')[0]} without --gpumem: nothing would be measured" in line
+
+
 def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
     assert "pytest-benchmark" in only_line(gpumem("-p", "no:benchmark"))

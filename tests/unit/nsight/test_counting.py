@@ -146,3 +146,9 @@ def test_what_cannot_be_counted_is_refused_before_anything_runs(arguments: list[
 
     with pytest.raises(BadCall, match=named):
         count(arguments, [], {"PATH": ""}, run, day="2026-11-21")
+
+
+def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
+    environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
+    with pytest.raises(BadCall, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
+        count((), (), environment, print, day="2026-11-21")

@@ -1,0 +1,95 @@
+"""Help, completion and errors of the command line."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.cli_help import EXAMPLES, SUMMARIES, commands
+from pytest_gpumem.completion import VARIABLE
+
+EVERY = dict(commands(main))
+
+
+def test_every_command_has_its_line_and_examples() -> None:
+    assert set(main.commands) == set(SUMMARIES)
+    assert {path for path, command in EVERY.items() if not isinstance(command, click.Group)} == set(EXAMPLES)
+
+
+def test_the_list_of_commands_cuts_nothing_off() -> None:
+    lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
+    assert not [line for line in lines[1:] if line.endswith("...")]
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == sorted(SUMMARIES)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_help_shows_the_examples_as_they_are(path: str) -> None:
+    output = CliRunner().invoke(main, [*path.split(), "--help"]).output
+    for example in EXAMPLES[path]:
+        assert f"\n    {example}\n" in output
+
+
+@pytest.mark.parametrize("example", [example for examples in EXAMPLES.values() for example in examples])
+def test_an_example_is_a_call_that_the_command_takes(example: str) -> None:
+    words = shlex.split(example, comments=True)
+    words = words[: next((i for i, word in enumerate(words) if word.startswith(">")), None)]
+    assert words.pop(0) == "gpumem"
+    context: click.Context | None = None
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        command = command.commands[name]
+    context = command.make_context(name, list(words))  # raises where an option or an argument does not fit
+    assert context.params or not command.params
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_for_this_command(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"{VARIABLE}={shell}_complete" in result.stdout
+    assert "gpumem" in result.stdout
+    assert result.stderr == ""
+
+
+def test_what_may_come_next() -> None:
+    def answers(words: str) -> list[str]:
+        environment = {VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        return CliRunner(env=environment).invoke(main, prog_name="gpumem").stdout.split()
+
+    assert answers("gpumem do") == ["plain,doctor"]
+    assert answers("gpumem duet --rou") == ["plain,--rounds-max"]
+    assert answers("gpumem completion z") == ["plain,zsh"]
+
+
+def test_the_scripts_are_ones_that_the_shell_reads() -> None:
+    script = CliRunner().invoke(main, ["completion", "bash"]).stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_an_error_is_one_line_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise click.ClickException("first\nsecond")
+
+    monkeypatch.setattr(main.commands["schema"], "callback", fail)
+    result = CliRunner().invoke(main, ["schema"])
+    assert (result.exit_code, result.stderr) == (4, "gpumem: first second\n")
+
+
+def test_a_usage_error_ends_its_sentence() -> None:
+    result = CliRunner().invoke(main, ["traffic", "--json", "nowhere/x.json"], prog_name="gpumem")
+    assert result.stderr.startswith("gpumem: --json: nowhere/x.json: there is no folder ")
+    assert result.stderr.endswith("nowhere. Try 'gpumem traffic --help'.\n")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    program = f"{shlex.quote(sys.executable)} -c 'from pytest_gpumem.cli import main; main()' schema"
+    done = subprocess.run(["bash", "-c", f"{program} | head -c 1 > /dev/null"], capture_output=True, text=True)
+    assert done.stderr == ""
