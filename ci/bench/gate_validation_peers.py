@@ -33,11 +33,10 @@ def verdict(check: str, base: Stats, head: Stats) -> str:
         head: figures of the new code's samples, in the same unit.
     """
     if check == NVBENCH:
-        noise = min(one["stddev"] / one["mean"] for one in (base, head))
-        if not noise:
+        noises = [one["stddev"] / one["mean"] for one in (base, head) if one["stddev"]]
+        if not noises:
             return "?"
-        change = head["mean"] / base["mean"] - 1
-        return "X" if change > noise else "."
+        return "X" if head["mean"] / base["mean"] - 1 > min(noises) else "."
     if check == ROBUST:
         return _robust(base, head)
     return "X" if parse_compare_fail(check).fails(head, base) else "."

@@ -63,28 +63,33 @@ def _counted(count: int, thing: str, plural: str = "s") -> str:
 
 
 def _outcomes(tally: Tally) -> str:
-    return f"{tally.by_duet or '':>5} " + " ".join(f"{tally.letters[letter]:>6}" for letter in "FSIP")
+    return f"{tally.by_duet or '':>5} " + " ".join(f"{tally.letters[letter]:>5}" for letter in "FSIP")
 
 
 def _share(hits: int, count: int) -> str:
     low, high = interval(hits, count)
-    return f"{100 * hits / count:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+    return f"{_figure(hits / count)} ({_figure(low)} to {_figure(high)})"
+
+
+def _figure(share: float) -> str:
+    """Per cent, with two digits where that says more than one."""
+    return f"{100 * share:.2f}" if 0 < share < 0.01 or 0.99 < share < 1 else f"{100 * share:.1f}"
 
 
 def _bounds(bounds: tuple[float, float]) -> str:
-    return f"{100 * bounds[0]:.2f} to {100 * bounds[1]:.2f}"
+    return f"{_figure(bounds[0])} to {_figure(bounds[1])}"
 
 
 def _resolves(tally: Tally) -> str:
     return f"{100 * statistics.median(tally.resolves):.2f}" if tally.resolves else ""
 
 
-_ENDS = f"{'duets':>5} {'FAIL':>6} {'SUSP.':>6} {'INC.':>6} {'PASS':>6}"
+_ENDS = f"{'duets':>5} {'FAIL':>5} {'SUSP.':>5} {'INC.':>5} {'PASS':>5}"
 
 
 def _unchanged(found: Mapping[tuple[str, str], Tally]) -> Iterator[str]:
     yield "unchanged code: alarms are FAIL and SUSPECT"
-    yield f"{'rows of':<19} {'limit':>5} {'run':>3} {'rows':>4} {'verdicts':>8} {_ENDS} {'resolves':>8}  {'alarms, %':<22} by run, %"
+    yield f"{'rows of':<19} {'limit':>5} {'run':>3} {'rows':>4} {'count':>5} {_ENDS} {'resolves':>8}  {'alarms, %':<20} by run, %"
     for name, said in ((UNCHANGED, ""), (SEVERAL, ""), (ALLOCATION, "after alloc.")):
         own = {size: tally for (scenario, size), tally in found.items() if scenario == name and tally.count}
         for size, tally in own.items():
@@ -94,16 +99,16 @@ def _unchanged(found: Mapping[tuple[str, str], Tally]) -> Iterator[str]:
 
 
 def _line(name: str, tally: Tally) -> str:
-    asked = f"{tally.limit:>5} {tally.processes or '':>3} {tally.rows:>4} {tally.count:>8}"
-    bounds = f"{_share(tally.caught, tally.count):<22} {_bounds(tally.bounds_by_run())}"
+    asked = f"{tally.limit:>5} {tally.processes or '':>3} {tally.rows:>4} {tally.count:>5}"
+    bounds = f"{_share(tally.caught, tally.count):<20} {_bounds(tally.bounds_by_run())}"
     return f"{name:<19} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
 
 
 def _slower(found: Mapping[tuple[str, str], Tally], ratios: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     yield "slower code: caught are FAIL and SUSPECT"
     yield (
-        f"{'rows of':<8} {'planned':>8} {'measured, %':>14} {'limit':>5} {'run':>3} {'rows':>4} {'verdicts':>8} {_ENDS} {'resolves':>8}  "
-        f"{'caught, %':<25} by run, %"
+        f"{'rows of':<8} {'planned':>7} {'measured, %':>14} {'limit':>5} {'run':>3} {'rows':>4} {'count':>5} {_ENDS} {'resolves':>8}  "
+        f"{'caught, %':<22} by run, %"
     )
     names = [planned_name(share) for share in sorted({row.planned for row in ROWS if row.planned})]
     for size in SIZES:
@@ -113,9 +118,9 @@ def _slower(found: Mapping[tuple[str, str], Tally], ratios: Mapping[str, tuple[f
                 continue
             true = [100 * ratios[head][0] for head in dict.fromkeys(tally.heads) if head in ratios]
             seen = f"{min(true):.2f}" + (f" to {max(true):.2f}" if len(true) > 1 else "") if true else ""
-            asked = f"{tally.limit:>5} {tally.processes:>3} {tally.rows:>4} {tally.count:>8}"
-            bounds = f"{_share(tally.caught, tally.count):<25} {_bounds(tally.bounds_by_run())}"
-            yield f"{size:<8} {name.partition(' held')[0]:>8} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
+            asked = f"{tally.limit:>5} {tally.processes:>3} {tally.rows:>4} {tally.count:>5}"
+            bounds = f"{_share(tally.caught, tally.count):<22} {_bounds(tally.bounds_by_run())}"
+            yield f"{size:<8} {name.partition(' held')[0]:>7} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
 
 
 def _duets(verdicts: Mapping[str, Any]) -> Iterator[str]:
@@ -152,7 +157,7 @@ def _peers(verdicts: Mapping[str, Any]) -> Iterator[str]:
     if not any(sum(letters.values()) for checks in counts.values() for letters in checks.values()):
         return
     yield "peers on the same data, one process against one: flagged as slower, % (and undecided, %)"
-    yield f"{'rows of':<8} {'code':>10} {'pairs':>6} " + " ".join(f"{SHORT.get(check, check):>16}" for check in CHECKS)
+    yield f"{'rows of':<8} {'code':>10} {'pairs':>6} " + " ".join(f"{SHORT.get(check, check):>12}" for check in CHECKS)
     for size in SIZES:
         for (name, group), checks in counts.items():
             count = sum(checks[CHECKS[0]].values())
@@ -163,4 +168,4 @@ def _peers(verdicts: Mapping[str, Any]) -> Iterator[str]:
                 flagged, open_ = (100 * checks[check][letter] / count for letter in "X?")
                 cells.append(f"{flagged:.1f}" + (f" ({open_:.1f})" if open_ else ""))
             code = "allocation" if name == ALLOCATION else name
-            yield f"{size:<8} {code:>10} {count:>6} " + " ".join(f"{cell:>16}" for cell in cells)
+            yield f"{size:<8} {code:>10} {count:>6} " + " ".join(f"{cell:>12}" for cell in cells)
