@@ -1,0 +1,49 @@
+"""Keep a run's pytest-benchmark JSON as a record: compact, and each sample once.
+
+    python ci/keep_record.py RESULTS.json ci/records/nvidia-h200/suite.json
+
+The samples of `stats.data` are left out, for the rows under `gpumem` hold them all, placement by placement. Nothing else changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.files import write_whole
+
+
+def kept(run: dict[str, Any]) -> dict[str, Any]:
+    """A run without the samples that its rows hold too.
+
+    Raises:
+        KeyError: it is no run with this plugin.
+    """
+    ours = {row["key"] for row in run["gpumem"]["rows"] if row["measurement"] is not None}
+    benchmarks = []
+    for one in run["benchmarks"]:
+        stats = dict(one["stats"])
+        if one["fullname"] in ours:
+            stats.pop("data", None)
+        benchmarks.append({**one, "stats": stats})
+    return {**run, "benchmarks": benchmarks}
+
+
+def main() -> None:
+    """Read, leave out, write."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("record", type=Path)
+    chosen = parser.parse_args()
+    try:
+        run = kept(json.loads(chosen.results.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"{chosen.results}: no results of pytest --gpumem --benchmark-json: {type(error).__name__} {error}")
+    write_whole(chosen.record, json.dumps(run, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
