@@ -60,9 +60,7 @@ def _measured(measurement: Measurement, facts: DeviceFacts) -> Iterator[tuple[st
     yield "method", f"{measurement.mode}, {measurement.sampler}: {measurement.sampler_reason}"
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
         yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
-    for name, conditions in zip(("before", "worst", "after"), _conditions(measurement), strict=True):
-        if conditions is not None and (said := conditions_text(conditions)):
-            yield name, said
+    yield from _conditions(measurement)
     if measurement.taken is not None:
         yield "taken", " ".join(part for part in (measurement.taken.utc, measurement.taken.card) if part)
     for note in measurement.notes:
@@ -80,9 +78,15 @@ def _traffic(measurement: Measurement, facts: DeviceFacts) -> Iterator[tuple[str
         yield "traffic", said.sentence
 
 
-def _conditions(measurement: Measurement) -> tuple[Conditions, Conditions | None, Conditions]:
+def _conditions(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Clocks and what else was seen before, during and after the samples, once where it is the same."""
     before, after = measurement.conditions
-    return before, measurement.during, after
+    told: dict[str, list[str]] = {}
+    for name, conditions in (("before", before), ("worst", measurement.during), ("after", after)):
+        if conditions is not None and (said := conditions_text(conditions)):
+            told.setdefault(said, []).append(name)
+    for said, names in told.items():
+        yield ", ".join(names), said
 
 
 def conditions_text(conditions: Conditions) -> str:

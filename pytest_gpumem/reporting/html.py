@@ -183,9 +183,9 @@ def _section(row: Row, facts: DeviceFacts, name: str, past: Sequence[Past]) -> d
     figures = []
     measurement = row.measurement
     if measurement is not None:
-        figures.append(_Figure("samples, and the median of each placement", strip(measurement.placements, measurement.medians)))
+        figures.append(_Figure("samples and medians", strip(measurement.placements, measurement.medians)))
         if past:
-            figures.append(_Figure("earlier processes, and this run", history(past, measurement.latency, measurement.half_width)))
+            figures.append(_Figure("earlier processes", history(past, measurement.latency, measurement.half_width)))
         if measurement.overlap is not None:
             figures.append(_Figure("parts alone and together", timeline(measurement.overlap, measurement.latency)))
     return {

@@ -36,8 +36,9 @@ class Frame:
     def y_axis(self, scale: Scale, unit: str, said: Callable[[float], str] = short) -> str:
         """Lines across the plot, with their values on the left and the unit above them."""
         grid = "".join(f"M{number(self.left)} {number(scale(tick))}H{number(self.right)}" for tick in scale.ticks)
-        labels = (text(self.left - 5, scale(tick) + 4, said(tick), anchor="end") for tick in scale.ticks)
-        return f'<path class="grid" d="{grid}"/>{"".join(labels)}{text(self.left - 5, self.top - 8, unit, anchor="end", style="unit")}'
+        labels = "".join(text(self.left - 5, scale(tick) + 4, said(tick)) for tick in scale.ticks)
+        above = text(self.left - 5, self.top - 8, unit, style="unit")
+        return f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}{above}</g>'
 
     def x_axis(self, scale: Scale, unit: str, ticks: Sequence[float] | None = None, said: Callable[[float], str] = short) -> str:
         """Values below the plot where they do not meet, and the unit under them."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pytest_gpumem.reporting.plots.frame import Frame
 from pytest_gpumem.reporting.plots.scales import spanned, time_unit
-from pytest_gpumem.reporting.plots.svg import dot, drawing, line, number, path, text
+from pytest_gpumem.reporting.plots.svg import dot, drawing, line, text
 from pytest_gpumem.units import format_time
 
 _HEIGHT = 132.0
@@ -49,17 +49,17 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     x = frame.x(-0.5, len(past) + 0.5)
     at = [(x(index), y(value / unit.factor)) for index, value in enumerate(values)]
     whiskers = [
-        f"M{number(px)} {number(y(low / unit.factor))}V{number(y(high / unit.factor))}"
+        f"M{px:.0f} {y(low / unit.factor):.0f}V{y(high / unit.factor):.0f}"
         for (px, _), (low, high) in zip(at, ends, strict=True)
         if high > low
     ]
     parts = [frame.y_axis(y, unit.name)]
     if whiskers:
         parts.append(f'<path class="s0 whisker" d="{"".join(whiskers)}"/>')
-    parts.append(path([*at, (x(len(past)), y(now / unit.factor))], "s0 thread"))
-    for (px, py), one in zip(at, past, strict=True):
-        of = f" {one.revision[:12]}" if one.revision else ""
-        parts.append(dot(px, py, 2.6, "s0 dot", f"{one.utc:%Y-%m-%d %H:%M}{of} {format_time(one.latency)}"))
+    thread = "L".join(f"{px:.0f} {py:.0f}" for px, py in (*at, (x(len(past)), y(now / unit.factor))))
+    parts.append(f'<path class="s0 thread" d="M{thread}"/>')
+    dots = (f'<circle cx="{px:.0f}" cy="{py:.0f}"><title>{_tip(one)}</title></circle>' for (px, py), one in zip(at, past, strict=True))
+    parts.append(f'<g class="s0 dot">{"".join(dots)}</g>')
     right = x(len(past))
     if here[1] > here[0]:
         parts.append(line(right, y(here[0] / unit.factor), right, y(here[1] / unit.factor), "s1 whisker"))
@@ -76,3 +76,8 @@ def _ends(value: float, half_width: float | None, most: float) -> tuple[float, f
     """The ends of an interval as far as they are drawn."""
     half = half_width or 0.0
     return max(value - half, 0.0), min(value + half, max(most, value))
+
+
+def _tip(one: Past) -> str:
+    of = f" {escape(one.revision[:7])}" if one.revision else ""
+    return f"{one.utc:%m-%d}{of} {format_time(one.latency)}"

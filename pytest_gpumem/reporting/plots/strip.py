@@ -8,14 +8,14 @@ from markupsafe import Markup
 
 from pytest_gpumem.reporting.plots.frame import Frame
 from pytest_gpumem.reporting.plots.scales import spanned, time_unit
-from pytest_gpumem.reporting.plots.svg import WIDTH, drawing, number, text
+from pytest_gpumem.reporting.plots.svg import WIDTH, drawing, number, points, text
 
-MOST = 160
+MOST = 96
 """Samples that are drawn; of more the extremes of neighbours, so that no outlier and no drift is lost."""
 _FEW = 60
 """Samples up to which their dots are larger."""
 _HEIGHT = 132.0
-_BINS = 24
+_BINS = 20
 _HISTOGRAM = 78.0
 """Units for the histogram on the right."""
 
@@ -32,20 +32,20 @@ def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Ma
     unit = time_unit(samples)
     y = frame.y(*spanned([sample / unit.factor for sample in samples]))
     x = frame.x(-0.5, len(samples) - 0.5)
-    dots, lines, shades = [], [], []
-    first = 0
+    dots: list[tuple[float, float]] = []
+    lines, shades, first = [], [], 0
     each = max(2, MOST // len(placements))
     for index, (placement, median) in enumerate(zip(placements, medians, strict=True)):
         left, right = x(first - 0.5), x(first + len(placement) - 0.5)
         if index % 2:
             shades.append(f"M{number(left)} {number(frame.top)}H{number(right)}V{number(frame.bottom)}H{number(left)}z")
         for place, sample in thinned(placement, each):
-            dots.append(f"M{number(x(first + place))} {number(y(sample / unit.factor))}h0")
+            dots.append((x(first + place), y(sample / unit.factor)))
         lines.append(f"M{number(left)} {number(y(median / unit.factor))}H{number(right)}")
         first += len(placement)
     parts = [f'<path class="shade" d="{"".join(shades)}"/>' if shades else "", frame.y_axis(y, unit.name)]
     few = " few" if len(dots) <= _FEW else ""
-    parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{"".join(dots)}"/>')
+    parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{points(dots)}"/>')
     parts.append(_histogram([sample / unit.factor for sample in samples], frame, y.low, y.high))
     many = f"{len(samples)} samples" + (f" on {len(placements)} placements" if len(placements) > 1 else "")
     parts.append(text((frame.left + frame.right) / 2, frame.bottom + 16, f"{many}, in the order taken", anchor="middle", style="unit"))
@@ -69,10 +69,10 @@ def _histogram(samples: Sequence[float], frame: Frame, low: float, high: float) 
     counts = [0] * _BINS
     for sample in samples:
         counts[min(_BINS - 1, int((sample - low) / (high - low) * _BINS))] += 1
-    left, room, step = frame.right + 8, _HISTOGRAM - 20, (frame.bottom - frame.top) / _BINS
+    left, room, step = round(frame.right) + 8, _HISTOGRAM - 20, (frame.bottom - frame.top) / _BINS
     bars = []
     for index, count in enumerate(counts):
         if count:
             top = frame.bottom - (index + 1) * step
-            bars.append(f"M{number(left)} {number(top)}h{number(max(1.0, room * count / max(counts)))}v{number(step)}H{number(left)}z")
+            bars.append(f"M{left} {number(top)}h{max(1, round(room * count / max(counts)))}v{number(step - 0.3)}H{left}z")
     return f'<path class="s0 bar" d="{"".join(bars)}"/>'

@@ -30,9 +30,19 @@ def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<path class="{style}" d="M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}"/>'
 
 
-def path(points: Iterable[tuple[float, float]], style: str) -> str:
+def points(at: Iterable[tuple[float, float]]) -> str:
+    """The path of many dots, to a unit: each is a line of no length with round ends, and lies relative to the one before."""
+    parts, last_x, last_y = [], 0, 0
+    for x, y in at:
+        dx, dy = round(x) - last_x, round(y) - last_y
+        parts.append(f"m{dx}{'' if dy < 0 else ' '}{dy}h0")
+        last_x, last_y = last_x + dx, last_y + dy
+    return "".join(parts)
+
+
+def path(at: Iterable[tuple[float, float]], style: str) -> str:
     """A line through points."""
-    return f'<path class="{style}" d="M{"L".join(f"{number(x)} {number(y)}" for x, y in points)}"/>'
+    return f'<path class="{style}" d="M{"L".join(f"{number(x)} {number(y)}" for x, y in at)}"/>'
 
 
 def box(x: float, y: float, width: float, height: float, style: str, tip: str = "") -> str:

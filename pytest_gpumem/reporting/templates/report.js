@@ -42,7 +42,7 @@
   }
   function figure(one, column) {
     const value = one.row.cells[column + 1].dataset.v;
-    return value === "" ? null : Number(value);
+    return value === undefined ? null : Number(value);
   }
   let upwards = false;
   function order() {

@@ -75,7 +75,7 @@ def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:
     assert result.output.startswith(f"history of 4 processes from {folder.path / 'past'}\n")
     text = page(folder)
     # Another mode and failed tests are no history.
-    assert text.count("earlier processes, and this run") == 1
+    assert text.count("<figcaption>earlier processes") == 1
     assert "latency over 4 earlier processes" in text
 
 
