@@ -1,6 +1,6 @@
 """Does `gpumem explain` name what was planted? Eight planted regressions, unchanged pairs, and cases of somebody else's, on one GPU.
 
-    python ci/bench/explain_proof.py --json ci/records/nvidia-h200/explain.json --keep tests/data/explain
+    python ci/bench/explain_proof.py --json ci/records/nvidia-h200/explain_proof.json --keep tests/data/explain
     python ci/bench/explain_proof.py --json FILE --only cases --cases MODULE.py
 
 Base and head are two folders with the same tests (`explain_planted.py`) and a word that tells them apart; `gpumem explain` is run on them
@@ -210,7 +210,7 @@ def main() -> int:
             parser.error(f"--cases: {error}")
     elif "cases" in (asked.only or ()):
         parser.error("--only cases needs --cases MODULE.py")
-    record: Record = {"kind": "explain", "device": None, "pairs": asked.pairs, "budget": asked.budget, "rows": [], "runs": {}}
+    record: Record = {"kind": "explain_proof", "device": None, "pairs": asked.pairs, "budget": asked.budget, "rows": [], "runs": {}}
     with tempfile.TemporaryDirectory(prefix="gpumem-explain-") as temporary:
         place = Path(temporary)
         folders(place, asked.cases)

@@ -115,6 +115,7 @@ def explanations(base: Side, head: Side) -> dict[str, Explanation]:
 
 def _measured(base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool) -> tuple[Side, Side]:
     from pytest_gpumem.duet.errors import DuetError
+    from pytest_gpumem.duet.workers import check_arguments
     from pytest_gpumem.duet.worktree import Side as Tree
     from pytest_gpumem.duet.worktree import two_sides
     from pytest_gpumem.explain.errors import ExplainError
@@ -128,6 +129,7 @@ def _measured(base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pai
         click.echo(line, err=True)
 
     try:
+        check_arguments(arguments)  # before a side is prepared, which may install a project
         if base.endswith(".json"):
             here = Path.cwd()
             return load(base), alone(asked, os.environ, echo, Tree("working tree", "", here, here, sys.executable, str))

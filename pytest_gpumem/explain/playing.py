@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import BASE, HEAD, turns
-from pytest_gpumem.duet.workers import TAKEN_AWAY, Workers, check_arguments
+from pytest_gpumem.duet.workers import TAKEN_AWAY, Workers
 from pytest_gpumem.duet.worktree import Side as Tree
 from pytest_gpumem.explain.counting import NotCounted, count
 from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
@@ -51,7 +51,6 @@ def play(base: Tree, head: Tree, asked: Asked, environment: Mapping[str, str], e
     """
     trees = {BASE: base, HEAD: head}
     try:
-        check_arguments(asked.arguments)
         rows, facts = _processes(trees, asked, environment, echo)
     except DuetError as error:
         raise ExplainError(str(error)) from None
@@ -96,12 +95,8 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
     """Measure one side, for a base that was measured before.
 
     Raises:
-        ExplainError, NothingMeasured: as `play`.
+        NothingMeasured: nothing was measured.
     """
-    try:
-        check_arguments(asked.arguments)
-    except DuetError as error:
-        raise ExplainError(str(error)) from None
     by_key: dict[str, list[Row]] = {}
     facts = None
     for number in range(asked.pairs):

@@ -1,0 +1,130 @@
+"""Evidence as a file: written, read back, explained from, and refused where it is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from causes_evidence import KERNEL, measurement, profile, window
+from click.testing import CliRunner
+from known_devices import H100
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.explain.command import explanations, rules_text
+from pytest_gpumem.explain.errors import ExplainError
+from pytest_gpumem.explain.evidence import Side, load, to_json, together
+from pytest_gpumem.records.activity import Activity
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.verdicts.causes_rules import RULES
+
+KEY = "test_it.py::test_it"
+UTC = "2026-11-21T10:00:00+00:00"
+
+
+def side(latency: float = 400e-6, name: str = "base", **changed: Any) -> Side:
+    return Side(name, H100, {KEY: measurement(latency, **changed)}, {KEY: KEY}, {KEY: profile()})
+
+
+def written(one: Side, file: Path, **changed: Any) -> str:
+    file.write_text(json.dumps({**to_json(one, [KEY], utc=UTC), **changed}), encoding="utf-8")
+    return str(file)
+
+
+def test_evidence_comes_back_whole(tmp_path: Path) -> None:
+    before = side(window=window())
+    after = load(written(before, tmp_path / "base.json"))
+    kept = after.measured[KEY]
+    assert replace(kept, taken=None) == before.measured[KEY]
+    assert after.profiles == before.profiles
+    assert after.facts == H100
+
+
+def test_two_files_are_explained_without_a_gpu(tmp_path: Path) -> None:
+    files = [
+        written(side(window=window()), tmp_path / "base.json"),
+        written(side(600e-6, "head"), tmp_path / "head.json"),
+    ]
+    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    assert done.exit_code == 0, done.output
+    assert "8 MiB no longer stay in L2, their persisting window is gone; set-aside 12 MiB → 0 B" in " ".join(done.output.split())
+    (plain,) = json.loads((tmp_path / "why.json").read_text())["explanations"]
+    assert (plain["key"], plain["first"]) == (KEY, "window gone")
+
+
+def test_results_without_counters_are_evidence_too(tmp_path: Path) -> None:
+    plain = to_json(side(), [KEY], utc=UTC)
+    del plain["profiles"]
+    (tmp_path / "base.json").write_text(json.dumps(plain))
+    found = explanations(load(str(tmp_path / "base.json")), side(600e-6))[KEY]
+    assert any("needs counters of ncu on both sides" in one for one in found.not_looked_at)
+
+
+def test_processes_become_one_measurement() -> None:
+    verdict = Verdict(Outcome.PASS, "")
+    seen = Activity(kernels=(KERNEL,), source="CUPTI")
+    rows = [
+        Row(KEY, Limits(), verdict, measurement(400e-6, activity=seen)),
+        Row(KEY, Limits(), verdict, measurement(500e-6, sampler="host", activity=None)),
+        Row(KEY, Limits(), verdict, measurement(410e-6, activity=Activity(not_counted="nothing was delivered"))),
+    ]
+    whole = together(rows)
+    assert whole.latency == pytest.approx(410e-6)
+    assert [one.medians[0] for one in whole.further] == [400e-6]  # another sampler is another clock
+    assert whole.activity == seen
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"profiles": {"schema": 99, "profiles": []}}, "$.profiles.schema: 99; this version reads 1"),
+        ({"profiles": 3}, "$.profiles.profiles: missing"),
+        ({"gpumem": {"schema": 1}}, "$.gpumem"),
+    ],
+)
+def test_what_is_no_evidence_is_refused_in_one_line(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    file = written(side(), tmp_path / "base.json", **changed)
+    with pytest.raises(ExplainError) as refused:
+        load(file)
+    assert str(refused.value).startswith(file)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_sides_of_different_devices_explain_nothing() -> None:
+    other = replace(side(), facts=replace(H100, name="NVIDIA A100"))
+    with pytest.raises(ExplainError, match=r"NVIDIA-A100.*results of different devices explain nothing"):
+        explanations(other, side())
+
+
+def test_sides_without_a_common_measurement_are_refused() -> None:
+    with pytest.raises(ExplainError, match="no measurement in common"):
+        explanations(replace(side(), measured={"other": measurement()}), side())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["test_it.py::test_it"], "without --base two files are expected, BASE.json HEAD.json"),
+        (["nowhere.json", "base.json"], "nowhere.json: no such file, folder or pattern"),
+        (["--base", "no-such-revision", KEY], "BASE no-such-revision is no revision"),
+        (["--base", "HEAD", KEY, "--", "--benchmark-json=x.json"], "--benchmark-json"),
+        (["--json", "nowhere/why.json", "a.json", "b.json"], "there is no folder"),
+    ],
+)
+def test_a_call_that_cannot_be_carried_out_is_refused_in_one_line(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(main, ["explain", *arguments])
+    assert done.exit_code == 4
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_rules_are_listed_as_they_stand_in_the_documentation() -> None:
+    listed = rules_text()
+    assert all(f"| {rule.name} |" in listed for rule in RULES)
+    document = Path(__file__).parents[3] / "docs" / "explain.md"
+    assert listed in document.read_text(encoding="utf-8")
