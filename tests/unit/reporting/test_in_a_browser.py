@@ -1,0 +1,89 @@
+"""The page in headless Chromium, where it and Playwright are installed: no errors, filter and order work, it fits a telephone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.reporting.anchors import anchor
+from pytest_gpumem.reporting.html import page as drawn
+
+MakeRow = Callable[..., Row]
+CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
+HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_size", label=f"{size} MiB", placements=((size * 1e-4,),)) for size in (1, 10, 2)]
+    rows += [
+        make_row("t.py::test_slow", Outcome.FAIL, comparison=COMPARISON, mode="hot"),
+        make_row(f"t.py::test_{HOSTILE}", measured=False),
+    ]
+    file = tmp_path / "page.html"
+    file.write_text(drawn(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00"))
+    context = chromium.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(file.as_uri())
+
+    def shown() -> list[str]:
+        return [str(name) for name in page.locator("#results tbody tr:visible a").all_inner_texts()]
+
+    # Nothing of a name ran, nothing is wider than a telephone, and the system's theme is taken.
+    assert "broken" not in page.title().removeprefix(f"gpumem: GPU {HOSTILE}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    assert len(shown()) == 5
+
+    page.select_option("#order", "0")
+    assert shown()[:3] == ["test_size[10 MiB]", "test_slow", "test_size[2 MiB]"]
+    page.select_option("#order", "name")
+    assert [name for name in shown() if "size" in name] == ["test_size[1 MiB]", "test_size[2 MiB]", "test_size[10 MiB]"]
+    page.select_option("#order", "")
+    assert shown()[0] == "test_slow"
+    page.set_viewport_size({"width": 1000, "height": 800})
+    for expected in ("test_size[10 MiB]", "test_size[1 MiB]"):  # slowest first, and at the second click last
+        page.click("th[data-order='0']")
+        assert shown()[0] == expected
+    assert page.locator("th[aria-sort]").inner_text() == "latency"
+
+    page.fill("#text", "SIZE 1")
+    assert sorted(shown()) == ["test_size[1 MiB]", "test_size[10 MiB]"]
+    assert page.locator("#tests details:visible").count() == 2
+    page.fill("#text", "")
+    page.select_option("#verdict", "FAIL")
+    assert shown() == ["test_slow"]
+    page.select_option("#verdict", "")
+    page.select_option("#kind", "L2")
+    assert shown() == ["test_slow"]
+    assert page.locator("#count").inner_text() == "1 of 5"
+
+    # A link opens its section, also where the filter hides it.
+    page.goto(f"{file.as_uri()}#{anchor(rows[0])}")
+    assert page.locator("details[open]").get_attribute("id") == anchor(rows[0])
+    assert said == []
+    context.close()
