@@ -249,8 +249,8 @@ def kepler_nine() -> Launch:
 
 
 CASES = [
-    ("kmeans_records", kmeans_planes, kmeans_records),
-    ("gated_residual", gated_half, gated_wide),
-    ("embedding_bags", bags_sorted, bags_unsorted),
-    ("kepler_steps", kepler_six, kepler_nine),
+    ("kmeans_records", kmeans_planes, kmeans_records, ("access pattern", "more bytes")),
+    ("gated_residual", gated_half, gated_wide, ("more bytes", "fewer threads", "occupancy")),
+    ("embedding_bags", bags_sorted, bags_unsorted, "L2 misses"),
+    ("kepler_steps", kepler_six, kepler_nine, "unexplained"),
 ]
