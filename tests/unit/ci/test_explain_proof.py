@@ -1,0 +1,116 @@
+"""The proof of explain: what counts as named, what is enough, and the cases of somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import explain_planted
+import explain_proof
+import pytest
+from explain_cases import BadCases, load
+from explain_proof import COUNTED, WATCHED, judged, name_of, rows, table, verdict
+
+from pytest_gpumem.verdicts.causes import UNEXPLAINED
+from pytest_gpumem.verdicts.causes_rules import RULES
+
+
+def explanation(name: str, first: str | None, *causes: str) -> dict[str, Any]:
+    return {
+        "key": f"test_planted.py::{name}",
+        "first": first,
+        "slow_down": {"share": 0.25},
+        "base_seconds": 1e-3,
+        "head_seconds": 1.25e-3,
+        "causes": [{"rule": rule, "share": 0.9, "up_to": True, "sentence": f"{rule} moved"} for rule in causes],
+        "unexplained": {"share": 0.1},
+        "not_looked_at": [],
+    }
+
+
+def test_every_planted_test_is_there_and_every_rule_that_it_names() -> None:
+    for name, planted in {**COUNTED, **WATCHED}.items():
+        assert callable(getattr(explain_planted, name))
+        assert set(planted) <= {rule.name for rule in RULES}
+    there = {name for name in vars(explain_planted) if name.startswith("test_") and name != "test_case"}
+    assert there == {*COUNTED, *WATCHED}
+    assert sum(bool(planted) for planted in {**COUNTED, **WATCHED}.values()) == 8
+    assert explain_proof.UNEXPLAINED == UNEXPLAINED
+
+
+@pytest.mark.parametrize(
+    ("first", "causes", "planted", "right"),
+    [
+        ("pageable", ("pageable", "more copies"), ("pageable",), True),
+        ("more copies", ("more copies", "pageable"), ("pageable",), False),
+        ("more copies", ("more copies",), ("pageable", "more copies"), True),
+        (UNEXPLAINED, (), (UNEXPLAINED,), True),
+        ("occupancy", ("occupancy",), (UNEXPLAINED,), False),
+        (None, (), (), True),
+        (UNEXPLAINED, (), (), True),
+        (UNEXPLAINED, ("occupancy",), (), False),
+        ("pageable", ("pageable",), None, None),
+    ],
+)
+def test_what_counts_as_named(first: str | None, causes: tuple[str, ...], planted: Any, right: bool | None) -> None:
+    assert judged(explanation("test_it", first, *causes), planted) is right
+
+
+def test_one_miss_is_allowed_among_those_that_can_be_named() -> None:
+    planted: dict[str, Any] = {"a": ("pageable",), "b": ("pageable",), "c": (), "d": (UNEXPLAINED,), "e": None}
+    right = [explanation(name, "pageable", "pageable") for name in "ab"]
+    right += [explanation("c", None), explanation("d", UNEXPLAINED), explanation("e", "L2 misses", "L2 misses")]
+    assert verdict(rows(right, planted)) == (
+        "2 of 2 planted causes named first, 1 of 1 outside the rules unexplained, 1 of 1 unchanged pairs blamed on nothing",
+        True,
+    )
+    right[0]["first"] = "more copies"
+    assert verdict(rows(right, planted))[1]
+    right[1]["first"] = "more copies"
+    assert not verdict(rows(right, planted))[1]
+    assert not verdict(rows(right[2:3], planted))[1]  # what was not measured was not named
+    assert not verdict([])[1]
+
+
+def test_the_table_shows_misses() -> None:
+    planted: dict[str, Any] = {"a": ("pageable",), "b": (), "gone": ("pageable",)}
+    found = rows([explanation("test_case[a]", "occupancy", "occupancy"), explanation("b", None)], planted)
+    device = {"name": "NVIDIA H200", "driver": "580"}
+    said = table({"device": device, "ended": "2026-11-21T10:00", "rows": found, "runs": {"counted": {"error": "exit status 6"}}})
+    lines = {line.split("  ")[0]: line for line in said.splitlines()}
+    assert lines["a"].endswith("MISS")
+    assert "nothing to explain" in lines["b"]
+    assert lines["gone"].endswith("not measured")
+    assert said.endswith("counted: exit status 6")
+
+
+def test_names_of_keys() -> None:
+    assert name_of("test_planted.py::test_case[gather]") == "gather"
+    assert name_of("test_planted.py::test_stride_two") == "test_stride_two"
+
+
+def test_cases_are_loaded_with_what_was_planted(tmp_path: Path) -> None:
+    file = tmp_path / "cases.py"
+    file.write_text(
+        "f = lambda: (lambda: None)\nCASES = [('a', f, f), ('b', f, f, ''), ('c', f, f, ('x', 'y')), ('d', f, f, 'unexplained')]\n"
+    )
+    assert [(pair.name, pair.planted) for pair in load(file)] == [("a", None), ("b", ()), ("c", ("x", "y")), ("d", ("unexplained",))]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "has no list CASES"),
+        ("CASES = [1]", "CASES[0] is 1"),
+        ("CASES = [('a b', len, len)]", "name 'a b'"),
+        ("CASES = [('a', 1, len)]", "base and head of a are functions"),
+        ("CASES = [('a', len, len)] * 2", "two cases of one name"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_module_of_cases_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "cases.py"
+    file.write_text(text)
+    with pytest.raises(BadCases) as refused:
+        load(file)
+    assert why in str(refused.value)

@@ -1,0 +1,109 @@
+"""One side's counters from a stand-in for Nsight Compute: the command, the profiles by row key, and what keeps them away."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from known_devices import H100
+from ncu_csv import HEADING, UNITS, line, log, measured
+
+from pytest_gpumem.duet.worktree import Side
+from pytest_gpumem.explain.counting import INSTRUMENTED, NotCounted, count
+from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import document
+from pytest_gpumem.records.verdict import Outcome, Verdict
+
+FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50")
+HEAD = (*HEADING, "lts__t_sector_hit_rate.pct", *INSTRUMENTED)
+TABLE = log(
+    *(line(i, "triad", measured("test_triad"), FIGURES) for i in range(5)),  # type: ignore[arg-type]
+    heading=HEAD,
+    units=(*UNITS, "%", "%", "%"),
+)
+CHILD = """
+import json, sys
+arguments = sys.argv[1:]
+with open({told!r}, "a") as file:
+    file.write(json.dumps([arguments, __import__("os").getcwd()]) + "\\n")
+if {refuses!r} and any({refuses!r} in one for one in arguments):
+    table = "==ERROR== Failed to find metric " + {refuses!r} + "\\n"
+else:
+    table = open({table!r}).read()
+    results = next(one for one in arguments if one.startswith("--benchmark-json=")).partition("=")[2]
+    open(results, "w").write(open({results!r}).read())
+open(arguments[arguments.index("--log-file") + 1], "w").write(table)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Side:
+    return Side("working tree", "", tmp_path, tmp_path, sys.executable, str)
+
+
+def stand_in(tmp_path: Path, results: str, table: str = TABLE, refuses: str = "") -> dict[str, str]:
+    """The environment of a run: `ncu` writes the table and the results, and refuses a metric."""
+    (tmp_path / "table").write_text(table)
+    (tmp_path / "results").write_text(results)
+    files = {name: str(tmp_path / name) for name in ("told", "table", "results")}
+    (tmp_path / "ncu.py").write_text(CHILD.format(**files, refuses=refuses))
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "ncu.py"} "$@"\n')
+    ncu.chmod(ncu.stat().st_mode | stat.S_IEXEC)
+    return {**os.environ, "GPUMEM_NCU": str(ncu)}
+
+
+@pytest.fixture
+def results() -> str:
+    """What a session wrote that measured test_triad five times."""
+    taken = Measurement(
+        "", "triad", "clean-cold", "plain", "", ((1e-3,) * 5,), None, None, None, 1e-6, (Conditions(), Conditions()), profiled=True
+    )
+    row = Row("t.py::test_triad", Limits(), Verdict(Outcome.UNRELIABLE, "profiled"), taken, range_name="test_triad")
+    return json.dumps({"gpumem": document(H100, [row], {})})
+
+
+def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> None:
+    found = count(tree, tree, ["-q"], ["t.py::test_triad"], stand_in(tmp_path, results), lambda line: None)
+    assert list(found) == ["t.py::test_triad"]
+    one = found["t.py::test_triad"]
+    (kernel,) = one.kernels
+    assert (one.launches, kernel.launches, kernel.dram_read) == (5, 5, 5 * 2097152)
+    assert (kernel.l2_hit_rate, kernel.used_of_load, kernel.used_of_store) == (0.975, 1.0, 0.5)
+    ((arguments, folder),) = [json.loads(text) for text in (tmp_path / "told").read_text().splitlines()]
+    assert folder == str(tmp_path)
+    asked = arguments[arguments.index("--metrics") + 1].split(",")
+    assert sorted(asked) == sorted({*PROFILE_METRICS, *INSTRUMENTED, *asked})
+    assert arguments.count("--gpumem") == 1
+    assert "t.py::test_triad" in arguments
+
+
+def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, results: str) -> None:
+    found = count(tree, tree, [], [], stand_in(tmp_path, results, refuses=INSTRUMENTED[0]), lambda line: None)
+    assert list(found) == ["t.py::test_triad"]
+    assert len((tmp_path / "told").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "may not read the GPU's counters"),
+        ("==WARNING== No kernels were profiled.\n", "no raw page of ncu"),
+    ],
+)
+def test_what_keeps_counters_away_is_one_line(tree: Side, tmp_path: Path, results: str, table: str, why: str) -> None:
+    with pytest.raises(NotCounted) as refused:
+        count(tree, tree, [], [], stand_in(tmp_path, results, table), lambda line: None)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_ncu_the_remedy_is_told(tree: Side, tmp_path: Path) -> None:
+    with pytest.raises(NotCounted, match="GPUMEM_NCU"):
+        count(tree, tree, [], [], {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}, lambda line: None)
