@@ -8,7 +8,7 @@ name      short text of letters, digits and underscores, unique in the module
 base      function without arguments: imports what it needs (CuPy, PyTorch, Triton), makes its arrays, and returns a function without
           arguments that queues one launch's work on the current stream. It is called in a fresh process, with a GPU, once.
 head      the same of the slower variant. Give `base` itself for a pair in which nothing changed.
-planted   what was planted: a name of a rule (`python -m pytest_gpumem.cli explain --rules` lists them), "unexplained" for a cause
+planted   what was planted: a name of a rule (`gpumem explain --rules` lists them), "unexplained" for a cause
           outside the rules, "" for a pair in which nothing changed; several rules of a combined cause as a tuple, either of which may be
           named first. Left out: the explanation is shown and kept, and not held to anything.
 
