@@ -106,7 +106,7 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
     y_name, unit = _figure(measured)
     x_unit = units.most_common(1)[0][0]
     series = []
-    for name, points in found.items():
+    for name, points in sorted(found.items()):  # so that the plots of several tests have the same colours
         drawn = tuple(_point(x, read, y_name) for x, read in points)
         # A family of one series needs no name but the figure's.
         series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))

@@ -84,6 +84,8 @@ def page(
     kinds = behaviours(rows, facts)
     style, script = _static("report.css"), _static("report.js")
     earlier = past or {}
+    # The last column is of changes, which a first run has none of.
+    headings = HEADINGS if any(row.verdict.comparison is not None for row in rows) else HEADINGS[:-1]
     # Names of tests and labels come from anybody: nothing reaches the page unescaped.
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("report.html").render(
@@ -97,9 +99,9 @@ def page(
         header=header(facts, settings),
         counts=[(said, counts[said], _class_of(said)) for said in sorted(counts, key=_rank_of)],
         kinds=[(kind.value, len(of)) for kind, of in groups],
-        headings=HEADINGS,
+        headings=headings,
         concerns=list(_concerns(shown)),
-        rows=[_line(row, facts, names[row.key], kinds[function_of(row)].value) for row in shown],
+        rows=[_line(row, facts, names[row.key], kinds[function_of(row)].value, headings) for row in shown],
         figures=list(_figures(shown, facts, names, sweeps)),
         sections=[_section(row, facts, names[row.key], earlier.get(row.key, ())) for row in shown],
     )
@@ -152,7 +154,7 @@ def _concerns(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, str]]:
             yield said, _kind(row), row.key, row.verdict.reason, anchor(row)
 
 
-def _line(row: Row, facts: DeviceFacts, name: str, kind: str) -> dict[str, object]:
+def _line(row: Row, facts: DeviceFacts, name: str, kind: str, headings: Sequence[str]) -> dict[str, object]:
     """One row of the table of results; `sort` are the figures by which it is sorted, None last."""
     cells, measurement = cells_of(row, facts, name), row.measurement
     share = measurement.share_of_peak(facts) if measurement is not None and cells.share else None
@@ -169,7 +171,7 @@ def _line(row: Row, facts: DeviceFacts, name: str, kind: str) -> dict[str, objec
         "kind": kind,
         "figures": [
             (heading, text, "" if value is None else f"{value:.6g}")
-            for heading, text, value in zip(HEADINGS, cells.figures, sort, strict=True)
+            for heading, text, value in zip(headings, cells.figures, sort, strict=False)
         ],
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "said": _said(row),

@@ -92,7 +92,9 @@ def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[
     for ceiling in ceilings:
         level = y(ceiling.value / unit.factor)
         parts.append(line(frame.left, level, frame.right, level, "ceiling"))
-        parts.append(text(frame.right, level - 4, fitted(f"{ceiling.name} {unit.said(ceiling.value)}", 300), anchor="end", style="unit"))
+        right = _free_side([(x(point.x), y(point.y / unit.factor)) for one in series for point in one.points], level - 8, frame)
+        said = fitted(f"{ceiling.name} {unit.said(ceiling.value)}", 300)
+        parts.append(text(frame.right if right else frame.left + 4, level - 4, said, anchor="end" if right else "start", style="unit"))
     for one, colour in zip(series, colours(series), strict=True):
         at = [(x(point.x), y(point.y / unit.factor)) for point in one.points]
         parts.append(path(at, f"{colour} curve{' predicted' if one.predicted else ''}"))
@@ -105,3 +107,11 @@ def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[
             tip = point.tip or f"{one.name}: {short(point.x)} {x_unit}, {unit.said(point.y)} {unit.name}"
             parts.append(dot(px, py, 3.2, f"{colour} dot", tip))
     return drawing(_HEIGHT, parts, what)
+
+
+def _free_side(points: Sequence[tuple[float, float]], height: float, frame: Frame) -> bool:
+    """Whether a text at a height is farther from all points on the right than on the left."""
+    middle = (frame.left + frame.right) / 2
+    left = min((abs(y - height) for x, y in points if x <= middle), default=frame.height)
+    right = min((abs(y - height) for x, y in points if x >= middle), default=frame.height)
+    return right >= min(left, 20.0)

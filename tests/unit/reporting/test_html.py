@@ -152,6 +152,11 @@ def test_a_row_is_linked_to_its_section(facts: DeviceFacts, make_row: MakeRow) -
     assert read.named("href").count(f"#{anchor(rows[1])}") == 3
 
 
+def test_a_first_run_has_no_column_of_changes(facts: DeviceFacts, make_row: MakeRow) -> None:
+    assert ">change</th>" not in page([make_row()], facts, {}, utc=UTC)
+    assert ">change</th>" in page([make_row(comparison=COMPARISON)], facts, {}, utc=UTC)
+
+
 def test_what_needs_a_look_stands_first(facts: DeviceFacts, make_row: MakeRow) -> None:
     failed = [replace(make_row("t.py::test_a", label=label), failed=True) for label in ("x", "y")]
     suspect = make_row("t.py::test_b", Outcome.SUSPECT, reason="why it is suspect")

@@ -80,6 +80,14 @@ def test_a_curve_with_its_ceiling_and_intervals() -> None:
     assert heights[1] < heights[2] < heights[0]
 
 
+def test_the_name_of_a_ceiling_is_where_no_point_is() -> None:
+    unit = Unit("GB/s", 1e9)
+    for heights, side in (((10, 40), "start"), ((40, 10), "end"), ((10, 10), "end")):
+        points = tuple(Point(x, height * 1e9) for x, height in enumerate(heights))
+        drawn = curve([Series("one", points)], "MiB", unit, [Ceiling(40e9, "peak")], "what")
+        assert ('text-anchor="end" class="unit">peak' in drawn) == (side == "end")
+
+
 def test_a_predicted_series_has_the_colour_of_the_one_before() -> None:
     point = (Point(1, 1),)
     found = colours([Series("a", point), Series("b", point, predicted=True), Series("c", point)])
