@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -25,6 +26,17 @@ class Judged:
     """Its verdict's name; None: there was nothing to compare."""
     sentence: str
     """Why."""
+
+
+def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
+    """By `Row.key`, what a duet's document (`report.to_json`) says of each row."""
+    found = {one["key"]: Judged(one["outcome"], one["sentence"]) for one in document["verdicts"]}
+    common = document["common"]
+    if common is None or common["outcome"] != Outcome.FAIL.value:
+        return found
+    # A shift of all together ends the duet: what is not decided by then is part of it.
+    decided = (Outcome.PASS.value, Outcome.FAIL.value)
+    return {key: one if one.outcome in decided else Judged(common["outcome"], common["sentence"]) for key, one in found.items()}
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def duet_arguments(arguments: Sequence[str]) -> list[str]:
 def _duet(output: Path, base: str, max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:
     """What the duet says of each row that the screen flagged; nothing of any where it judged none."""
     from pytest_gpumem.duet.command import ROUNDS, duet
-    from pytest_gpumem.duet.decision import Judged
+    from pytest_gpumem.duet.decision import judged
 
     assert duet.callback is not None
     duet.callback(
@@ -171,12 +171,7 @@ def _duet(output: Path, base: str, max_regression: str | None, rounds_max: int |
         base=base,
         pytest_arguments=tuple(arguments),
     )
-    document = json.loads((output / DUET).read_text(encoding="utf-8"))
-    found = {one["key"]: Judged(one["outcome"], one["sentence"]) for one in document["verdicts"]}
-    if (common := document["common"]) is not None and common["outcome"] == "FAIL":
-        # A shift of all ends the duet: what is not decided by then is part of it.
-        found = {key: one if one.outcome in ("PASS", "FAIL") else Judged("FAIL", common["sentence"]) for key, one in found.items()}
-    return found
+    return judged(json.loads((output / DUET).read_text(encoding="utf-8")))
 
 
 def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:

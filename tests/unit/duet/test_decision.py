@@ -5,35 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from flagged_rows import row
 from known_devices import H100
 
-from pytest_gpumem.duet.decision import FINE, NO_VERDICT, RED, USAGE, Decision, Judged, decide, flagged, settled
+from pytest_gpumem.duet.decision import FINE, NO_VERDICT, RED, USAGE, Decision, Judged, decide, flagged, judged, settled
 from pytest_gpumem.duet.gate import duet_arguments
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Outcome
 
 PASSED, FAILED = Judged("PASS", "+0.1 %"), Judged("FAIL", "slower: +3 %")
-
-
-def row(outcome: Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
-    measurement = Measurement(
-        label=label,
-        target="copy",
-        mode="clean-cold",
-        sampler="graph",
-        sampler_reason="",
-        placements=((1e-3, 1e-3), (1e-3, 1e-3)),
-        half_width=1e-9,
-        traffic=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-    )
-    comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
-    verdict = Verdict(outcome, f"said by the screen of {name}", comparison)
-    held = Limits(**{"max_regression": "1%", **limits})
-    return Row(f"t.py::{name}", held, verdict, measurement, label, failed=outcome is Outcome.FAIL)
 
 
 def decided(*rows: Row, failures: int | None = None, strict: bool = False, **duet: Judged) -> Decision:
@@ -153,3 +133,17 @@ def test_rows_that_were_not_flagged_are_left_alone() -> None:
 )
 def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: list[str]) -> None:
     assert duet_arguments(given) == left
+
+
+def test_a_shift_of_all_together_is_that_of_what_was_not_decided() -> None:
+    verdicts = [
+        {"key": name, "outcome": outcome, "sentence": "own"} for name, outcome in (("a", "PASS"), ("b", "INCONCLUSIVE"), ("c", None))
+    ]
+    common = {"key": "all", "outcome": "FAIL", "sentence": "all slower"}
+    assert judged({"verdicts": verdicts, "common": common}) == {
+        "a": Judged("PASS", "own"),
+        "b": Judged("FAIL", "all slower"),
+        "c": Judged("FAIL", "all slower"),
+    }
+    for none in (None, {**common, "outcome": "PASS"}):
+        assert judged({"verdicts": verdicts, "common": none})["b"] == Judged("INCONCLUSIVE", "own")

@@ -1,0 +1,116 @@
+"""`gpumem gate` from its arguments to its files, with a screen and a duet that say what the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from flagged_rows import row
+from known_devices import H100
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.duet import command, gate
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.code_quality import code_quality
+from pytest_gpumem.reporting.concerns import Place, concerns
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls the command; keywords say what the screen measured and what the duet answers by key. The calls stand in `calls.json`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
+        failures = sum(one.failed for one in rows)
+
+        def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...]) -> gate.Screened:
+            assert not any((output / name).exists() for name in gate.FILES)
+            (output / gate.QUALITY).write_text(code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows}))
+            (output / gate.SUMMARY).write_text("the screen's")
+            document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
+            return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
+
+        def play(*, file: Path, **given: Any) -> int:
+            assert duet is not None, "nothing was to be decided"
+            (tmp_path / "calls.json").write_text(json.dumps({name: value for name, value in given.items() if name != "head"}))
+            verdicts = [{"key": key, "outcome": outcome, "sentence": "so the duet"} for key, outcome in duet.items()]
+            file.write_text(json.dumps({"verdicts": verdicts, "common": None}))
+            return 1 if "FAIL" in duet.values() else 0
+
+        monkeypatch.setattr(gate, "_screen", screen)
+        monkeypatch.setattr(command.duet, "callback", play)
+        return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
+
+    return invoke
+
+
+def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
+    result = run("--rounds-max", "10", "--", "tests", "-n0", rows=(row(Outcome.FAIL), row(name="b")), duet={"t.py::a": "PASS"})
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
+    call = json.loads((tmp_path / "calls.json").read_text())
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests"])
+    assert call["flagged"] == "gpumem-results/results.json"
+    summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
+    assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
+    assert "2 measured: **2 PASS**" in summary
+    assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
+
+
+def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    result = run("--output", "out", rows=(row(Outcome.SUSPECT),), duet={"t.py::a": "FAIL"})
+    assert result.exit_code == 1
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
+    assert line.startswith(
+        "::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: the duet: FAIL, so the duet; the screen had said"
+    )
+    (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
+    assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
+    assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
+
+
+def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
+    assert run(rows=(row(),)).exit_code == 0
+    assert run("--screen-only", rows=(row(Outcome.FAIL),)).exit_code == 1
+    assert run(rows=(row(Outcome.FAIL),), code=2).exit_code == 1
+
+
+def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "gpumem-results"
+    folder.mkdir()
+    for name in (*gate.FILES, "mine.txt"):
+        (folder / name).write_text("old")
+    assert run(rows=()).exit_code == 6
+    assert (folder / "mine.txt").exists()
+    assert not (folder / gate.RESULTS).exists()
+    assert (folder / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--", "--benchmark-json=x"], "--benchmark-json among pytest's arguments: the gate writes into gpumem-results"),
+        (["--", "--gpumem-save"], "a gate accepts nothing into a baseline"),
+        (["--max-regression", "2"], "--max-regression: '2'"),
+        (["--output", "calls"], "--output"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_run(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "calls").write_text("a file")
+    result = run(*arguments, rows=(row(),), code=99)
+    assert result.exit_code == 4
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpumem: ")
+    assert words in line
