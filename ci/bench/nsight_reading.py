@@ -435,7 +435,7 @@ def counted_by_ncu(device: str, keep: Path | None) -> Record:
                 break
         else:
             return {"error": ncu.trouble(said) or f"ncu wrote no report: {said.strip()[-600:]}"}
-        page = run([str(program), "--import", str(report), "--nvtx", "--csv", "--page", "raw", "--print-units", "base"])
+        page = run([str(program), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"])
         module = ncu_report.module(program)
         try:
             printed = ncu_report.read_csv(page)

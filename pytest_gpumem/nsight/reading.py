@@ -93,7 +93,7 @@ def _counted(path: Path, environment: Mapping[str, str]) -> Recording:
             f"{path}: neither ncu nor its module ncu_report was found: install Nsight Compute, give its path in GPUMEM_NCU, or read what "
             "`ncu --import FILE --csv --page raw --nvtx` prints elsewhere"
         )
-    command = [str(program), "--import", str(path.absolute()), "--nvtx", "--csv", "--page", "raw", "--print-units", "base"]
+    command = [str(program), "--import", str(path.absolute()), "--csv", "--page", "raw", "--print-units", "base"]
     try:
         finished = ncu.run(command, environment, lambda line: None)
     except (OSError, subprocess.SubprocessError) as error:

@@ -109,7 +109,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         start(config, settings)
         return
-    idle = [option.flag for option in OPTIONS if getattr(config.option, option.key, None) is not None]
+    # False is what a plugin of ours sets that switches a flag off.
+    idle = [option.flag for option in OPTIONS if getattr(config.option, option.key, None) not in (None, False)]
     if promises := [flag for flag in idle if flag in PROMISES]:
         raise pytest.UsageError(f"gpumem: {', '.join(promises)} without --gpumem: nothing would be measured, and the run be green")
     config.stash[IDLE] = idle
