@@ -146,7 +146,7 @@ def more_copies(sides: Sides, threshold: float) -> Found | None:
     was, now = sides.base.copies, sides.head.copies
     assert was is not None
     assert now is not None
-    told, seconds, evidence = [], 0.0, list[tuple[str, float | None, float | None]]()
+    told, seconds, waits, evidence = [], 0.0, False, list[tuple[str, float | None, float | None]]()
     for kind in dict.fromkeys(copy.kind for copy in now):
         before, after = _of(was, kind), _of(now, kind)
         more, many = _bytes(after) - _bytes(before), sum(c.count for c in after) - sum(c.count for c in before)
@@ -154,12 +154,14 @@ def more_copies(sides: Sides, threshold: float) -> Found | None:
             continue
         grown = 1 - _bytes(before) / _bytes(after) if more > 0 else 0.0
         seconds += _seconds(after) * grown + max(0, many) * GAP_SECONDS
-        way, kinds = _WAYS.get(kind, kind), sorted({c.source or c.destination for c in after if c.kind != "memset"})
+        way, kinds = _WAYS.get(kind, kind), sorted({one for c in after for one in (c.source, c.destination) if one not in ("", "device")})
         noun = "memset" if kind == "memset" else "copy"
         number = sum(c.count for c in after)
         noun = noun if number == 1 else {"copy": "copies", "memset": "memsets"}[noun]
         old = f", before {size(_bytes(before))} in {sum(c.count for c in before)}" if before else ", before none"
-        of = f" of {'/'.join(kinds)} memory" if kinds and kinds != ["device"] else ""
+        of = f" of {'/'.join(kinds)} memory" if kinds and kind != "memset" else ""
+        waits = waits or "pageable" in kinds
         told.append(f"{number} {noun}{of} {way if kind != 'memset' else ''}".rstrip() + f" of {size(_bytes(after))} in each launch{old}")
         evidence.append((f"{kind}_bytes", float(_bytes(before)), float(_bytes(after))))
-    return Found("; ".join(told), seconds, tuple(evidence)) if told else None
+    # The host waits for a copy of pageable memory, and what it would have launched meanwhile begins late.
+    return Found("; ".join(told), seconds, tuple(evidence), open=waits) if told else None

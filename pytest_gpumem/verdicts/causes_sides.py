@@ -68,13 +68,23 @@ class Sides:
         return was / now if was and now else None
 
     @property
+    def _both_declared(self) -> bool:
+        return bool(self.base.compulsory and self.head.compulsory)
+
+    @property
     def _declared(self) -> float:
         was, now = self.base.compulsory, self.head.compulsory
         return now / was if was and now else 1.0
 
     @cached_property
     def asked(self) -> float:
-        """Bytes that the threads need of L2 and DRAM, over base's: as declared, or as the SMs asked, whichever grew more."""
+        """Bytes that the threads need of L2 and DRAM, over base's: as declared, or as the SMs asked, whichever grew more.
+
+        A kernel of the catalogue knows its bytes. What its SMs ask of L2 varies with what L1 happens to serve: blocks that read the same
+        table side by side asked for half as much where they were slower (ci/records/nvidia-h200/l2_proof.json).
+        """
+        if self.base.measurement.kernel_source is not None and self.head.measurement.kernel_source is not None and self._both_declared:
+            return self._declared
         was, now = self.kernels.base.asked, self.kernels.head.asked
         counted = now / was / max(1.0, self.pattern) if self.counted and was and now else 1.0
         return max(self._declared, counted)

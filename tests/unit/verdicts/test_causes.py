@@ -215,6 +215,22 @@ def test_a_copy_and_a_kernel_more_have_their_own_times() -> None:
     assert found.unexplained < 1e-6
 
 
+def test_what_l1_happens_to_serve_is_no_matter_of_a_kernel_that_knows_its_bytes() -> None:
+    """The figures of l2_proof.json, the other way round: more asked of L2 by the same kernel on the same arrays."""
+    more = counted(times_l2_read=2.03)
+    assert why(side(traffic=None), side(500e-6, (more,), traffic=None)).first == "more bytes"
+    assert why(side(kernel_source="1"), side(500e-6, (more,), kernel_source="1")).causes == ()
+
+
+def test_a_copy_that_the_host_waits_for_may_cost_more_than_its_time() -> None:
+    small = CopyUse("D2H", "device", "pageable", 1, 4, 1_000)
+    (cause,) = why(side(), side(430e-6, activity=copies(small))).causes
+    assert (cause.rule, cause.share, cause.up_to) == ("more copies", 1.0, True)
+    assert cause.sentence == "1 copy of pageable memory from device to host of 4.000 B in each launch, before none"
+    (cause,) = why(side(), side(430e-6, activity=copies(replace(small, destination="pinned")))).causes
+    assert cause.share < 0.1
+
+
 def test_wider_loads_of_the_same_bytes_are_no_pattern() -> None:
     """16 bytes a thread take four times the sectors a request, and fetch nothing in vain."""
     found = why(side(), side(480e-6, (counted(sectors_per_request=16.0),)))
