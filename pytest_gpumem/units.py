@@ -235,6 +235,17 @@ def format_share(share: float, *, sign: bool = False) -> str:
     return f"{_digits(share * 100, 3, sign)} %"
 
 
+def format_shares(low: float, high: float) -> tuple[str, str]:
+    """Two signed shares in three digits, or in as many up to six as tell them apart: "+73.61 %", "+73.64 %"."""
+    for digits in (3, 4, 5, 6):
+        texts = f"{_digits(low * 100, digits, True)} %", f"{_digits(high * 100, digits, True)} %"
+        if texts[0] != texts[1]:
+            break
+    else:
+        return format_share(low, sign=True), format_share(high, sign=True)
+    return texts
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -12,7 +12,7 @@ from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import names_of
 from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
 from pytest_gpumem.units import format_share, format_time
-from pytest_gpumem.verdicts.finding import change, counted
+from pytest_gpumem.verdicts.finding import bounds, change, counted
 
 _HEADINGS = ("base", "head", "change", "between (99.9 % below, 99 % above)", "resolves")
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
@@ -61,7 +61,7 @@ def _figures(pair: Pair) -> tuple[str, ...]:
     head = format_time(measurement.latency) if measurement is not None else ""
     if found is None:
         return base, head, "", "", ""
-    return base, head, change(found.delta), f"{change(found.low)} to {change(found.high)}", format_share(found.resolvable)
+    return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.resolvable)
 
 
 def _outcome(pair: Pair) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_gpumem.units import format_bytes, format_share
+from pytest_gpumem.units import format_bytes, format_share, format_shares
 
 LEAST_GAIN = 0.01
 """Gain below which persistence is not recommended: what is set aside is missing for everything else that runs."""
@@ -130,4 +130,4 @@ class Sweep:
 
 
 def _interval(change: Change) -> str:
-    return f"{format_share(change.low, sign=True)} to {format_share(change.high, sign=True)}"
+    return " to ".join(format_shares(change.low, change.high))

@@ -12,7 +12,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import account, size
 from pytest_gpumem.reporting.cells import access_interval, sectors
 from pytest_gpumem.settings import LIMITS
-from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+from pytest_gpumem.units import format_bytes, format_rate, format_share, format_shares, format_time
 
 _MEDIANS = 24
 """Placements whose medians are spelled out."""
@@ -26,10 +26,11 @@ def details(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
         if (written := getattr(row.limits, name)) is not None:
             yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
     if (past := row.verdict.comparison) is not None:
+        low, high = format_shares(*(_plain(end) for end in (past.low, past.high)))
         yield (
             "change",
-            f"{_change(past.delta)} against the baseline of {past.processes}, between {_change(past.low)} (99.9 %) and "
-            f"{_change(past.high)} (99 %); resolves {format_share(past.resolvable)}",
+            f"{format_share(_plain(past.delta), sign=True)} against the baseline of {past.processes}, between {low} (99.9 %) and "
+            f"{high} (99 %); resolves {format_share(past.resolvable)}",
         )
     for what in row.changed:
         yield "changed since", what
@@ -105,5 +106,6 @@ def conditions_text(conditions: Conditions) -> str:
     return ", ".join(parts)
 
 
-def _change(share: float) -> str:
-    return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
+def _plain(share: float) -> float:
+    """A share without what floating point leaves of equal figures."""
+    return share if abs(share) > 1e-6 else 0.0

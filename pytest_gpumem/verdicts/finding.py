@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.units import format_share
+from pytest_gpumem.units import format_share, format_shares
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,17 @@ def change(share: float) -> str:
     """ "+1.20 %": a change of a latency, slower counted up."""
     # A change of less than a millionth is none: it is what floating point leaves of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
+
+
+def bounds(low: float, high: float) -> tuple[str, str]:
+    """The ends of an interval of a change, in digits that tell them apart where there are any."""
+    return format_shares(*(end if abs(end) > 1e-6 else 0.0 for end in (low, high)))
+
+
+def between(low: float, high: float) -> str:
+    """ "between -0.100 % and +0.712 %"; "without a spread" where both ends are the same, as a simulated device has them."""
+    ends = bounds(low, high)
+    return "without a spread" if ends[0] == ends[1] else f"between {ends[0]} and {ends[1]}"
 
 
 def chance(p: float) -> str:

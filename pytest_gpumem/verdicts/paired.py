@@ -29,7 +29,7 @@ from scipy import stats
 
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import format_share
-from pytest_gpumem.verdicts.finding import change, counted
+from pytest_gpumem.verdicts.finding import between, change, counted
 
 ALARM = 1e-3
 """Most unchanged tests that fail, of all verdicts; holds up to a true slow-down of delta/2."""
@@ -154,7 +154,7 @@ class Paired:
     @property
     def sentence(self) -> str:
         """The verdict's one sentence, without a full stop."""
-        seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, between {change(self.low)} and {change(self.high)}"
+        seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, {between(self.low, self.high)}"
         limit = f"max_regression {format_share(self.delta)}"
         if self.outcome is Outcome.FAIL:
             return f"slower: {seen}; beyond the margin of {format_share(self.delta / 2)} that {limit} has"

@@ -10,7 +10,7 @@ from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
-from pytest_gpumem.verdicts.finding import basis, change, counted
+from pytest_gpumem.verdicts.finding import basis, bounds, change, counted
 
 
 def report(row: Row, facts: DeviceFacts) -> str:
@@ -28,10 +28,11 @@ def _facts(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
         if (written := getattr(row.limits, name)) is not None:
             yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
     if (past := row.verdict.comparison) is not None:
+        low, high = bounds(past.low, past.high)
         yield (
             "baseline",
-            f"{change(past.delta)} against {counted(past.processes, 'process')}, between {change(past.low)} (99.9 %) "
-            f"and {change(past.high)} (99 %); resolvable: {format_share(past.resolvable)}",
+            f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) "
+            f"and {high} (99 %); resolvable: {format_share(past.resolvable)}",
         )
     if row.measurement is not None:
         before, after = row.measurement.conditions

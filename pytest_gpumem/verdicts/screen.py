@@ -26,7 +26,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.verdict import Comparison, Outcome
 from pytest_gpumem.units import Margin, format_share, parse_margin, parse_share
 from pytest_gpumem.verdicts.drift import Drift
-from pytest_gpumem.verdicts.finding import Finding, basis, chance, change, counted
+from pytest_gpumem.verdicts.finding import Finding, basis, between, chance, change, counted
 from pytest_gpumem.verdicts.reading import Reading, readings, sessions
 from pytest_gpumem.verdicts.spread import Variance, level, of_difference
 from pytest_gpumem.verdicts.suite import ALONE, ALPHA, Family
@@ -176,7 +176,7 @@ def _against(comparison: Comparison) -> str:
     held = f"{counted(comparison.processes, 'process')} of the baseline"
     if comparison.sessions > 1:
         held += f" in {counted(comparison.sessions, 'session')}"
-    text = f"{change(comparison.delta)} against {held}, between {change(comparison.low)} and {change(comparison.high)}"
+    text = f"{change(comparison.delta)} against {held}, {between(comparison.low, comparison.high)}"
     if comparison.measured > 1:
         text += f", over {counted(comparison.measured, 'process')} of this run"
     if comparison.drift:
