@@ -20,9 +20,7 @@ from pytest_gpumem.verdicts.causes_sides import Sides
 UNEXPLAINED = "unexplained"
 """Name of what no rule accounts for."""
 LEAST = 0.01
-"""Share of the slow-down below which a cause is not told."""
-REST = 0.05
-"""Share of the slow-down up to which what is left counts as the estimates' own error."""
+"""Share of the slow-down below which a cause is not told, and by which estimates may be scaled without a word."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def share_out(found: Sequence[tuple[Rule, Found]], seconds: float) -> tuple[tupl
     strong = [(rule, one) for rule, one in found if not one.weak]
     total = math.fsum(one.seconds for _, one in strong)
     scale = min(1.0, seconds / total) if total > 0 else 1.0
-    given = [(rule, one, one.seconds * scale, scale < 1 or one.open) for rule, one in strong]
+    given = [(rule, one, one.seconds * scale, scale < 1 - LEAST or one.open) for rule, one in strong]
     left = max(0.0, seconds - math.fsum(each for _, _, each, _ in given))
     if opened := [index for index, (_, one, _, _) in enumerate(given) if one.open]:
         # In proportion to what each has already; in equal parts where none has anything.

@@ -215,6 +215,21 @@ def test_a_copy_and_a_kernel_more_have_their_own_times() -> None:
     assert found.unexplained < 1e-6
 
 
+def test_bytes_cost_what_the_average_byte_costs() -> None:
+    base, head, _, _ = PLANTED["30 % more bytes"]
+    (cause,) = why(base, head).causes
+    assert cause.estimate == pytest.approx(520e-6 * (1 - 1 / 1.3), rel=1e-6)
+    assert not cause.up_to
+
+
+def test_bytes_of_a_kernel_that_does_not_live_on_them_cost_no_more_than_at_a_fifth_of_the_peak() -> None:
+    larger = counted(COMPUTING, times_l2_read=1.3, times_l2_written=1.3, times_dram_read=1.3, times_dram_written=1.3)
+    found = why(side(kernels=(COMPUTING,), traffic=None), side(520e-6, (larger,), traffic=None))
+    (cause,) = found.causes
+    assert cause.estimate == pytest.approx(0.3 * 60e6 / (0.2 * 3.35232e12), rel=1e-3)
+    assert found.first == UNEXPLAINED
+
+
 def test_what_l1_happens_to_serve_is_no_matter_of_a_kernel_that_knows_its_bytes() -> None:
     """The figures of l2_proof.json, the other way round: more asked of L2 by the same kernel on the same arrays."""
     more = counted(times_l2_read=2.03)
