@@ -25,7 +25,7 @@ def timeline(overlap: Overlap, latency: float) -> Markup:
     alone = sum(part.seconds for part in overlap.parts)
     bars = [("measured", latency, "s0 bar"), ("cannot beat", overlap.bound, "s2 bar")]
     if overlap.estimate is not None:
-        bars.append(("the text's estimate", overlap.estimate, "s3 bar"))
+        bars.append(("guide's estimate", overlap.estimate, "s3 bar"))
     frame = Frame(_STEP * (len(bars) + 2) + 50, left=_NAMES, top=8.0)
     longest = [alone, overlap.sequential, *(seconds for _, seconds, _ in bars)]
     unit = time_unit(longest)
