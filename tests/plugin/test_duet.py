@@ -118,8 +118,11 @@ def test_a_planted_slow_down_fails_and_what_is_unchanged_passes(project: Project
     project.commit()
     project.write("kern.py", "NBYTES = 84 << 20\n")
     project.write("test_it.py", TESTS + NEW)
+    summary = project.temporary.parent / "summary.md"
+    project.environment |= {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_ACTIONS": "true"}
     done = project.duet("main", *ROUNDS, "--json", "out.json")
     assert done.returncode == 1, done.stderr
+    assert not summary.exists()  # its processes are no runs of their own
     assert "FAIL (simulated) test_it.py::test_mine: slower: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "NO VERDICT (simulated) test_it.py::test_new: base: it measured nothing" in done.stdout

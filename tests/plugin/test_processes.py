@@ -29,8 +29,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(COPY)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     result = gpumem("--gpumem-processes", "3", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*3 processes*"])
@@ -44,6 +45,7 @@ def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpume
     # The run alone saves and reports.
     assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 1
     assert (pytester.path / "junit.xml").exists()
+    assert (pytester.path / "summary.md").read_text().count("### gpumem") == 1
     again = gpumem("--gpumem-processes", "2")
     again.assert_outcomes(passed=2)
     again = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")

@@ -64,7 +64,8 @@ def test_an_unchanged_row_is_cleared_though_it_measured_faster() -> None:
 
 def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
     """Not a broken limit of another kind, a stale baseline, a claim that does not hold, or a test's own failure."""
-    assert decided(row(Outcome.FAIL, max_latency="1 us"), a=PASSED).code == RED
+    broken = decided(row(Outcome.FAIL, max_latency="1 us"), a=PASSED)
+    assert (broken.code, broken.rows[0].failed) == (RED, True)
     assert decided(row(Outcome.FAIL, delta=-0.2, fail_if_faster="5%"), a=PASSED).code == RED
     both = (row(Outcome.FAIL, label="y", faster_than="2 x x"), row(label="x"))
     assert decide(1, 1, both, H100, {"t.py::a[y]": PASSED}, strict=False).code == RED
