@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
 
 import pytest
-from sessions import SIMULATED
+import pytest_benchmark.plugin
+from sessions import QUICKLY, SIMULATED
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
 for name in ("pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
     importlib.import_module(name)
+
+# So does the processor stay the same, of which pytest-benchmark asks several commands for each file that it writes.
+pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +28,17 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gpumem(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Runs pytest with `--gpumem` on the simulated device, inside this process."""
+def session(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """Runs pytest inside this process: a process of its own would take ten times as long to start."""
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.
-        return pytester.runpytest_inprocess(*SIMULATED, "-W", "default", *arguments)
+        return pytester.runpytest_inprocess(*QUICKLY, "-W", "default", *arguments)
 
     return run
+
+
+@pytest.fixture
+def gpumem(session: Callable[..., pytest.RunResult]) -> Callable[..., pytest.RunResult]:
+    """As `session`, with `--gpumem` on the simulated device."""
+    return functools.partial(session, *SIMULATED)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-SIMULATED = (
-    *("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms"),
-    # Neither takes part, and each session would import most of Hypothesis again.
-    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
-)
+QUICKLY = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+"""Leave out what takes no part: each session would import most of Hypothesis again."""
+
+SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", *QUICKLY)
 """Measure on the simulated device, quickly."""
 
 TRIAD = """

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
+from pytest_gpumem.measuring import target
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
@@ -65,16 +66,11 @@ def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert row["verdict"]["reason"].endswith("; changed since the baseline: the test's source")
 
 
-def test_a_changed_kernel_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_changed_kernel_is_said(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    pytester.makeconftest(
-        """
-        from pytest_gpumem.measuring import target
-        target.fingerprint = lambda name: "0" * 64
-        """
-    )
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms")
+    monkeypatch.setattr(target, "fingerprint", lambda name: "0" * 64)
+    result = gpumem()
     result.stdout.fnmatch_lines(["changed since the baseline: the kernel's source (1 of 1)"])
 
 
@@ -83,8 +79,7 @@ def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpume
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     (path,) = pytester.path.glob("test_*.py")
     path.write_text(COPY + "    assert True\n")
-    arguments = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", "-n", "1", "--gpumem-save")
-    result = pytester.runpytest_subprocess(*arguments)
+    result = gpumem("-n", "1", "--gpumem-save")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
     sources = [json.loads(path.read_text())["content"]["rows"][0]["test_source"] for path in stored(pytester)]

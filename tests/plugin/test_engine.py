@@ -73,9 +73,7 @@ def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run)
 def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     gpumem("--benchmark-save=first", "--benchmark-storage=file://./kept").assert_outcomes(passed=1)
-    other = pytester.runpytest_subprocess(
-        "--gpumem", "--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept", "-p", "no:cacheprovider"
-    )
+    other = gpumem("--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept")
     assert other.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in other.stderr.lines if line.startswith("ERROR"))
     assert "--benchmark-compare" in line
@@ -83,9 +81,9 @@ def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpu
     assert "H100" in line
 
 
-def test_a_run_without_a_gpu_can_be_compared_with(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_run_without_a_gpu_can_be_compared_with(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
     pytester.makepyfile("def test_host(benchmark): benchmark(lambda: None)")
-    pytester.runpytest_subprocess("--benchmark-save=first", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
+    session("--benchmark-save=first", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
     again = gpumem("--benchmark-compare", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
     again.assert_outcomes(passed=1)
 
@@ -139,7 +137,7 @@ def test_early(gpu_benchmark):
     (saved,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
     assert "test_slow" not in saved.read_text()
     # The workers read what the controller stored.
-    second = gpumem("-n2", "--gpumem-max-regression=5%", "-k", "triad")
+    second = gpumem("-n1", "--gpumem-max-regression=5%", "-k", "triad")
     second.assert_outcomes(passed=1)
     assert "NO BASELINE" not in second.stdout.str()
 
@@ -147,7 +145,7 @@ def test_early(gpu_benchmark):
 def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latncy='1 ms')\ndef test_it(): pass")
-    result = gpumem("-n2")
+    result = gpumem("-n1")
     result.assert_outcomes(errors=1)
     assert "did you mean max_latency" in result.stdout.str()
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fake_ncu import L2_BYTES
 from nvtx_injection import Trace
-from sessions import SIMULATED
 
 from pytest_gpumem.ranges import labelled
 
@@ -50,6 +49,7 @@ RIGHT = {
 }
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
@@ -179,26 +179,26 @@ def counts_of(pytester: pytest.Pytester, device: str, key: str, reads: int) -> P
     return path
 
 
-def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, gpumem: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEM_NCU", "/usr/bin/ncu")  # no setting, and no mistake either
     monkeypatch.setenv("COLUMNS", "200")
     pytester.makepyfile(test_suite=SUITE)
-    run = [*SIMULATED, "-k", "test_pair", "-v", "--benchmark-json=out.json"]
-    pytester.runpytest_subprocess(*run)
+    run = ["-k", "test_pair", "-v", "--benchmark-json=out.json"]
+    gpumem(*run)
     device = json.loads((pytester.path / "out.json").read_text())["gpumem"]["device"]["key"]
     counts_of(pytester, device, "test_suite.py::test_pair[again]", 3 * MIB)
-    result = pytester.runpytest_subprocess(*run, "--gpumem-counted", "traffic.json")
+    result = gpumem(*run, "--gpumem-counted", "traffic.json")
     result.stdout.fnmatch_lines(["traffic test_suite.py::test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
     rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
 
 
 @pytest.mark.parametrize("what", ["another device", "no file"])
-def test_counts_that_cannot_be_used_are_a_usage_error(pytester: pytest.Pytester, what: str) -> None:
+def test_counts_that_cannot_be_used_are_a_usage_error(pytester: pytest.Pytester, gpumem: Session, what: str) -> None:
     pytester.makepyfile(test_suite=SUITE)
     if what == "another device":
         counts_of(pytester, "NVIDIA-H100", "test_suite.py::test_triad", 1)
-    result = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-counted=traffic.json")
+    result = gpumem("--gpumem-counted=traffic.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.stderr.lines if line.strip()]
     assert line.startswith("ERROR: gpumem: --gpumem-counted: ")

@@ -291,9 +291,9 @@ def test_nothing_swept_is_no_success(pytester: pytest.Pytester, gpumem: Run) -> 
     result.stdout.fnmatch_lines(["*nothing was swept*"])
 
 
-def test_not_under_xdist(pytester: pytest.Pytester) -> None:
+def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(STREAMS)
-    result = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-l2-sweep", "-n", "2")
+    result = gpumem("--gpumem-l2-sweep", "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "leave out -n" in result.stderr.str()
 

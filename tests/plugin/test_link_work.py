@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sessions import SIMULATED
+
+Run = Callable[..., pytest.RunResult]
 
 
-def run(pytester: pytest.Pytester, body: str, *arguments: str) -> pytest.RunResult:
-    pytester.makepyfile(f"import pytest\nimport numpy as np\nfrom pytest_gpumem import MiB\n\n{body}")
-    return pytester.runpytest_subprocess(*SIMULATED, *arguments)
+@pytest.fixture
+def run(pytester: pytest.Pytester, gpumem: Run) -> Run:
+    def run(body: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(f"import pytest\nimport numpy as np\nfrom pytest_gpumem import MiB\n\n{body}")
+        return gpumem(*arguments)
+
+    return run
 
 
-def test_the_cap_on_pinned_memory(pytester: pytest.Pytester) -> None:
+def test_the_cap_on_pinned_memory(session: Run) -> None:
     body = """
 def test_much(pinned_buffer):
     pinned_buffer(2 * MiB)
@@ -22,12 +28,12 @@ def test_little(pinned_buffer):
     pinned_buffer(1 * MiB)
 """
     pytester.makeini("[pytest]\ngpumem_pinned_share = 0.001%")  # 1.28 MiB of 128 GiB
-    result = run(pytester, body)
+    result = run(body)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["*TooMuchPinned: 2 MiB of page-locked memory pass the cap of *, 0.001 % of the host's 128 GiB (gpumem_pinned_share in tox.ini)*"]
     )
-    run(pytester, body, "--gpumem-pinned-share", "1%").assert_outcomes(passed=2)
+    run(body, "--gpumem-pinned-share", "1%").assert_outcomes(passed=2)
 
 
 OVERLAP = """
@@ -40,26 +46,26 @@ def test_staged(gpu_benchmark, staged_copy):
 
 
 @pytest.mark.parametrize(("least", "outcome"), [("60%", {"passed": 1}), ("99.9%", {"failed": 1})])
-def test_min_overlap_holds_a_staged_copy(pytester: pytest.Pytester, least: str, outcome: dict[str, Any]) -> None:
-    result = run(pytester, OVERLAP.format(least=least), "-v")
+def test_min_overlap_holds_a_staged_copy(run: Run, least: str, outcome: dict[str, Any]) -> None:
+    result = run(OVERLAP.format(least=least), "-v")
     result.assert_outcomes(**outcome)
     if "failed" in outcome:
         result.stdout.fnmatch_lines([f"*FAIL*of what overlap can hide is below min_overlap {least} (call)*"])
     result.stdout.fnmatch_lines(["note *: hides * of what", "*overlap can hide: in turn * bound *, the text's estimate *"])  # wrapped
 
 
-def test_min_overlap_where_nothing_overlaps_fails(pytester: pytest.Pytester) -> None:
+def test_min_overlap_where_nothing_overlaps_fails(session: Run) -> None:
     body = """
 @pytest.mark.gpumem(min_overlap="50%")
 def test_copy(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
     gpu_benchmark(gpu_work.copy(device_buffer(MiB), pinned_buffer(MiB)))
 """
-    result = run(pytester, body)
+    result = run(body)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*min_overlap 50% (marker) cannot be judged: nothing overlaps in it*"])
 
 
-def test_work_that_is_measured_wrongly_is_one_line(pytester: pytest.Pytester) -> None:
+def test_work_that_is_measured_wrongly_is_one_line(session: Run) -> None:
     body = """
 def test_sizes(gpu_work, device_buffer, pinned_buffer):
     gpu_work.copy(device_buffer(MiB), pinned_buffer(2 * MiB))
@@ -73,7 +79,7 @@ def test_alone(gpu_benchmark, gpu_work):
 def test_kind(memory_kind):
     memory_kind("here")
 """
-    result = run(pytester, body)
+    result = run(body)
     result.assert_outcomes(failed=4)
     for line in (
         "*BadWork: a copy of 2 MiB to 1 MiB: source and destination must be of the same size",
@@ -84,7 +90,7 @@ def test_kind(memory_kind):
         result.stdout.fnmatch_lines([line])
 
 
-def test_a_wrong_staged_copy_is_a_wrong_result(pytester: pytest.Pytester) -> None:
+def test_a_wrong_staged_copy_is_a_wrong_result(session: Run) -> None:
     body = """
 def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     work = staged_copy(2, MiB)
@@ -92,12 +98,12 @@ def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     monkeypatch.setattr(gpu_device, "launch", lambda one, stream: None if one is work._steps[0][2] else launch(one, stream))
     gpu_benchmark(work)
 """
-    result = run(pytester, body)
+    result = run(body)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*WrongResult: staged elementwise: * elements are wrong; the first is element 0, after one run on*"])
 
 
-def test_kinds_numa_and_peers(pytester: pytest.Pytester) -> None:
+def test_kinds_numa_and_peers(session: Run) -> None:
     body = """
 def test_kinds(memory_kind, pinned_buffer, device_buffer, pageable_buffer):
     assert [memory_kind(b) for b in (pinned_buffer(MiB), device_buffer(MiB), pageable_buffer(MiB))] == ["pinned", "device", "pageable"]
@@ -109,12 +115,12 @@ def test_node(pinned_buffer):
 def test_peer(peer_buffer):
     peer_buffer(MiB)
 """
-    result = run(pytester, body, "-rs")
+    result = run(body, "-rs")
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines(["*numa=3: the host has no such NUMA node*", "*one GPU is simulated: there is no peer*"])
 
 
-def test_the_fixtures_skip_with_the_plugin_off(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_skip_with_the_plugin_off(pytester: pytest.Pytester, session: Run) -> None:
     fixtures = "gpu_work, staged_copy, pageable_buffer, peer_buffer, memory_kind"
     pytester.makepyfile(f"def test_it({fixtures}): pass")
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(skipped=1)
+    session().assert_outcomes(skipped=1)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_gpumem.devices import opening
+
 Run = Callable[..., pytest.RunResult]
 
 SHOW = """
@@ -31,19 +33,19 @@ def test_command_line_over_environment_over_ini(pytester: pytest.Pytester, gpume
     pytester.makepyfile(SHOW)
     pytester.makeini("[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:a100")
     monkeypatch.setenv("GPUMEM_PLACEMENTS", "4")
-    result = pytester.runpytest_subprocess("-s", "--gpumem", "--gpumem-device", "sim:h200", "-p", "no:cacheprovider")
+    result = gpumem("-s", "--gpumem-device", "sim:h200")
     result.stdout.fnmatch_lines(
         ["*mode hot from gpumem_mode in tox.ini", "*placements 4 from GPUMEM_PLACEMENTS", "*device sim:h200 from --gpumem-device"]
     )
 
 
 @pytest.mark.parametrize("switch", ["command line", "environment", "ini"])
-def test_the_switch(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+def test_the_switch(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
     pytester.makeini("[pytest]\ngpumem_device = sim\n" + ("gpumem = true" if switch == "ini" else ""))
     if switch == "environment":
         monkeypatch.setenv("GPUMEM", "1")
-    pytester.runpytest_subprocess(*(["--gpumem"] if switch == "command line" else [])).assert_outcomes(passed=1)
+    session(*(["--gpumem"] if switch == "command line" else [])).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -64,49 +66,44 @@ def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments
         assert text in line
 
 
-def test_cuda_without_a_gpu(pytester: pytest.Pytester) -> None:
+def test_cuda_without_a_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
-    line = only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", "--gpumem-device", "cuda"))
+    line = only_line(without_gpu("--gpumem", "--gpumem-device", "cuda"))
     assert "--gpumem-device" in line
     assert "the driver is broken" in line
     assert "--gpumem-device sim" in line
 
 
-@pytest.fixture(autouse=True)
-def _nogpu_module(pytester: pytest.Pytester) -> None:
-    """`-p nogpu` takes the machine's GPU away, if it has one."""
-    pytester.makepyfile(
-        nogpu="""
-        from pytest_gpumem.devices import opening
+@pytest.fixture
+def without_gpu(session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """As `session`, with the machine's GPU taken away, if it has one."""
 
-        def no_gpu(index):
-            raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
+    def no_gpu(index: int) -> None:
+        raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
 
-        opening._cuda = no_gpu
-        """
-    )
-    pytester.syspathinsert()
+    monkeypatch.setattr(opening, "_cuda", no_gpu)
+    return session
 
 
-def test_auto_without_a_gpu_says_simulated(pytester: pytest.Pytester) -> None:
+def test_auto_without_a_gpu_says_simulated(pytester: pytest.Pytester, without_gpu: Run) -> None:
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
-    result = pytester.runpytest_subprocess("-p", "nogpu", "--gpumem")
+    result = without_gpu("--gpumem")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*SIMULATED*", "*the driver is broken*"])
 
 
 @pytest.mark.parametrize("value", ["true", "1", "woodpecker"])
-def test_ci_without_a_choice_needs_a_gpu(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_ci_without_a_choice_needs_a_gpu(pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("CI", value)
     pytester.makepyfile("def test_it(): pass")
-    line = only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem"))
+    line = only_line(without_gpu("--gpumem"))
     assert "CI" in line
     assert "the driver is broken" in line
     assert "--gpumem-device sim" in line
 
 
 @pytest.mark.parametrize("where", ["command line", "environment", "ini"])
-def test_ci_with_a_choice_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_ci_with_a_choice_runs(pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     monkeypatch.setenv("CI", "true")
     if where == "environment":
         monkeypatch.setenv("GPUMEM_DEVICE", "auto")
@@ -114,12 +111,12 @@ def test_ci_with_a_choice_runs(pytester: pytest.Pytester, monkeypatch: pytest.Mo
         pytester.makeini("[pytest]\ngpumem_device = auto")
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
     arguments = ["--gpumem-device", "auto"] if where == "command line" else []
-    pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", *arguments).assert_outcomes(passed=1)
+    without_gpu("--gpumem", *arguments).assert_outcomes(passed=1)
 
 
-def test_strict_needs_the_gpu(pytester: pytest.Pytester) -> None:
+def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
-    assert "--gpumem-strict" in only_line(pytester.runpytest_subprocess("-p", "nogpu", "--gpumem", "--gpumem-strict"))
+    assert "--gpumem-strict" in only_line(without_gpu("--gpumem", "--gpumem-strict"))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +143,11 @@ def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> Non
         ("mode='lukewarm'", "'lukewarm'"),
     ],
 )
-def test_a_mistake_in_a_marker_stops_the_session(pytester: pytest.Pytester, gpumem: Run, keywords: str, named: str, on: bool) -> None:
+def test_a_mistake_in_a_marker_stops_the_session(
+    pytester: pytest.Pytester, session: Run, gpumem: Run, keywords: str, named: str, on: bool
+) -> None:
     pytester.makepyfile(f"import pytest\n@pytest.mark.gpumem({keywords})\ndef test_it(): raise AssertionError('ran')")
-    result = gpumem() if on else pytester.runpytest_subprocess()
+    result = gpumem() if on else session()
     line = only_line(result)
     assert "test_a_mistake_in_a_marker_stops_the_session.py::test_it" in line
     assert named in line

@@ -92,7 +92,7 @@ def test_a_row_that_another_process_has_not_is_noted(pytester: pytest.Pytester, 
 
 def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim", "--gpumem-processes", "2", "-n", "2")
+    result = gpumem("--gpumem-processes", "2", "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ def test_there_are_some() -> None:
     assert [example.module for example in MODULES] == ["triton_kernels.py"]
 
 
-def test_catalogue_examples_run_on_the_simulated_device(pytester: pytest.Pytester) -> None:
+def test_catalogue_examples_run_on_the_simulated_device(pytester: pytest.Pytester, session: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(TESTS[0].code)
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
+    result = session("--gpumem", "--gpumem-device", "sim")
     result.assert_outcomes(passed=3)
 
 
