@@ -86,7 +86,17 @@ def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, cou
     shutil.rmtree(kept, ignore_errors=True)
     why.unlink(missing_ok=True)
     command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "explain", "--base", "../base"]
-    command += ["--pairs", str(asked.pairs), "--json", str(why), "--keep", str(kept), "--ncu" if counters else "--no-ncu", *tests, "--"]
+    command += [
+        "--pairs",
+        str(asked.pairs),
+        "--json",
+        str(why),
+        "--keep",
+        str(kept),
+        *(["--ncu", "--no-nsys"] if counters else ["--no-ncu"]),
+        *tests,
+        "--",
+    ]
     command += ["-p", "no:cacheprovider", "--gpumem-device", asked.device, "--gpumem-budget", asked.budget]
     try:
         done = subprocess.run(command, cwd=place / "head", stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)

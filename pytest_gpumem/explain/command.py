@@ -25,12 +25,20 @@ PAIRS = 3
 @click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
 @click.option("--pairs", type=click.IntRange(1, 100), default=PAIRS, metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
 @click.option("--ncu/--no-ncu", "counters", default=True, help="Count under Nsight Compute too. Default: where it is installed.")
+@click.option("--nsys/--no-nsys", "traces", default=None, help="Trace by Nsight Systems too. Default: where CUPTI could not watch.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanations as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, into it.")
 @click.option("--rules", is_flag=True, help="List the rules with their thresholds, and do nothing else.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
 def explain(
-    base: str | None, pairs: int, counters: bool, file: Path | None, keep: Path | None, rules: bool, arguments: tuple[str, ...]
+    base: str | None,
+    pairs: int,
+    counters: bool,
+    traces: bool | None,
+    file: Path | None,
+    keep: Path | None,
+    rules: bool,
+    arguments: tuple[str, ...],
 ) -> int:
     """Say why tests got slower since BASE, ordered by how much of the slow-down each cause accounts for.
 
@@ -58,7 +66,7 @@ def explain(
             sides = load(arguments[0]), load(arguments[1])
         else:
             tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
-            sides = _measured(base, tests, tuple(one for one in arguments if one not in tests), pairs, counters)
+            sides = _measured(base, tests, tuple(one for one in arguments if one not in tests), pairs, counters, traces)
         found = explanations(*sides)
     except ExplainError as error:
         raise click.UsageError(f"{error}.") from None
@@ -113,7 +121,9 @@ def explanations(base: Side, head: Side) -> dict[str, Explanation]:
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
 
 
-def _measured(base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool) -> tuple[Side, Side]:
+def _measured(
+    base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
+) -> tuple[Side, Side]:
     from pytest_gpumem.duet.errors import DuetError
     from pytest_gpumem.duet.workers import check_arguments
     from pytest_gpumem.duet.worktree import Side as Tree
@@ -122,7 +132,7 @@ def _measured(base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pai
     from pytest_gpumem.explain.evidence import load
     from pytest_gpumem.explain.playing import Asked, alone, play
 
-    asked = Asked(tests, arguments, pairs, counters)
+    asked = Asked(tests, arguments, pairs, counters, traces)
 
     def echo(line: str) -> None:
         # Explanations go to standard output, what pytest and ncu print to standard error.

@@ -36,13 +36,15 @@ class Side:
     nodeids: Mapping[str, str]
     """By row key."""
     profiles: Mapping[str, TestProfile] = field(default_factory=dict)
-    """By row key, where a profiler counted."""
+    """By row key, where Nsight Compute counted."""
+    traces: Mapping[str, TestProfile] = field(default_factory=dict)
+    """By row key, where Nsight Systems traced."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as why nothing was counted."""
 
     def evidence(self, key: str) -> Evidence:
         """Of one measurement."""
-        return Evidence(self.measured[key], self.facts, self.profiles.get(key))
+        return Evidence(self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key))
 
 
 def together(rows: Sequence[Row]) -> Measurement:
@@ -77,20 +79,19 @@ def load(given: str) -> Side:
     if len(found.devices) != 1:
         raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
     (facts,) = found.devices.values()
-    profiles = {}
-    for file in found.files:
-        profiles.update(_profiles(file.path))
+    seen = [one for file in found.files for one in _profiles(file.path)]
+    profiles, traces = ({one.key: one for one in seen if (one.tool == "nsys") is traced} for traced in (False, True))
     measured = {key: merged(rows) for key, rows in found.rows.items()}
-    return Side(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, profiles)
+    return Side(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, profiles, traces)
 
 
-def _profiles(path: Path) -> dict[str, TestProfile]:
+def _profiles(path: Path) -> tuple[TestProfile, ...]:
     with path.open("rb") as file:
         plain = json.loads(file.read(LARGEST))
     if not isinstance(plain, dict) or "profiles" not in plain:
-        return {}
+        return ()
     try:
-        return {one.key: one for one in profiles_from_json(plain["profiles"])}
+        return profiles_from_json(plain["profiles"])
     except SchemaError as error:
         raise ExplainError(f"{path}: $.profiles{str(error).removeprefix('$')}") from None
 
@@ -105,7 +106,7 @@ def to_json(one: Side, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """
     verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
     rows = [Row(one.nodeids[key], Limits(), verdict, one.measured[key], one.measured[key].label) for key in keys]
-    profiles = [one.profiles[key] for key in keys if key in one.profiles]
+    profiles = [seen[key] for seen in (one.profiles, one.traces) for key in keys if key in seen]
     return {
         "datetime": utc,
         "version": "gpumem explain",

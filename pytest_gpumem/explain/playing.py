@@ -14,9 +14,11 @@ from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import BASE, HEAD, turns
 from pytest_gpumem.duet.workers import TAKEN_AWAY, Workers
 from pytest_gpumem.duet.worktree import Side as Tree
-from pytest_gpumem.explain.counting import NotCounted, count
+from pytest_gpumem.explain.counting import count
 from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
 from pytest_gpumem.explain.evidence import Side, together
+from pytest_gpumem.explain.session import NotCounted, Run
+from pytest_gpumem.explain.tracing import needed, trace
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
@@ -38,6 +40,8 @@ class Asked:
     """Processes of each side."""
     counters: bool
     """Run both sides under ncu as well."""
+    traces: bool | None = None
+    """Run both sides under nsys as well; None: where CUPTI did not tell of copies or pages."""
     seed: int = 0
     """Of the order of base and head."""
 
@@ -133,15 +137,23 @@ def _side(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
 ) -> Side:
-    profiles: dict[str, TestProfile] = {}
-    notes: tuple[str, ...] = ()
-    if asked.counters and not facts.simulated:
-        try:
-            profiles = count(tree, other, asked.arguments, asked.tests, environment, echo)
-        except NotCounted as reason:
-            notes = (f"{name}: {reason}",)
     measured = {key: together(found) for key, found in by_key.items()}
-    return Side(tree.what, facts, measured, {key: found[-1].nodeid for key, found in by_key.items()}, profiles, notes)
+    run = Run(tree, other, asked.arguments, asked.tests, environment)
+    profiles: dict[str, TestProfile] = {}
+    traces: dict[str, TestProfile] = {}
+    notes = []
+    try:
+        if asked.counters and not facts.simulated:
+            profiles = count(run, echo)
+    except NotCounted as reason:
+        notes.append(f"{name}: {reason}")
+    try:
+        if asked.traces or (asked.traces is None and not facts.simulated and needed(measured.values())):
+            traces = trace(run, echo)
+    except NotCounted as reason:
+        notes.append(f"{name}: {reason}")
+    nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
+    return Side(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))
 
 
 def _medians(row: Row) -> Row:

@@ -20,7 +20,9 @@ class Evidence:
     measurement: Measurement
     facts: DeviceFacts
     profile: TestProfile | None = None
-    """Counters of the same measurement, from a run under a profiler."""
+    """Counters of the same measurement, from a run under Nsight Compute."""
+    trace: TestProfile | None = None
+    """What it consists of, from a run under Nsight Systems."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Figures:
         self.measurement = evidence.measurement
         self.facts = evidence.facts
         self._profile = evidence.profile
+        self._trace = evidence.trace
 
     @property
     def latency(self) -> float:
@@ -102,13 +105,16 @@ class Figures:
         if self._profile is not None and self._profile.kernels:
             return _by_name(self._profile.kernels, self._profile.launches or 1)
         activity = self.measurement.activity
-        return _by_name(activity.kernels, 1) if activity is not None else ()
+        if activity is not None and activity.not_counted is None:
+            return _by_name(activity.kernels, 1)
+        return _by_name(self._trace.kernels, self._trace.launches) if self._trace is not None and self._trace.launches else ()
 
     @property
     def knows_kernels(self) -> bool:
         """Whether anybody watched which kernels ran."""
         activity = self.measurement.activity
-        return bool(self._profile is not None and self._profile.kernels) or (activity is not None and activity.not_counted is None)
+        watched = activity is not None and activity.not_counted is None
+        return watched or self._trace is not None or bool(self._profile is not None and self._profile.kernels)
 
     @property
     def counted(self) -> bool:
@@ -121,9 +127,9 @@ class Figures:
         activity = self.measurement.activity
         if activity is not None and activity.not_counted is None:
             return (*activity.copies, *activity.memsets)
-        profile = self._profile
-        if profile is not None and profile.tool == "nsys" and profile.launches:
-            return tuple(_each(copy, profile.launches) for copy in (*profile.copies, *profile.memsets))
+        trace = self._trace
+        if trace is not None and trace.launches:
+            return tuple(_each(copy, trace.launches) for copy in (*trace.copies, *trace.memsets))
         return None
 
     @cached_property
@@ -132,10 +138,10 @@ class Figures:
         migrations = self.measurement.migrations
         if migrations is not None and migrations.launch is not None:
             return migrations.launch
-        profile = self._profile
-        if profile is None or profile.migrations is None or not profile.launches:
+        trace = self._trace
+        if trace is None or trace.migrations is None or not trace.launches:
             return None
-        return _page_share(profile.migrations, profile.launches)
+        return _page_share(trace.migrations, trace.launches)
 
     @property
     def prefetched(self) -> int:

@@ -13,7 +13,8 @@ from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
 from pytest_gpumem.duet.worktree import Side
-from pytest_gpumem.explain.counting import INSTRUMENTED, NotCounted, count
+from pytest_gpumem.explain.counting import INSTRUMENTED, count
+from pytest_gpumem.explain.session import NotCounted, Run
 from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
@@ -70,7 +71,7 @@ def results() -> str:
 
 
 def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> None:
-    found = count(tree, tree, ["-q"], ["t.py::test_triad"], stand_in(tmp_path, results), lambda line: None)
+    found = count(Run(tree, tree, ("-q",), ("t.py::test_triad",), stand_in(tmp_path, results)), lambda line: None)
     assert list(found) == ["t.py::test_triad"]
     one = found["t.py::test_triad"]
     (kernel,) = one.kernels
@@ -85,7 +86,7 @@ def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> N
 
 
 def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, results: str) -> None:
-    found = count(tree, tree, [], [], stand_in(tmp_path, results, refuses=INSTRUMENTED[0]), lambda line: None)
+    found = count(Run(tree, tree, (), (), stand_in(tmp_path, results, refuses=INSTRUMENTED[0])), lambda line: None)
     assert list(found) == ["t.py::test_triad"]
     assert len((tmp_path / "told").read_text().splitlines()) == 2
 
@@ -99,11 +100,11 @@ def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, re
 )
 def test_what_keeps_counters_away_is_one_line(tree: Side, tmp_path: Path, results: str, table: str, why: str) -> None:
     with pytest.raises(NotCounted) as refused:
-        count(tree, tree, [], [], stand_in(tmp_path, results, table), lambda line: None)
+        count(Run(tree, tree, (), (), stand_in(tmp_path, results, table)), lambda line: None)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_without_ncu_the_remedy_is_told(tree: Side, tmp_path: Path) -> None:
     with pytest.raises(NotCounted, match="GPUMEM_NCU"):
-        count(tree, tree, [], [], {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}, lambda line: None)
+        count(Run(tree, tree, (), (), {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}), lambda line: None)
