@@ -19,7 +19,7 @@ def run(pytester: pytest.Pytester, gpumem: Run) -> Run:
     return run
 
 
-def test_the_cap_on_pinned_memory(session: Run) -> None:
+def test_the_cap_on_pinned_memory(pytester: pytest.Pytester, run: Run) -> None:
     body = """
 def test_much(pinned_buffer):
     pinned_buffer(2 * MiB)
@@ -54,7 +54,7 @@ def test_min_overlap_holds_a_staged_copy(run: Run, least: str, outcome: dict[str
     result.stdout.fnmatch_lines(["note *: hides * of what", "*overlap can hide: in turn * bound *, the text's estimate *"])  # wrapped
 
 
-def test_min_overlap_where_nothing_overlaps_fails(session: Run) -> None:
+def test_min_overlap_where_nothing_overlaps_fails(run: Run) -> None:
     body = """
 @pytest.mark.gpumem(min_overlap="50%")
 def test_copy(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
@@ -65,7 +65,7 @@ def test_copy(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
     result.stdout.fnmatch_lines(["*min_overlap 50% (marker) cannot be judged: nothing overlaps in it*"])
 
 
-def test_work_that_is_measured_wrongly_is_one_line(session: Run) -> None:
+def test_work_that_is_measured_wrongly_is_one_line(run: Run) -> None:
     body = """
 def test_sizes(gpu_work, device_buffer, pinned_buffer):
     gpu_work.copy(device_buffer(MiB), pinned_buffer(2 * MiB))
@@ -90,7 +90,7 @@ def test_kind(memory_kind):
         result.stdout.fnmatch_lines([line])
 
 
-def test_a_wrong_staged_copy_is_a_wrong_result(session: Run) -> None:
+def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
     body = """
 def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     work = staged_copy(2, MiB)
@@ -103,7 +103,7 @@ def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     result.stdout.fnmatch_lines(["*WrongResult: staged elementwise: * elements are wrong; the first is element 0, after one run on*"])
 
 
-def test_kinds_numa_and_peers(session: Run) -> None:
+def test_kinds_numa_and_peers(run: Run) -> None:
     body = """
 def test_kinds(memory_kind, pinned_buffer, device_buffer, pageable_buffer):
     assert [memory_kind(b) for b in (pinned_buffer(MiB), device_buffer(MiB), pageable_buffer(MiB))] == ["pinned", "device", "pageable"]
