@@ -17,13 +17,12 @@ INSTRUMENTED = (USED_OF_LOAD, USED_OF_STORE)
 """Metrics that need instrumented code; where ncu refuses them, sectors per request alone tell the access pattern."""
 
 
-def count(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
+def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
     """What one side's launches did, by row key.
-
-    Caches are emptied before every kernel, as ncu does by default, whatever a test's mode: the counters of both sides are of cold caches.
 
     Args:
         run: the side's tests.
+        hot: all of them are measured hot; else caches are emptied before every kernel, as ncu does by default.
         echo: takes each line that pytest and ncu print.
 
     Raises:
@@ -37,7 +36,7 @@ def count(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
             more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in ncu.METRICS]
-            command = ncu.counting_command(program, run.child(results), log, more=more)
+            command = ncu.counting_command(program, run.child(results), log, hot=hot, more=more)
             try:
                 finished = ncu.run(command, run.own, echo, folder=run.tree.folder)
             except OSError as error:

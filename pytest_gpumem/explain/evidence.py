@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.compare.sides import LARGEST, SideError, merged, side
+from pytest_gpumem.compare.sides import SideError, merged, side
 from pytest_gpumem.explain.errors import ExplainError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement, Repeat
 from pytest_gpumem.records.profile import TestProfile, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document
+from pytest_gpumem.records.schema import SchemaError, document, document_from_json
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.causes_figures import Evidence
 
@@ -69,6 +69,8 @@ def together(rows: Sequence[Row]) -> Measurement:
 def load(given: str) -> Side:
     """The evidence in a file, a folder of files or a quoted pattern, as `gpumem compare` takes them.
 
+    A single file of results is taken as it is, throttled rows and those of failed tests too: what is wrong with them may be the cause.
+
     Raises:
         ExplainError: nothing there, or a file that cannot be used.
     """
@@ -76,6 +78,8 @@ def load(given: str) -> Side:
         found = side(given)
     except SideError as error:
         raise ExplainError(str(error)) from None
+    if len(found.files) == 1 and (whole := _results(given, found.files[0].path)) is not None:
+        return whole
     if len(found.devices) != 1:
         raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
     (facts,) = found.devices.values()
@@ -85,9 +89,21 @@ def load(given: str) -> Side:
     return Side(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, profiles, traces)
 
 
+def _results(given: str, path: Path) -> Side | None:
+    """All rows of a file of results; None of another file."""
+    plain = json.loads(path.read_bytes())
+    if "gpumem" not in plain:
+        return None
+    found = document_from_json(plain["gpumem"])
+    rows = {row.key: row for row in found.rows if row.measurement is not None and not row.measurement.profiled}
+    measured = {key: row.measurement for key, row in rows.items() if row.measurement is not None}
+    seen = _profiles(path)
+    profiles, traces = ({one.key: one for one in seen if (one.tool == "nsys") is traced} for traced in (False, True))
+    return Side(given, found.device, measured, {key: row.nodeid for key, row in rows.items()}, profiles, traces)
+
+
 def _profiles(path: Path) -> tuple[TestProfile, ...]:
-    with path.open("rb") as file:
-        plain = json.loads(file.read(LARGEST))
+    plain = json.loads(path.read_bytes())  # a side was made of it, so it is JSON and not too large
     if not isinstance(plain, dict) or "profiles" not in plain:
         return ()
     try:

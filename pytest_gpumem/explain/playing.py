@@ -144,7 +144,7 @@ def _side(
     notes = []
     try:
         if asked.counters and not facts.simulated:
-            profiles = count(run, echo)
+            profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
     except NotCounted as reason:
         notes.append(f"{name}: {reason}")
     try:

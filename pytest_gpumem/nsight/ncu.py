@@ -73,7 +73,9 @@ class Finished:
     """What ncu and its child printed."""
 
 
-def counting_command(ncu: Path, child: Sequence[str], log: Path, *, warm: bool = False, more: Sequence[str] = ()) -> list[str]:
+def counting_command(
+    ncu: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
+) -> list[str]:
     """The command that counts the measured launches of a child.
 
     Clocks are left alone. The caches are emptied before every kernel, as ncu does by default: each one is counted cold, whatever
@@ -86,9 +88,10 @@ def counting_command(ncu: Path, child: Sequence[str], log: Path, *, warm: bool =
         warm: leave the caches as the child's own work leaves them, lines that persist included. What does not fit into one pass is
             counted in another run of the child, because a kernel that is replayed finds what its replay left; so every run must make
             the same launches.
+        hot: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
         more: metrics beside `METRICS`.
     """
-    command = [str(ncu), "--clock-control", "none", "--cache-control", "none" if warm else "all", "--target-processes", "all"]
+    command = [str(ncu), "--clock-control", "none", "--cache-control", "none" if warm or hot else "all", "--target-processes", "all"]
     command += ["--replay-mode", "application"] if warm else []
     command += ["--nvtx", "--nvtx-include", MEASURED_RANGES]
     command += ["--metrics", ",".join((*METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]

@@ -85,6 +85,14 @@ def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> N
     assert "t.py::test_triad" in arguments
 
 
+@pytest.mark.parametrize(("hot", "caches"), [(False, "all"), (True, "none")])
+def test_caches_are_left_alone_where_all_is_measured_hot(tree: Side, tmp_path: Path, results: str, hot: bool, caches: str) -> None:
+    count(Run(tree, tree, (), (), stand_in(tmp_path, results)), lambda line: None, hot=hot)
+    ((arguments, _),) = [json.loads(text) for text in (tmp_path / "told").read_text().splitlines()]
+    assert arguments[arguments.index("--cache-control") + 1] == caches
+    assert "--replay-mode" not in arguments
+
+
 def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, results: str) -> None:
     found = count(Run(tree, tree, (), (), stand_in(tmp_path, results, refuses=INSTRUMENTED[0])), lambda line: None)
     assert list(found) == ["t.py::test_triad"]

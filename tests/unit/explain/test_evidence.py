@@ -17,7 +17,7 @@ from pytest_gpumem.explain.command import explanations, rules_text
 from pytest_gpumem.explain.errors import ExplainError
 from pytest_gpumem.explain.evidence import Side, load, to_json, together
 from pytest_gpumem.records.activity import Activity
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.causes_rules import RULES
@@ -62,6 +62,16 @@ def test_results_without_counters_are_evidence_too(tmp_path: Path) -> None:
     (tmp_path / "base.json").write_text(json.dumps(plain))
     found = explanations(load(str(tmp_path / "base.json")), side(600e-6))[KEY]
     assert any("needs counters of ncu on both sides" in one for one in found.not_looked_at)
+
+
+def test_a_throttled_row_is_evidence_because_that_may_be_the_cause(tmp_path: Path) -> None:
+    slow = Conditions(sm_clock_hz=1600e6, throttle_reasons=("sw_power_cap",))
+    base = side(traffic=None, conditions=(Conditions(sm_clock_hz=1980e6),) * 2)
+    base = replace(base, profiles={})
+    head = replace(base, measured={KEY: measurement(490e-6, traffic=None, conditions=(slow, slow), during=slow)})
+    head = load(written(head, tmp_path / "head.json"))
+    found = explanations(base, head)[KEY]
+    assert found.causes[0].sentence == "SM clock 1980 → 1600 MHz (sw_power_cap): not the code"
 
 
 def test_processes_become_one_measurement() -> None:
