@@ -11,6 +11,9 @@ import pytest
 import pytest_benchmark.plugin
 from sessions import QUICKLY, SIMULATED
 
+from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.units import KiB
+
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
 for name in ("pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
     importlib.import_module(name)
@@ -28,8 +31,9 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def session(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
+    monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)  # what the simulated device computes decides no time
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.

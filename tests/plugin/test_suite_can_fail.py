@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.protocol import Launch, MemoryKind
-from pytest_gpumem.devices.simulated import allocators, content, timing
+from pytest_gpumem.devices.simulated import allocators, timing
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice, _Step
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
@@ -22,7 +22,7 @@ from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.memory import l2
-from pytest_gpumem.units import KiB, MiB
+from pytest_gpumem.units import MiB
 
 Run = Callable[..., pytest.RunResult]
 Patch = pytest.MonkeyPatch
@@ -593,7 +593,6 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[set[str], dict[str, str]]]:
     """Runs modules of the suite, or all, quickly; gives the names of the tests that passed, and the text of those that failed."""
-    monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)  # what is computed decides no time
     monkeypatch.chdir(copied.parent)
     quickly = ("--gpumem-placements=2", "--gpumem-precision=5%", "--benchmark-quiet", "-q")
 
