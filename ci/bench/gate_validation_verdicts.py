@@ -98,7 +98,8 @@ class Data:
     def __init__(self, card: Mapping[str, Any]) -> None:
         self.device: DeviceFacts = device_from_json(card["device"])
         self.kinds: Mapping[str, Mapping[str, Any]] = card["rows"]
-        self.processes: Mapping[int, Mapping[str, Any]] = {process["number"]: process for process in card["processes"]}
+        # A session whose device changed meanwhile stores nothing: it is no process of a baseline, and nobody judges it.
+        self.processes: Mapping[int, Mapping[str, Any]] = {one["number"]: one for one in card["processes"] if one["rows"]}
         numbers = sorted(self.processes)
         self.baseline, self.heads = numbers[:BASELINE], numbers[BASELINE:]
         # Half of the heads at most: a short run is for the screen first.

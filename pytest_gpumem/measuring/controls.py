@@ -22,11 +22,13 @@ DRAM_MULTIPLES = 4
 """Times the size of L2 that each of the arrays has which are read from DRAM: what the last pass left of it does not count for much."""
 DRAM_ARRAYS = 2
 """Arrays that are read from DRAM in turn: where one lies does not decide the reading alone."""
-L2_PART = 2
-"""Part of L2 that each of the arrays has which are read from L2."""
-L2_ARRAYS = 8
-"""Arrays that are read from L2 in turn."""
-L2_PASSES = 8
+L2_PART = 8
+"""Part of L2 that each of the arrays has which are read from L2. Not half of it: L2 of an H100 or H200 keeps what both its halves read in
+each of them, so that an array of half its size fits or not by where it lies. Readings of such arrays came in two kinds on an H200, 7 %
+apart (ci/records/nvidia-h200/gate_validation.json, the first two cards)."""
+L2_ARRAYS = 32
+"""Arrays that are read from L2 in turn: how evenly one spreads over L2 is an accident too."""
+L2_PASSES = 16
 """Times that one launch reads such an array: all but the first from L2."""
 READINGS = 40
 """Batches of each read, one launch for each array, and readings of the idle launch."""

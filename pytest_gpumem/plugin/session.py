@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -42,7 +42,7 @@ from pytest_gpumem.records.sweep_schema import sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
 from pytest_gpumem.units import format_share
-from pytest_gpumem.verdicts.drift import KINDS, LIMIT
+from pytest_gpumem.verdicts.drift import KINDS, LIMIT, kind_of
 from pytest_gpumem.verdicts.suite import Family
 
 WORKER_BASELINE = "gpumem_baseline"
@@ -205,7 +205,8 @@ class GpuSession:
         self.further: list[dict[str, Row]] = []
         """Rows of each further process of `--gpumem-processes`, by key."""
         self.begun = datetime.now(timezone.utc)
-        self.drifted: list[str] = []
+        self._drifted: list[tuple[str, str]] = []
+        """Controls that changed from the session's start to its end, and what there is to say of it; here and in the workers of xdist."""
         """How the device changed while the session measured, in this process or in a worker of xdist."""
         self.watch: Watch | None = None
         """Of persisting L2, once the device is open."""
@@ -254,10 +255,33 @@ class GpuSession:
             end = self._controls()
         for kind, log in (changed(self.taken.controls, end) if end is not None else {}).items():
             if (share := abs(math.expm1(log))) > LIMIT:
-                self.drifted.append(
+                said = (
                     f"UNRELIABLE: the device changed while it was measured: {KINDS[kind]} that runs no code of the project takes "
                     f"{format_share(share)} {'longer' if log > 0 else 'less'} than at the start, more than {format_share(LIMIT)}"
                 )
+                self._drifted.append((kind, said))
+
+    @property
+    def drifted(self) -> list[str]:
+        """What there is to say of controls that changed meanwhile and that a row of this session follows; DRAM concerns all."""
+        concerned = {"dram", *(self._follows(row) for row in self.rows)}
+        return [said for kind, said in self._drifted if kind in concerned]
+
+    def drifts(self) -> list[tuple[str, str]]:
+        """Controls that changed in this process, for the process that has the rows."""
+        return list(self._drifted)
+
+    def also_drifted(self, theirs: Iterable[Sequence[str]]) -> None:
+        """Controls that changed in a worker of xdist."""
+        self._drifted += [(kind, said) for kind, said in theirs]
+
+    def settled(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows that follow no control that changed meanwhile."""
+        changed_kinds = {kind for kind, _ in self._drifted}
+        return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
+
+    def _follows(self, row: Row) -> str | None:
+        return kind_of(row.measurement, self.facts) if row.measurement is not None else None
 
     def begin(self, item: pytest.Item) -> GpuTest:
         """The device side of a test that uses our fixtures; waits for others on the same GPU."""
@@ -346,13 +370,13 @@ class SessionHooks:
         gpu = self._session
         gpu.look_back()
         if gpu.is_worker:
-            gpu.config.workeroutput[DRIFTED] = gpu.drifted  # type: ignore[attr-defined]
+            gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]
         elif gpu.drifted and gpu.settings.strict and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._session.drifted += getattr(node, "workeroutput", {}).get(DRIFTED, [])
+        self._session.also_drifted(getattr(node, "workeroutput", {}).get(DRIFTED, []))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

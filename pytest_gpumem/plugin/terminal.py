@@ -146,13 +146,17 @@ class TerminalHooks:
         if not len(gpu.rows):
             yield "nothing was measured, nothing is stored"
             return
-        if gpu.drifted:
+        rows = list(gpu.rows)
+        settled = gpu.settled(rows)
+        if not settled:
             yield "the device changed while it was measured, nothing is stored"
             return
+        if len(settled) < len(rows):
+            yield f"the device changed while it was measured, {len(rows) - len(settled)} rows that follow it are not stored"
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        saved = gpu.store.save(list(gpu.rows), replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline)
+        saved = gpu.store.save(settled, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline)
         if saved.path is not None:
             yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {saved.path}"
         else:

@@ -119,3 +119,26 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
     result = gpumem("--gpumem-save", "-n", "1")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["UNRELIABLE: the device changed while it was measured: *", "*nothing is stored"])
+
+
+class DriftingL2(Drifting):
+    def __call__(self, device: object) -> Controls:
+        return Controls(dram=60e-6, l2=20e-6 * self._factors.pop(0), launch=3e-6, source="1")
+
+
+HOT = """
+def test_hot(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(8 << 20), device_buffer(8 << 20), mode="hot")
+"""
+
+
+@pytest.mark.parametrize(("tests", "stored"), [(COPY, 1), (COPY + HOT, 1), (HOT, 0)])
+def test_a_change_of_l2_concerns_the_rows_that_l2_serves(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch, tests: str, stored: int
+) -> None:
+    pytester.makepyfile(tests)
+    monkeypatch.setattr(session_module, "read_controls", DriftingL2(1.0, 1.05))
+    said = gpumem("--gpumem-save").stdout.str()
+    assert ("a read of L2 that runs no code of the project takes" in said) == ("hot" in tests)
+    files = list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    assert sum(len(json.loads(path.read_text())["content"]["rows"]) for path in files) == stored
