@@ -110,7 +110,6 @@ def _ini(config: pytest.Config, name: str) -> str | None:
 
 def _import_libraries(config: pytest.Config) -> None:
     """What opening the device will import, as far as the tree's plugin tells."""
-    importlib.import_module("scipy.stats")
     try:
         session = config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION]
         prepare = session.chosen.prepare

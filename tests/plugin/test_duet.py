@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-QUICKLY = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2", "-p", "no:cacheprovider")
+QUICKLY = (
+    *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+)
 ROUNDS = ("--rounds-max", "10")
 COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "duet"]
 
@@ -142,25 +145,32 @@ def test_a_planted_slow_down_fails_and_what_is_unchanged_passes(project: Project
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py", "??", "out.json"]
 
 
-def flagged(project: Project, *tests: str) -> None:
-    """run.json: the results of a run whose screen flagged these tests."""
+def run_of(project: Project) -> dict[str, Any]:
+    """The results of a run that compared all tests with a baseline."""
     run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-max-regression=1%", "--benchmark-json=run.json", *QUICKLY]
     for _ in range(2):
         done = subprocess.run([*run, "--gpumem-save"], cwd=project.folder, env=project.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
-    document = json.loads((project.folder / "run.json").read_text())
+    document: dict[str, Any] = json.loads((project.folder / "run.json").read_text())
     for row in document["gpumem"]["rows"]:
         assert row["verdict"]["comparison"] is not None, row["verdict"]
+    return document
+
+
+def flagged(document: dict[str, Any], *tests: str) -> str:
+    """The results as if the screen had flagged these tests."""
+    for row in document["gpumem"]["rows"]:
         row["verdict"]["outcome"] = "SUSPECT" if row["nodeid"] in tests else "PASS"
-    project.write("run.json", json.dumps(document))
+    return json.dumps(document)
 
 
 def test_killed_at_every_stage_the_same_command_resumes(project: Project) -> None:
     """And it compares what a run flagged, nothing else."""
-    flagged(project)
+    document = run_of(project)
+    project.write("run.json", flagged(document))
     nothing = project.duet("main", "--flagged", "run.json")
     assert (nothing.returncode, nothing.stdout) == (0, "nothing is flagged in run.json: there is nothing to compare\n")
-    flagged(project, "test_it.py::test_same")
+    project.write("run.json", flagged(document, "test_it.py::test_same"))
 
     journal = project.temporary / "killed.jsonl"
     asked = ("main", *ROUNDS, "--flagged", "run.json", "--journal", str(journal), "--json", "out.json")
