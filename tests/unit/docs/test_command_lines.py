@@ -1,0 +1,119 @@
+"""Every command line in the README and the documentation is one that the programs take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from document_blocks import ROOT, blocks, command_lines
+
+from pytest_gpumem import cli, settings
+
+LINES = list(command_lines())
+TAKEN_AS_READ = ("cd", "cp", "git", "ncu", "nsys", ".", "mkdocs")
+"""Programs of others, whose lines are not looked at."""
+
+
+def words(line: str) -> list[str]:
+    return shlex.split(line, comments=True)
+
+
+def parse_gpumem(arguments: list[str]) -> None:
+    """As `gpumem` would, without doing anything.
+
+    Raises:
+        click.UsageError: there is no such command or option, or an argument is missing.
+    """
+    with cli.main.make_context("gpumem", arguments) as context:
+        _, command, rest = cli.main.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        inner = command.make_context("gpumem", rest, parent=context)
+        if isinstance(command, click.Group):
+            _, command, rest = command.resolve_command(inner, [*inner._protected_args, *inner.args])
+            assert command is not None
+            command.make_context("gpumem", rest, parent=inner)
+
+
+@pytest.fixture(autouse=True)
+def _files_need_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click.Path, "convert", lambda _self, value, _parameter, _context: Path(value))
+
+
+def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str | None]]:
+    """Options of the plugin among pytest's arguments, each with its value."""
+    known = {option.flag: option for option in settings.OPTIONS}
+    for at, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name.startswith("--gpumem"):
+            option = known[name]
+            yield option, None if option.is_flag else value or arguments[at + 1]
+
+
+def check_pytest(arguments: list[str], config: pytest.Config) -> None:
+    """That pytest, this plugin and pytest-benchmark know the options, and that the plugin can read the values."""
+    config._parser.parse(arguments)  # ends with a UsageError at an unknown option
+    for option, value in gpumem_options(arguments):
+        if value is not None:
+            option.parse(value)
+
+
+def check_script(arguments: list[str]) -> None:
+    """That the script is there and reads the options."""
+    script = ROOT / arguments[0]
+    assert script.exists(), script
+    own = arguments[1 : arguments.index("--") if "--" in arguments else None]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (script, *script.parent.glob("*.py")))
+    for name in (one for one in own if one.startswith("--")):
+        assert f'"{name}"' in sources, f"no script has an option {name}"
+
+
+@pytest.mark.parametrize(("where", "line"), LINES, ids=[f"{where} {line[:40]}" for where, line in LINES])
+def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None:
+    program, *arguments = words(line)
+    if program == "gpumem":
+        parse_gpumem(arguments)
+        if "--" in arguments:
+            check_pytest(arguments[arguments.index("--") + 1 :], pytestconfig)
+    elif program == "pytest":
+        check_pytest(arguments, pytestconfig)
+    elif program == "pip":
+        extras = set(re.findall(r"\[([\w,]+)\]", line))
+        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{extra} = \[", text, re.MULTILINE) for one in extras for extra in one.split(","))
+    elif program in ("python", "python3"):
+        assert arguments[:2] == ["-m", "venv"] or check_script(arguments) is None
+    else:
+        assert program in TAKEN_AS_READ, f"{where}: {program} is not known here"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"], ["l2-sweep"]], ids=" ".join
+)
+def test_a_wrong_line_is_seen(arguments: list[str]) -> None:
+    with pytest.raises(click.UsageError):
+        parse_gpumem(arguments)
+
+
+def test_a_wrong_option_of_pytest_is_seen(pytestconfig: pytest.Config) -> None:
+    with pytest.raises((pytest.UsageError, SystemExit)):
+        check_pytest(["--gpumem-no-such-option"], pytestconfig)
+
+
+@pytest.mark.parametrize("command", sorted(cli.main.commands))
+def test_the_readme_names_every_command(command: str) -> None:
+    assert f"gpumem {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_toml_blocks_hold_known_keys() -> None:
+    known = {option.key for option in settings.OPTIONS}
+    keys = [key for block in blocks("toml") for key in re.findall(r"^(gpumem\w*) =", block.code, re.MULTILINE)]
+    assert keys
+    assert {*keys} <= known
+
+
+def test_pages_are_found() -> None:
+    assert {Path(where.partition(":")[0]).name for where, _ in LINES} >= {"README.md", "tutorial.md", "baselines.md", "nsight.md"}

@@ -1,0 +1,97 @@
+"""What the documentation site adds to its pages: tables from the code, links into the repository, and a navigation that misses nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from document_blocks import PAGES, ROOT
+
+from pytest_gpumem import cli
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "ci" / "docs_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def listed(entry: Any) -> list[str]:
+    """All pages below an entry of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    return [page for below in (entry.values() if isinstance(entry, dict) else entry) for page in listed(below)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS))
+
+
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        ("options", [*(option.flag for option in OPTIONS), *(option.variable for option in OPTIONS), *MARKER_KEYWORDS]),
+        ("kernels", [f"`{name}`" for name in CATALOGUE]),
+        ("fixtures", ["`gpu_benchmark`", "`device_buffer`", "`persisting_stream`", "`l2_sweep`", "`memory_kind`"]),
+        ("commands", [f"## `gpumem {name}`" for name in cli.main.commands] + ["## `gpumem profile ncu`"]),
+    ],
+)
+def test_the_reference_is_complete(hooks: ModuleType, page: str, wanted: list[str]) -> None:
+    made = hooks.generated((DOCS / "reference" / f"{page}.md").read_text())
+    assert [name for name in wanted if name not in made] == []
+    assert "<!-- generated" not in made
+
+
+def test_private_fixtures_are_not_shown(hooks: ModuleType) -> None:
+    assert "_gpumem" not in hooks.generated("<!-- generated: fixtures -->")
+
+
+def test_a_marker_without_a_table_ends_the_build(hooks: ModuleType) -> None:
+    with pytest.raises(KeyError):
+        hooks.generated("<!-- generated: nothing -->")
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "expected"),
+    [
+        ("see [the README](../README.md#options).", None, "see the README."),
+        ("see [the README](../README.md).", "https://example.org/x/", "see [the README](https://example.org/x/blob/main/README.md)."),
+        ("[a page](gate.md) ![a picture](../docs/images/peers.svg)", None, "[a page](gate.md) ![a picture](../docs/images/peers.svg)"),
+        ("```python\n[x](../README.md)\n```\n", None, "```python\n[x](../README.md)\n```\n"),
+    ],
+)
+def test_links_into_the_repository(hooks: ModuleType, text: str, repository: str | None, expected: str) -> None:
+    assert hooks.inside(text, DOCS, DOCS, repository) == expected
+
+
+def test_a_page_above_is_a_page(hooks: ModuleType) -> None:
+    assert hooks.inside("[x](../gate.md)", DOCS / "how-to", DOCS, None) == "[x](../gate.md)"
+
+
+def test_a_link_to_nothing_is_a_warning(hooks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "mkdocs.hooks.gpumem"):
+        hooks.inside("[x](../no_such_file.py)", DOCS, DOCS, None)
+    assert "no_such_file.py" in caplog.text
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Also without building the site, which needs its own packages."""
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
+            assert (page.parent / Path(target)).exists(), f"{page.name}: {target}"
