@@ -28,7 +28,9 @@ def main() -> int:
     nvtx = Path(told["nvtx_log"])
     trace = Trace(Path(told["nvtx_library"]), nvtx)
     environment = {**os.environ, **(trace.environment if told.get("attach", True) else {})}
-    done = subprocess.run([*child, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider"], env=environment, check=False)
+    done = subprocess.run(
+        [*child, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"], env=environment, check=False
+    )
     results = Path(next(a for a in child if a.startswith("--benchmark-json=")).partition("=")[2])
     if not told.get("simulated") and results.exists() and results.stat().st_size:
         results.write_text(json.dumps(as_a_gpu(json.loads(results.read_text()))))

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from pytest_gpumem.cli import main
 
 QUICKLY = (
     *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
@@ -177,7 +180,7 @@ def test_killed_at_every_stage_the_same_command_resumes(project: Project) -> Non
     stages: list[Callable[[], bool]] = [
         lambda: project.worktrees == 2,
         lambda: lines(journal) == 1,
-        *(lambda count=count: lines(journal) >= count for count in (2, 3, 6, 20)),  # type: ignore[misc]
+        *(lambda count=count: lines(journal) >= count for count in (2, 3, 20)),  # type: ignore[misc]
     ]
     before = b""
     for reached in stages:
@@ -226,15 +229,24 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
             os.kill(json.loads(line)["pid"], 0)
 
 
-def test_what_cannot_be_played_is_one_line(project: Project) -> None:
-    assert "BASE no-such is no revision" in complaint(project.duet("no-such"))
-    assert "--rounds-max: 4 rounds cannot fail any" in complaint(project.duet("main", "--rounds-max", "4"))
-    assert "--max-regression: '1' is not understood" in complaint(project.duet("main", "--max-regression", "1"))
-    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(project.duet("main", "--", "-n4"))
-    assert "--benchmark-json=x among" in complaint(project.duet("main", "--", "--benchmark-json=x"))
-    assert "--json: none/x: there is no folder" in complaint(project.duet("main", "--json", "none/x"))
-    assert "--flagged none: No such file" in complaint(project.duet("main", "--flagged", "none"))
-    assert "--flagged pytest.ini: " in complaint(project.duet("main", "--flagged", "pytest.ini"))
+def refused(*arguments: str) -> Done[str]:
+    """The command inside this process, for what it refuses before it starts another."""
+    result = CliRunner().invoke(main, ["duet", *arguments])
+    assert isinstance(result.exception, SystemExit), result.exception
+    return Done(arguments, result.exit_code, result.stdout, result.stderr)
+
+
+def test_what_cannot_be_played_is_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr("tempfile.tempdir", str(project.temporary))
+    assert "BASE no-such is no revision" in complaint(refused("no-such"))
+    assert "--rounds-max: 4 rounds cannot fail any" in complaint(refused("main", "--rounds-max", "4"))
+    assert "--max-regression: '1' is not understood" in complaint(refused("main", "--max-regression", "1"))
+    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(refused("main", "--", "-n4"))
+    assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
+    assert "--json: none/x: there is no folder" in complaint(refused("main", "--json", "none/x"))
+    assert "--flagged none: No such file" in complaint(refused("main", "--flagged", "none"))
+    assert "--flagged pytest.ini: " in complaint(refused("main", "--flagged", "pytest.ini"))
     assert "pytest ended with 4: " in complaint(project.duet("main", "--", "--no-such-option"))
     assert (project.worktrees, project.left()) == (1, [])
 

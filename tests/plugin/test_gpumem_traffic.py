@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fake_ncu import L2_BYTES
 from nvtx_injection import Trace
 
+from pytest_gpumem.cli import main
 from pytest_gpumem.ranges import labelled
 
 TESTS = Path(__file__).parents[1]
@@ -53,8 +55,8 @@ Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path) -> Run:
-    """Runs `gpumem traffic` on the suite with the stand-in."""
+def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `gpumem traffic` on the suite with the stand-in; the tests alone run in a process of their own."""
     pytester.makepyfile(test_suite=SUITE)
     ncu = tmp_path / "bin" / "ncu"
     ncu.parent.mkdir()
@@ -64,9 +66,11 @@ def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path) -> Run
     def run(*arguments: str, **told: Any) -> subprocess.CompletedProcess[str]:
         nvtx = nvtx_trace.environment
         told = {"figures": RIGHT, "nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"], **told}
-        environment = {**os.environ, "GPUMEM_NCU": str(ncu), "FAKE_NCU": json.dumps(told), "COLUMNS": "160"}
-        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "traffic", *arguments]
-        return subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
+        for name, value in {"GPUMEM_NCU": str(ncu), "FAKE_NCU": json.dumps(told), "COLUMNS": "160"}.items():
+            monkeypatch.setenv(name, value)
+        result = CliRunner().invoke(main, ["traffic", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     return run
 

@@ -14,7 +14,9 @@ RECORD = Path(__file__).parents[3] / "ci" / "records" / "no-gpu" / "report_cost.
 
 
 def test_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["report_cost.py", "--tests", "10", "--processes", "2", "--runs", "1", "--json", str(tmp_path / "r.json")])
+    monkeypatch.setattr(
+        sys, "argv", ["report_cost.py", "--tests", "10", "--processes", "2", "--runs", "1", "--json", str(tmp_path / "r.json")]
+    )
     monkeypatch.setattr(report_cost, "SECONDS", 1e9)
     assert report_cost.main() == 0
     record = json.loads((tmp_path / "r.json").read_text())
