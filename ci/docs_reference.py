@@ -1,4 +1,4 @@
-"""The reference pages' tables, from the code: options and marker, kernels of the catalogue, fixtures, commands.
+"""The reference pages' tables, from the code: options and marker, kernels of the catalogue, fixtures, commands, records.
 
 Pure functions that give Markdown; `ci/docs_hooks.py` puts each behind its marker when the site is built.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import click
 
@@ -81,11 +82,50 @@ def _walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
             yield from _walk(command.commands[name], f"{path} {name}")
 
 
+def schema() -> str:
+    """Every record of the results with its fields, from the JSON Schema that `gpumem schema` prints."""
+    from pytest_gpumem.records.json_schema import json_schema
+
+    whole = json_schema()
+    parts = [_record("The value of `gpumem`", whole)]
+    # In the order in which a reader meets them: the widest first.
+    order = ("Row", "Verdict", "Comparison", "Measurement", "Traffic", "Window", "Conditions", "DeviceFacts", "Limits")
+    names = [*order, *sorted(whole["$defs"].keys() - {*order})]
+    return "\n\n".join([*parts, *(_record(name, whole["$defs"][name]) for name in names)])
+
+
+def _record(name: str, record: Mapping[str, Any]) -> str:
+    """One record: what it is, and a table of its fields; of an enumeration its values."""
+    head = f"## {name}\n\n{_cell(record.get('description', ''))}"
+    if "enum" in record:
+        return f"{head}\n\nOne of {', '.join(f'`{value}`' for value in record['enum'])}."
+    lines = ["| field | type | |", "|---|---|---|"]
+    for field, described in record["properties"].items():
+        lines.append(f"| `{field}` | {_type(described)} | {_cell(described.get('description', ''))} |")
+    return f"{head}\n\n" + "\n".join(lines)
+
+
+def _type(described: Mapping[str, Any]) -> str:
+    """A JSON type in words, with links to other records."""
+    if "$ref" in described:
+        name = described["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in described:
+        return " or ".join(_type(one) for one in described["anyOf"])
+    if "const" in described:
+        return f"`{described['const']}`"
+    if described.get("type") == "array" and "prefixItems" not in described:
+        items = described.get("items")
+        return f"array of {_type(items)}" if isinstance(items, dict) and items else "array"
+    return str(described.get("type", "any"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "marker": marker,
     "kernels": kernels,
     "fixtures": fixtures,
     "commands": commands,
+    "schema": schema,
 }
 """What `<!-- generated: NAME -->` stands for."""
