@@ -294,6 +294,7 @@ class _Worker:
     def _line(self, timeout: float) -> dict[str, Any] | None:
         """What it says next; None if it ended, or was ended because time ran out."""
         timer = threading.Timer(timeout, self._kill)
+        timer.daemon = True  # a signal may come between its start and the try: nobody is to wait for it then
         timer.start()
         try:
             line = self._heard.readline()
