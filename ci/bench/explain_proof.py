@@ -163,7 +163,8 @@ def verdict(found: Sequence[Record]) -> tuple[str, bool]:
 def table(record: Record) -> str:
     """The record as text."""
     device = record["device"]
-    said = [f"{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    simulated = " (simulated)" if device.get("simulated") else ""
+    said = [f"{device['name']}{simulated}, driver {device['driver']}, {record['ended'][:10]}", ""]
     said.append(f"{'case':<28}{'slow-down':>11}  {'named first':<22}{'its share':>10}  planted")
     for row in record["rows"]:
         if not row["measured"]:
