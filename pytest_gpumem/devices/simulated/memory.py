@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -27,6 +28,10 @@ class Lines:
     normal: float = 0.0
     persisting: float = 0.0
     dirty: float = 0.0
+
+
+State: TypeAlias = tuple[int, tuple[tuple[int, float, float, float], ...]]
+"""All that L2 knows: the set-aside, and the lines of each allocation, least recently used first."""
 
 
 class L2:
@@ -68,6 +73,15 @@ class L2:
     def lines(self, allocation: Allocation) -> Lines:
         """What L2 holds of an allocation; changing the result changes nothing for an allocation that is not there."""
         return self._lines.get(id(allocation), Lines())
+
+    def state(self) -> State:
+        """What it is now, to compare or to go back to."""
+        return self.set_aside, tuple((key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items())
+
+    def restore(self, state: State) -> None:
+        """Be as it was."""
+        self.set_aside, lines = state
+        self._lines = OrderedDict((key, Lines(*held)) for key, *held in lines)
 
     def request_set_aside(self, nbytes: int) -> int:
         """Round up to steps of L2/16, cap at the maximum; a change drops persisting lines to normal."""

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.memory import L2, miss_ratio
+from pytest_gpumem.devices.simulated.memory import L2, State, miss_ratio
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
 _SECTORS = 4.0
 """Sectors of a coalesced warp-wide request of 4-byte words."""
+_KNOWN = 1024
+"""Launches whose outcome is remembered."""
 _SATURATED = 2 / 3
 """Share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines."""
 
@@ -175,11 +177,27 @@ class Timing:
         self._l2 = l2
         self.pages = PageLog(sheet)
         """What managed pages did."""
+        self._known: dict[object, tuple[Work, float, State]] = {}
+        """Launches of late: seconds and L2 afterwards, by all that decides them. The work is kept: its identity stays its own."""
 
     def kernel(self, work: Work, window: WindowSpec | None) -> float:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them."""
-        sheet, l2 = self._sheet, self._l2
         faults, managed, remote = self._migrate(work)
+        # Samples repeat the same few launches, each of which finds what the one before it found.
+        now = id(work), window, managed, remote, self._l2.state()
+        known = self._known.get(now)
+        if known is not None:
+            self._l2.restore(known[2])
+            return known[1] + faults
+        seconds = self._through_the_caches(work, window, managed, remote)
+        if len(self._known) == _KNOWN:
+            self._known.clear()
+        self._known[now] = work, seconds, self._l2.state()
+        return seconds + faults
+
+    def _through_the_caches(self, work: Work, window: WindowSpec | None, managed: float, remote: float) -> float:
+        """Seconds of one launch without its page faults; leaves L2 as the launch leaves it."""
+        sheet, l2 = self._sheet, self._l2
         local = work.local
         link = self._link_time(work) + remote / (sheet.pinned_bandwidth * sheet.zero_copy_share)
         total = work.footprint
@@ -225,7 +243,7 @@ class Timing:
         latency_time = max(self._latency_time(work, local, hits), self._on_chip_wait(work))
         body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
-        return sheet.launch + ramp + body + faults
+        return sheet.launch + ramp + body
 
     def _join(self, *bounds: float) -> float:
         top = max(bounds)
