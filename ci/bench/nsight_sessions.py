@@ -218,7 +218,7 @@ class Looks:
         judged = judge_whole(tests, measured_in(results), self._stats(REPORTS, report))
         self.seen, self.ranges = judged["launches"], {test["nodeid"]: test["range"] for test in tests}
         if any(one.managed for one in select(self._tests, (), os.environ, print)) and not judged["managed"]:
-            judged["wrong"].append("um_total_sum has nothing, though tests have managed buffers")
+            judged["wrong"].append("um_total_sum has nothing, though tests have managed buffers that both sides fault on")
         return {**took, "stats_seconds": time.monotonic() - begun, **judged}
 
     def one(self) -> Record:

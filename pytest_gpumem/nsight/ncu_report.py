@@ -208,11 +208,10 @@ def read_report(ncu_report: Any, path: Path) -> Recording:
     """
     try:
         context = ncu_report.load_report(str(path))
-        launches = [
-            _launch(action)
-            for number in range(context.num_ranges())
-            for action in (context.range_by_idx(number).action_by_idx(i) for i in range(context.range_by_idx(number).num_actions()))
-        ]
+        # Objects of this module point into those that they came from and do not keep them: all are held until everything is read.
+        ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
+        actions = [one.action_by_idx(index) for one in ranges for index in range(one.num_actions())]
+        launches = [_launch(action) for action in actions]
         version = str(ncu_report.get_version()) if hasattr(ncu_report, "get_version") else ""
     except BadOutput:
         raise
@@ -235,11 +234,8 @@ def _launch(action: Any) -> Launch:
         return x, y, z
 
     state = action.nvtx_state()
-    names: list[str] = []
-    for identity in () if state is None else state.domains():
-        domain = state.domain_by_id(identity)
-        if domain.name() == DOMAIN:
-            names += [str(name) for name in domain.push_pop_ranges()]
+    domains = [] if state is None else [state.domain_by_id(identity) for identity in state.domains()]
+    names = [str(name) for domain in domains if domain.name() == DOMAIN for name in domain.push_pop_ranges()]
     figures = {name: found for name in _METRICS if (found := value(name)) is not None}
     return Launch(str(action.name(action.NameBase_DEMANGLED)), tuple(names), size("grid"), size("block"), None, figures)
 

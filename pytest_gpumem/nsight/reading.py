@@ -85,13 +85,14 @@ def _counted(path: Path, environment: Mapping[str, str]) -> Recording:
         program = find_ncu(environment)
     except ToolMissing:
         program = None
-    module = ncu_report.module(program)
-    if module is not None:
-        return ncu_report.read_report(module, path)
     if program is None:
+        # The module is a native library, made for one Python, and takes this process with it where it fails: ncu comes first.
+        module = ncu_report.module(None)
+        if module is not None:
+            return ncu_report.read_report(module, path)
         raise ToolMissing(
             f"{path}: neither ncu nor its module ncu_report was found: install Nsight Compute, give its path in GPUMEM_NCU, or read what "
-            "`ncu --import FILE --csv --page raw --nvtx` prints elsewhere"
+            "`ncu --import FILE --csv --page raw` prints elsewhere"
         )
     command = [str(program), "--import", str(path.absolute()), "--csv", "--page", "raw", "--print-units", "base"]
     try:

@@ -7,6 +7,7 @@ where they cannot be (no cupti-python), only times are asserted. At most 512 MiB
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pytest_gpumem import KiB, MiB
@@ -119,6 +120,14 @@ def test_pages_that_prefer_the_device_migrate_like_others(add, managed_buffer, p
 def test_pages_accessed_by_the_device_are_mapped_without_a_fault(add, managed_buffer, plain):
     mapped = add("mapped", *(managed_buffer(SIZE, "f4", accessed_by="device") for _ in range(2)), max_gpu_page_faults=0, max_migrated=0)
     assert mapped.latency > 2 * plain().latency
+
+
+def test_a_host_that_reads_results_in_place_gets_them(gpu_benchmark, gpu_kernels, managed_buffer):
+    """The pages come back to the host, a fault at a time: a profiler shows them as page faults of the CPU."""
+    x = managed_buffer(SMALL, "f4")
+    gpu_benchmark(gpu_kernels.init, x, 2.0)
+    seen = np.asarray(x)
+    assert (seen.min(), seen.max()) == (2.0, 2.0)
 
 
 @pytest.mark.gpumem(placements=1)  # fresh memory would never have heard of the advice

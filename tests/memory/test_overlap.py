@@ -28,7 +28,7 @@ def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, round
 
 def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
     """In, kernel and out: the bound is the longest of the three. Copies both ways at once keep within it where the link is full duplex
-    without loss; on an H200 they take a seventh longer than one."""
+    without loss; on an H200 they take longer than one."""
     copies = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE)), gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE))
     both = gpu_benchmark(gpu_work.together(*copies), label="both copies")
     staged = gpu_benchmark(staged_copy(4, SIZE, rounds=ROUNDS, chunks=32), label="staged", min_overlap="60%")

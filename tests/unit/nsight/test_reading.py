@@ -62,16 +62,19 @@ def test_a_report_of_nsys_is_exported(tmp_path: Path, export: Path) -> None:
         read(tmp_path / "absent.nsys-rep", {**os.environ, "GPUMEM_NSYS": str(nsys)})
 
 
-def test_a_report_of_ncu_is_printed_by_ncu_where_its_module_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_report, "module", lambda beside: None)
+def test_a_report_of_ncu_is_printed_by_ncu_and_read_by_its_module_where_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ncu_report, "module", lambda beside: pytest.fail("a native module was loaded though ncu is there"))
     report = tmp_path / "run.ncu-rep"
     report.write_text("opaque")
     (tmp_path / "page").write_text(page({"ranges": ncu_csv.measured("test_triad")}))
-    ncu = program(tmp_path / "ncu", f'test "$1 $3" = "--import --nvtx" && cat {tmp_path / "page"}')
+    ncu = program(tmp_path / "ncu", f'test "$1 $3" = "--import --csv" && cat {tmp_path / "page"}')
     assert [one.name for one in read(report, {**os.environ, "GPUMEM_NCU": str(ncu)}).profiles] == ["test_triad"]
     broken = program(tmp_path / "broken", "echo '==ERROR== Failed to load report file.'; exit 1")
     with pytest.raises(BadReport, match="ncu: Failed to load report file"):
         read(report, {**os.environ, "GPUMEM_NCU": str(broken)})
+    monkeypatch.setattr(ncu_report, "module", lambda beside: None)
     with pytest.raises(ToolMissing, match="neither ncu nor its module"):
         read(report, {"GPUMEM_NCU": str(tmp_path / "nowhere"), "PATH": ""})
 
