@@ -34,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from gate_validation_collect import OPTIONS, PILOTS, Stop, measured, simulated
+from gate_validation_rows import SETS
 from gate_validation_summary import targets
 from gate_validation_tables import table
 from gate_validation_verdicts import BASELINE, judged
@@ -60,7 +61,7 @@ def collect(devices: list[str], options: argparse.Namespace) -> list[dict[str, A
         places = [Path(folder, str(index)) for index in range(len(devices))]
         for place in places:
             place.mkdir()
-        waiting = [pool.submit(measured, device, places[i], options.seed + i, stop, tell) for i, device in enumerate(devices)]
+        waiting = [pool.submit(measured, device, places[i], options.seed + i, stop, tell, options.rows) for i, device in enumerate(devices)]
         return [card for one in waiting if (card := one.result())["processes"]]
 
 
@@ -136,6 +137,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most, pilots included")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
+    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, measured shortly, or few, measured as by default")
     parser.add_argument("--raw", action="store_true", help="no verdicts now")
     parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
     parser.add_argument("--judge", type=Path, metavar="FILE", help="add the verdicts to a record of raw data")
@@ -153,7 +155,7 @@ def main() -> int:
         return finish(options.judge, json.loads(options.judge.read_text()))
     if options.processes <= PILOTS or (options.simulated is not None and options.simulated <= PILOTS):
         parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {PILOTS + BASELINE + 1} for any verdict")
-    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None, "options": list(OPTIONS)}
+    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None, "options": list(OPTIONS[options.rows])}
     begun = time.monotonic()
     if options.simulated is not None:
         record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated)]

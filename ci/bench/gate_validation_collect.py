@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,14 +22,15 @@ from typing import Any
 
 import numpy as np
 from fresh_processes import one_after_another
-from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SLOW_MODE, Row, launches, rounded, slope, work_of
+from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SETS, SLOW_MODE, Row, launches, rounded, slope, work_of
 
 from pytest_gpumem.files import write_whole
 
 UNIT = 1e-10
 """Seconds of what is kept as a whole number."""
-OPTIONS = ("--gpumem-placements=4", "--gpumem-budget=15ms")
-"""How every row is measured: short, so that a process measures many. Four placements grow to sixteen where arrays are small."""
+OPTIONS: dict[str, tuple[str, ...]] = {"all": ("--gpumem-placements=4", "--gpumem-budget=15ms"), "small": ()}
+"""How every row is measured, by set: short, so that a process measures many (four placements grow to sixteen where arrays are small), or
+as the plugin does by default."""
 STATS = ("rounds", "stddev", "mean", "min", "q1", "median", "q3")
 WORKER_SECONDS = 180.0
 AHEAD = 3
@@ -85,20 +86,20 @@ def unpacked_stats(row: Mapping[str, list[int]]) -> dict[str, float]:
     return {name: value + (row["m"][0] if index > 1 else 0) for index, (name, value) in enumerate(zip(STATS, row["s"], strict=True))}
 
 
-def job(number: int, seed: int) -> dict[str, Any]:
+def job(number: int, seed: int, rows: Sequence[Row] = ROWS) -> dict[str, Any]:
     """What a process measures: the pilot's launches, or all rows in a drawn order, and which of them are in their slower mode."""
     if number < PILOTS:
         return {"number": number, "rows": [], "slow": [], "pilot": list(launches()), "more": PILOT_MORE}
     random = np.random.default_rng([seed, number])
-    order = [ROWS[index].name for index in random.permutation(len(ROWS))]
-    slow = [row.name for row in ROWS if row.bimodal and random.random() < SLOW_MODE]
+    order = [rows[index].name for index in random.permutation(len(rows))]
+    slow = [row.name for row in rows if row.bimodal and random.random() < SLOW_MODE]
     return {"number": number, "rows": order, "slow": slow, "pilot": [], "more": PILOT_MORE}
 
 
 # On a device
 
 
-def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[str], object], options: tuple[str, ...] = OPTIONS) -> Card:
+def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[str], object], rows: str = "all") -> Card:
     """Run processes on one card until it is time to stop.
 
     Args:
@@ -107,7 +108,7 @@ def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[s
         seed: of the rows' order and of modes.
         stop: when.
         tell: takes a line for what went wrong.
-        options: pytest's, for how a row is measured.
+        rows: which set of them, and with it how a row is measured.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
     slopes_file = folder / "slopes.json"
@@ -116,7 +117,8 @@ def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[s
     def jobs() -> Iterator[dict[str, Any]]:
         for number in range(stop.processes):
             results = folder / f"{number}.json"
-            yield job(number, seed) | {"device": device, "results": str(results), "slopes": str(slopes_file), "options": options}
+            about = {"device": device, "results": str(results), "slopes": str(slopes_file), "options": OPTIONS[rows]}
+            yield job(number, seed, SETS[rows]) | about
 
     def command(one: dict[str, Any]) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("gate_validation_worker.py")), json.dumps(one)]
@@ -200,6 +202,12 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
         kept["s"] = packed_stats(stats[name], kept["m"][0])
         if seen["overhead"] is None:
             kept["sampler"] = seen["sampler"]
+        clocks = [one["sm_clock_hz"] for one in (*seen["conditions"], seen["during"]) if one is not None and one["sm_clock_hz"]]
+        if clocks and len(set(clocks)) > 1:
+            kept["mhz"] = [round(one / 1e6) for one in clocks]
+        process.setdefault("mhz", round(clocks[0] / 1e6) if clocks else None)
+        if clocks and round(clocks[0] / 1e6) != process["mhz"]:
+            kept["mhz"] = [round(one / 1e6) for one in clocks]
         process["rows"][name] = kept
         kinds[name] = {
             "target": seen["target"],

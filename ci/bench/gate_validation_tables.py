@@ -51,8 +51,9 @@ def _head(record: Mapping[str, Any]) -> Iterator[str]:
     each = statistics.median(process["seconds"] for process in processes)
     cards, spoilt = len(record["cards"]), sum(len(process["spoilt"]) for process in processes)
     failed = sum(len(card["failed"]) for card in record["cards"])
+    rows = max(len(card["rows"]) for card in record["cards"])
     yield (
-        f"{len(processes)} processes of {len(ROWS)} rows on {_counted(cards, 'card')}, {each:.1f} s each, one session; "
+        f"{len(processes)} processes of {rows} rows on {_counted(cards, 'card')}, {each:.1f} s each, one session; "
         f"the first {BASELINE} of a card are its baseline"
     )
     yield f"{_counted(failed, 'process', 'es')} failed, {_counted(spoilt, 'row')} could not be judged; {' '.join(record['options'])}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -66,8 +66,17 @@ class Scenario:
     """By row: processes of one run."""
 
 
-def scenarios() -> list[Scenario]:
-    """All questions."""
+def scenarios(measured: Container[str] | None = None) -> list[Scenario]:
+    """All questions; of the rows that were measured, where it is said which."""
+    found = []
+    for one in _scenarios():
+        rows = {row: head for row, head in one.rows.items() if measured is None or (row in measured and head in measured)}
+        if rows:
+            found.append(Scenario(one.name, rows, {row: one.limits[row] for row in rows}, {row: one.processes[row] for row in rows}))
+    return found
+
+
+def _scenarios() -> list[Scenario]:
     asked = [_scenario(UNCHANGED, {row.name: row.name for row in ROWS if not row.unrelated}, slower=False)]
     several = {row.name: row.name for row in ROWS if not row.unrelated and SIZES[row.size].slower.processes > 1}
     asked.append(_scenario(SEVERAL, several, slower=True))
@@ -185,11 +194,12 @@ def judged(record: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"screens": [], "duets": [], "common": [], "peers": []}
     for index, card in enumerate(record["cards"]):
         data = Data(card)
-        for scenario in scenarios():
+        asked = scenarios(data.kinds)
+        for scenario in asked:
             found["screens"] += [{"card": index, **one} for one in screens(data, scenario)]
             if scenario.name not in (SEVERAL, HALVED):  # the same heads again
                 found["peers"] += [{"card": index, **one} for one in peers(data, scenario)]
-        for scenario in scenarios():
+        for scenario in asked:
             if scenario.name in (UNCHANGED, *(planned_name(share) for share in (0.005, 0.01, 0.05))):
                 found["duets"] += [{"card": index, **one} for one in duets(data, scenario)]
             if scenario.name in (UNCHANGED, planned_name(0.01)):
@@ -260,7 +270,8 @@ def duets(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
 def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
     """The test of a shift of all rows together, over as many groups of processes as there are: every row of 256 and 32 MiB that has a
     twin of 1 %, all of them unchanged or all of them slower."""
-    rows = {row.of: scenario.rows[row.of] for row in ROWS if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB")}
+    slower = (row.of for row in ROWS if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB"))
+    rows = {row: scenario.rows[row] for row in slower if row in scenario.rows}
     if len(rows) <= MANY:
         return
     looks = common_plan(plan(len(rows)))

@@ -48,7 +48,7 @@ def made() -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": "gate_validation",
             "simulated": True,
-            "options": list(collect.OPTIONS),
+            "options": list(collect.OPTIONS["all"]),
             "ended": "2026-11-21T00:00:00+00:00",
             "cards": [collect.simulated(DEVICE, 1, PROCESSES)],
         }
@@ -123,7 +123,7 @@ def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path,
     """The whole way: the worker, pytest, the plugin on the simulated device, and what is kept of its results."""
     names = {0: [], 1: ["copy-2", "copy-2+10"]}
 
-    def job(number: int, _seed: int) -> dict[str, Any]:
+    def job(number: int, _seed: int, _rows: object) -> dict[str, Any]:
         pilot = [] if number else ["copy-2097152"]
         return {"number": number, "rows": names[number], "slow": [], "pilot": pilot, "more": rows.PILOT_MORE}
 
@@ -160,17 +160,24 @@ def test_a_row_that_was_not_measured_well_is_left_out_with_the_reason() -> None:
             "traffic": {"reads": 3, "writes": 4},
             "footprint": 7,
             "taken": None,
+            "conditions": [{"sm_clock_hz": 1.98e9}, {"sm_clock_hz": 1.98e9 if name == "good" else 1.7e9}],
+            "during": None,
         }
         verdict = {"outcome": outcome, "reason": "throttled" if outcome == "UNRELIABLE" else "no limit"}
         return {"nodeid": f"s.py::test_row[{name}]", "measurement": seen, "failed": False, "verdict": verdict}
 
     stats = dict.fromkeys(collect.STATS, 1e-5)
-    benchmarks = [{"fullname": f"s.py::test_row[{name}]", "stats": stats} for name in ("good", "hot")]
-    results = {"gpumem": {"rows": [row("good", "PASS"), row("hot", "UNRELIABLE")], "device": DEVICE}, "benchmarks": benchmarks}
+    benchmarks = [{"fullname": f"s.py::test_row[{name}]", "stats": stats} for name in ("good", "hot", "slow")]
+    results = {
+        "gpumem": {"rows": [row("good", "PASS"), row("hot", "UNRELIABLE"), row("slow", "PASS")], "device": DEVICE},
+        "benchmarks": benchmarks,
+    }
     process, card = collect.reduced(results, {"number": 1})
     assert process["spoilt"] == {"hot": "throttled"}
-    assert process["rows"].keys() == {"good"}
+    assert process["rows"].keys() == {"good", "slow"}
     assert process["rows"]["good"]["m"] == [200_000, 0]
+    assert (process["mhz"], process["rows"]["slow"]["mhz"]) == (1980, [1980, 1700])
+    assert "mhz" not in process["rows"]["good"]
     assert card["rows"]["good"]["bytes"] == 7
 
 
@@ -280,7 +287,7 @@ def test_a_record_replays_and_an_altered_one_does_not(record: dict[str, Any], tm
         return script.main()
 
     asked = [one for one in verdicts.scenarios() if one.name == verdicts.planned_name(0.01)]
-    monkeypatch.setattr(verdicts, "scenarios", lambda: asked)
+    monkeypatch.setattr(verdicts, "scenarios", lambda measured: asked)
     kept = copy.deepcopy(record)
     kept["verdicts"] = verdicts.judged(kept)
     assert replay(kept) == 0
@@ -387,3 +394,13 @@ def test_every_question_is_asked_once_and_has_its_limits() -> None:
     (slower,) = (one for one in asked if one.name == verdicts.planned_name(0.01))
     assert {(slower.limits[row], slower.processes[row]) for row in slower.rows if row.endswith("-32")} == {("1%", 4)}
     assert all(rows.BY_NAME[head].planned == 0.01 for head in slower.rows.values())
+
+
+def test_the_small_set_has_both_rows_of_every_question_that_it_asks() -> None:
+    small = {row.name for row in rows.SETS["small"]}
+    assert rows.LEFT_OUT < set(rows.BY_NAME)
+    assert all(row.of in small for row in rows.SETS["small"])
+    asked = verdicts.scenarios(small)
+    assert {one.name for one in asked} >= {verdicts.UNCHANGED, verdicts.HALVED, verdicts.planned_name(0.01), verdicts.ALLOCATION}
+    assert all(set(one.rows) | set(one.rows.values()) <= small for one in asked)
+    assert all(set(one.limits) == set(one.rows) == set(one.processes) for one in asked)
