@@ -186,22 +186,22 @@ def counts_of(pytester: pytest.Pytester, device: str, key: str, reads: int) -> P
 def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, gpumem: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEM_NCU", "/usr/bin/ncu")  # no setting, and no mistake either
     monkeypatch.setenv("COLUMNS", "200")
-    pytester.makepyfile(test_suite=SUITE)
+    pytester.makepyfile(test_counted=SUITE)
     run = ["-k", "test_pair", "-v", "--benchmark-json=out.json"]
     gpumem(*run)
     device = json.loads((pytester.path / "out.json").read_text())["gpumem"]["device"]["key"]
-    counts_of(pytester, device, "test_suite.py::test_pair[again]", 3 * MIB)
+    counts_of(pytester, device, "test_counted.py::test_pair[again]", 3 * MIB)
     result = gpumem(*run, "--gpumem-counted", "traffic.json")
-    result.stdout.fnmatch_lines(["traffic test_suite.py::test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
+    result.stdout.fnmatch_lines(["traffic test_counted.py::test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
     rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
 
 
 @pytest.mark.parametrize("what", ["another device", "no file"])
 def test_counts_that_cannot_be_used_are_a_usage_error(pytester: pytest.Pytester, gpumem: Session, what: str) -> None:
-    pytester.makepyfile(test_suite=SUITE)
+    pytester.makepyfile(test_counted=SUITE)
     if what == "another device":
-        counts_of(pytester, "NVIDIA-H100", "test_suite.py::test_triad", 1)
+        counts_of(pytester, "NVIDIA-H100", "test_counted.py::test_triad", 1)
     result = gpumem("--gpumem-counted=traffic.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.stderr.lines if line.strip()]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,9 @@ def test_the_child_launches_in_a_range_for_each_table_and_setting(monkeypatch: p
     entered: list[str] = []
 
     class Listening(l2_proof.Ranges):  # type: ignore[name-defined,misc]
-        def push(self, name: str, payload: int | None = None) -> None:
+        def range(self, name: str, *_about: object) -> AbstractContextManager[None]:
             entered.append(name)
+            return nullcontext()
 
     monkeypatch.setattr(l2_proof, "Ranges", Listening)
     l2_proof.launches("sim:h200", (1, 2), 8)
