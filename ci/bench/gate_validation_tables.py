@@ -56,7 +56,8 @@ def _head(record: Mapping[str, Any]) -> Iterator[str]:
         f"{len(processes)} processes of {rows} rows on {_counted(cards, 'card')}, {each:.1f} s each, one session; "
         f"the first {BASELINE} of a card are its baseline"
     )
-    yield f"{_counted(failed, 'process', 'es')} failed, {_counted(spoilt, 'row')} could not be judged; {' '.join(record['options'])}"
+    how = " ".join(record["options"]) or "measured as by default"
+    yield f"{_counted(failed, 'process', 'es')} failed, {_counted(spoilt, 'row')} could not be judged; {how}"
 
 
 def _counted(count: int, thing: str, plural: str = "s") -> str:

@@ -12,8 +12,8 @@ Under "no change" d is as likely d as -d, whatever its distribution; nothing els
 - else go on; after the last look INCONCLUSIVE, with the slow-down that could have been resolved.
 
 The error is shared out over the looks by the union bound, which holds however the looks hang together: half to the last, the rest in
-equal parts to the earlier ones that can use it. n pairs give no p-value below 2^-n, which is why the number of pairs follows from the
-family's size.
+equal parts to the earlier ones that can use it; of the error of PASS a quarter to the first that can use so much, because most tests are
+unchanged and are done there. n pairs give no p-value below 2^-n, which is why the number of pairs follows from the family's size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ LOWER, UPPER = 1e-3, 1e-2
 """One-sided errors of the bounds that are shown; a verdict keeps stricter ones."""
 ROUNDS = 96
 """Pairs at most, by default: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
-GROWTH = 1.45
+EARLY = 0.25
+"""Share of the error of PASS for the first look that can use it: 10 pairs."""
+GROWTH = 1.6
 """Pairs at a look over those at the one before."""
 MANY = 10
 """Tests above which a shift of all of them together is tested first."""
@@ -104,28 +106,37 @@ def plan(family: int, rounds_max: int = ROUNDS) -> Plan:
     looks = [last]
     while (earlier := round(looks[0] / GROWTH / 2) * 2) >= 4:
         looks.insert(0, earlier)
-    usable = [n for n, *shares in zip(looks, _spent(looks, level), _spent(looks, MISS), strict=True) if any(shares)]
-    return Plan(family, tuple(usable), level, _spent(usable, level), _spent(usable, MISS))
+    usable = [n for n, *shares in zip(looks, _spent(looks, level), _spent(looks, MISS, EARLY), strict=True) if any(shares)]
+    return Plan(family, tuple(usable), level, _spent(usable, level), _spent(usable, MISS, EARLY))
 
 
 def common_plan(whole: Plan) -> Plan:
     """The looks for the shift of all tests together: the first ones of the whole plan."""
     looks = whole.looks[: max(FIRST_LOOKS, 1 + next(i for i, n in enumerate(whole.looks) if 2.0**-n <= ALARM))]
-    return Plan(1, looks, ALARM, _spent(looks, ALARM), _spent(looks, MISS))
+    return Plan(1, looks, ALARM, _spent(looks, ALARM), _spent(looks, MISS, EARLY))
 
 
 def _even(number: int) -> int:
     return number + number % 2
 
 
-def _spent(looks: Sequence[int], level: float) -> tuple[float, ...]:
-    """Shares of an error: half to the last look, the rest equally to the earlier ones whose 2^-n fits in; all of it if none does."""
-    earlier = list(looks[:-1])
-    while earlier and 2.0 ** -earlier[0] > level / 2 / len(earlier):
-        earlier.pop(0)
-    if not earlier:
-        return (*(0.0 for _ in looks[:-1]), 1.0)
-    return (*(0.5 / len(earlier) if n in earlier else 0.0 for n in looks[:-1]), 0.5)
+def _spent(looks: Sequence[int], level: float, early: float = 0.0) -> tuple[float, ...]:
+    """Shares of an error: half to the last look, `early` to the first whose 2^-n fits into that, the rest of the half equally to the
+    others before the last whose 2^-n fits in; all that nobody can use goes to the last."""
+    shares = dict.fromkeys(looks, 0.0)
+    others = list(looks[:-1])
+    if early:
+        first = next((n for n in others if 2.0**-n <= level * early), None)
+        if first is not None:
+            shares[first] = early
+            others = [n for n in others if n > first]
+    left = 0.5 - sum(shares.values())
+    while others and 2.0 ** -others[0] > level * left / len(others):
+        others.pop(0)
+    for n in others:
+        shares[n] = left / len(others)
+    shares[looks[-1]] = 1 - sum(shares.values())
+    return tuple(shares.values())
 
 
 @dataclass(frozen=True)

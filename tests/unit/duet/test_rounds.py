@@ -64,8 +64,8 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     result = play(tmp_path, plain, players, told=told)
     assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
     assert players.played[0][1] is None
-    assert {tests for turn, tests in players.played if 1 < turn.round <= 12} == {(A, B)}
-    assert {tests for turn, tests in players.played if turn.round > 12} == {(B,)}
+    assert {tests for turn, tests in players.played if 1 < turn.round <= 10} == {(A, B)}
+    assert {tests for turn, tests in players.played if turn.round > 10} == {(B,)}
     assert len(players.played) == 32
     assert report.exit_code(result, strict=False) == 1
     (slow,) = (one for one in result.told if one.key == B)
@@ -73,7 +73,7 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert slow.paired.change == pytest.approx(0.02, abs=0.002)
     assert slow.head_latency == pytest.approx(25.5e-6, rel=0.01)
     assert (told[-1].rounds, told[-1].seconds) == (15, 0.0)
-    assert any("looks after 12, 16" in (now.note or "") for now in told)
+    assert any("looks after 10, 16" in (now.note or "") for now in told)
 
 
 def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_throttled_process_is_repeated_and_then_unreliable(tmp_path: Path) -> 
     told: list[Progress] = []
     result = play(tmp_path, once, told=told)
     assert outcomes(result) == {A: Outcome.PASS}
-    assert len(result.processes) == 25
+    assert len(result.processes) == 21
     assert any(now.note == f"round 3, head, repeated: {A}: because" for now in told)
 
     def always(turn: Turn, attempt: int) -> Sequence[Row]:
@@ -281,7 +281,7 @@ def test_a_shift_of_many_tests_comes_first_and_ends_the_duet(tmp_path: Path) -> 
     assert result.common is not None
     assert result.common.outcome is Outcome.FAIL
     assert "the typical test of 20 is slower: +" in result.common.sentence
-    assert len(result.processes) == 24
+    assert len(result.processes) == 32
     assert set(outcomes(result).values()) <= {Outcome.FAIL, Outcome.INCONCLUSIVE}
     assert "the duet ended with the common shift" in result.told[-1].sentence
     assert report.exit_code(result, strict=False) == 1
@@ -309,8 +309,8 @@ def test_all_are_measured_until_the_common_shift_is_judged(tmp_path: Path) -> No
     assert result.common is not None
     assert result.common.paired is not None
     judged = result.common.paired.pairs
-    assert judged > 12
-    assert any(one.paired is not None and one.paired.pairs == 12 for one in result.told)
+    assert judged > 10
+    assert any(one.paired is not None and one.paired.pairs == 10 for one in result.told)
     assert {tests for turn, tests in players.played if 1 < turn.round <= judged} == {tuple(MANY)}
 
 
@@ -335,7 +335,7 @@ def test_the_text_and_the_document_say_it_all(tmp_path: Path) -> None:
     assert "FAIL test_x.py::test_b: slower: +2." in text
     assert "32 processes in 42 s" in text
     document = report.to_json(result, sides(), {"seed": 0}, utc="now", seconds=42.0, code=1)
-    assert document["plan"]["looks"][0] == 12
+    assert document["plan"]["looks"][0] == 10
     assert [verdict["outcome"] for verdict in document["verdicts"]] == ["FAIL", "PASS"]
     assert len(document["processes"]) == 32
     assert document["processes"][0]["rows"][A]["medians"]
