@@ -106,7 +106,23 @@ def test_a_failed_worker_stays_in_the_record(capsys: pytest.CaptureFixture[str])
     assert "nothing to say" in capsys.readouterr().err
 
 
+QUICK_WORKER = f"""
+import sys
+sys.path.insert(0, {str(Path(peer_workers.__file__).parent)!r})
+import peer_workers
+peer_workers.TINY_PLAN_SECONDS = 0.001
+peer_workers.main()
+"""
+
+
 def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The script, whose workers spend little on what they do not record."""
+    real = peers.one_after_another
+
+    def quick(job: dict[str, Any]) -> list[str]:
+        return [sys.executable, "-c", QUICK_WORKER, json.dumps(job)]
+
+    monkeypatch.setattr(peers, "one_after_another", lambda jobs, _command, **options: real(jobs, quick, **options))
     monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     return peers.main()
 
@@ -115,7 +131,7 @@ def test_the_whole_script_on_the_simulated_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "peers.json"
-    common = ("--device", "sim", "--peers", "gpumem", "--sizes", "256", "--json", str(file), "--processes", "1")
+    common = ("--device", "sim", "--peers", "gpumem", "--sizes", "4096", "--json", str(file), "--processes", "1")
     assert run_script(monkeypatch, *common, "--condition", "same") == 0
     held = json.loads(file.read_text())
     assert [case["way"] for case in held["runs"][0]["cases"]] == [
@@ -402,7 +418,8 @@ def test_the_first_case_is_tiny_and_not_recorded(bench: TriadBench, monkeypatch:
         return arrays(self, nbytes)
 
     monkeypatch.setattr(TriadBench, "arrays", watched)
-    first_use, cases = peer_workers.gpumem(bench, [256])
-    assert sizes == [64 * KiB] + [256 * MiB] * len(peer_workers.WAYS)
-    assert {case["mib"] for case in cases} == {256}
+    monkeypatch.setattr(peer_workers, "TINY_PLAN_SECONDS", 0.001)
+    first_use, cases = peer_workers.gpumem(bench, [4096])  # few samples fill a budget
+    assert sizes == [64 * KiB] + [4096 * MiB] * len(peer_workers.WAYS)
+    assert {case["mib"] for case in cases} == {4096}
     assert first_use > 0

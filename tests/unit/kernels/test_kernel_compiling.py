@@ -30,6 +30,11 @@ def expressions(source: str) -> list[str]:
     return sorted({k.expression(CPP[dtype], shape) for k in kernels for dtype in k.dtypes for shape in shapes[k.name]})
 
 
+def one_of_each(source: str) -> list[str]:
+    """One instance of each kernel."""
+    return list({expression.partition("<")[0]: expression for expression in expressions(source)}.values())
+
+
 def called(result):
     """The values of an NVRTC call, whose first is an error code."""
     status, *values = result
@@ -37,10 +42,10 @@ def called(result):
     return values[0] if values else None
 
 
-def compiled(source: str, architecture: str):
-    """A compiled program with all of a source's kernels. Raises AssertionError with the compiler's log."""
+def compiled(source: str, architecture: str, instances: list[str]):
+    """A compiled program with these instances of a source's kernels. Raises AssertionError with the compiler's log."""
     program = called(nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], []))
-    for expression in expressions(source):
+    for expression in instances:
         called(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
     options = [option.encode() for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -64,15 +69,17 @@ def _nvrtc():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_without_a_warning(source, architecture):
-    program = compiled(source, architecture)
+    # All instances for the oldest and the newest; what lies between differs in no language feature that one of each would not show.
+    instances = expressions(source) if architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]) else one_of_each(source)
+    program = compiled(source, architecture, instances)
     assert called(nvrtc.nvrtcGetCUBINSize(program)) > 0
-    names = [called(nvrtc.nvrtcGetLoweredName(program, e.encode())) for e in expressions(source)]
+    names = [called(nvrtc.nvrtcGetLoweredName(program, e.encode())) for e in instances]
     assert len(set(names)) == len(names)
 
 
 def ptx(source: str) -> dict[str, str]:
     """PTX by mangled name."""
-    program = compiled(source, "compute_90")
+    program = compiled(source, "compute_90", expressions(source))
     text = bytearray(called(nvrtc.nvrtcGetPTXSize(program)))
     called(nvrtc.nvrtcGetPTX(program, text))
     bodies = re.split(r"\.entry ", text.decode())[1:]
