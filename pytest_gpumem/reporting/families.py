@@ -18,7 +18,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series
 from pytest_gpumem.reporting.plots.scales import Unit, rate_unit, short, time_unit
-from pytest_gpumem.units import MiB, format_rate, format_time, parse_bytes
+from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 LEAST = 3
 """Numbers from which on a curve says more than a table."""
@@ -27,6 +27,7 @@ MOST_SERIES = 12
 _SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"
 _NUMBER = re.compile(rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])")
 _BYTES_NAME = "MiB"
+_UNNAMED = "parameter"
 _PEAK_SHOWN = 0.15
 """Share of the peak that a curve reaches at least where the peak is drawn: else it would lie flat at the bottom."""
 
@@ -147,7 +148,7 @@ def _unit_of(read: _Read, place: int) -> str:
     said = " ".join(word for word in (before.strip(" -_=[]"), after.strip(" -_=[]")) if word)
     if read.sizes[place]:
         return f"{_BYTES_NAME} {said}".strip()
-    return said or "parameter"
+    return said or _UNNAMED
 
 
 def _figure(measured: Sequence[Measurement]) -> tuple[str, Unit]:
@@ -209,4 +210,9 @@ def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name:
 def said_of(family: Family) -> str:
     """The caption of a plot: what over what."""
     xs = [point.x for one in family.series for point in one.points]
-    return f"{family.y_name} over {short(min(xs))} to {short(max(xs))} {family.x_unit}"
+    low, high = min(xs), max(xs)
+    if family.x_unit == _BYTES_NAME:
+        return f"{family.y_name} over {format_bytes(round(low * MiB))} to {format_bytes(round(high * MiB))}"
+    if family.x_unit == _UNNAMED:
+        return f"{family.y_name} by its parameter, {short(low)} to {short(high)}"
+    return f"{family.y_name} over {short(low)} to {short(high)} {family.x_unit}"

@@ -45,7 +45,7 @@ def short(value: float) -> str:
     """A figure in at most four digits, without an exponent where it can be done."""
     if value == 0:
         return "0"
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
+    return f"{value:.0f}" if 1000 <= abs(value) < (1e9 if value == round(value) else 1e6) else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
     text = Read(page(rows, facts, {}, utc=UTC, sweeps=[("t.py::test_l2", sweep())])).text
     for caption in (
         "changes against the baseline",
-        "test_sizes: bandwidth over 1 to 4 MiB",
+        "test_sizes: bandwidth over 1 MiB to 4 MiB",
         "latency of one access",
         "test_l2: persisting L2 of reset_data",
         "parts alone and together",
