@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.nsight.tools import find_ncu
+from pytest_gpumem.nsight.tools import Tool, find
 from pytest_gpumem.records.card import Card
 
 
@@ -29,12 +29,8 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _ncu() -> Path:
-    return find_ncu(os.environ)
-
-
-def _glob(pattern: str) -> list[str]:
-    return [str(path) for path in sorted(Path("/").glob(pattern.lstrip("/")))]
+def _tool(wanted: Tool) -> Path:
+    return find(wanted, os.environ)
 
 
 def _set_aside(chosen: opening.Chosen) -> int:
@@ -66,10 +62,8 @@ class Machine:
     version: Callable[[str], str | None] = _version
     """Version of an installed distribution. CUDA packages are not imported to ask them."""
     which: Callable[[str], str | None] = shutil.which
-    ncu: Callable[[], Path] = _ncu
-    """Nsight Compute where `gpumem traffic` finds it; raises `ToolMissing`."""
-    glob: Callable[[str], list[str]] = _glob
-    """Paths that match an absolute pattern, in order."""
+    tool: Callable[[Tool], Path] = _tool
+    """A profiler where the commands that run it find it; raises `ToolMissing`."""
     read: Callable[[str], str | None] = _read
     """Text of a file, or None."""
     kernels: Callable[[], Path] = sources.folder

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from pytest_gpumem.doctor.gpu import INSTALL
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
-from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, ToolMissing
 from pytest_gpumem.records.device import DeviceFacts
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 """Distributions of CuPy: the wheels of two CUDA majors, and a build from source or conda."""
-NSYS = ("/opt/nvidia/nsight-systems/*/bin/nsys", "/usr/local/cuda/bin/nsys")
-"""Where installers put Nsight Systems."""
 GUESTS = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
 """Libraries whose code can be measured, and their distributions."""
 
@@ -41,8 +38,8 @@ def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
 
 def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
     """Nsight's tools, and who may read counters."""
-    yield _nsys(machine)
-    yield _nsight_compute(machine)
+    yield _profiler(machine, NSYS, "no profiles with Nsight Systems")
+    yield _profiler(machine, NCU, "no profiles with Nsight Compute, no counted traffic")
     if facts is not None:
         yield _counters(machine)
 
@@ -88,26 +85,16 @@ def _cupti(machine: Machine, facts: DeviceFacts | None) -> Check:
     return check
 
 
-def _nsys(machine: Machine) -> Check:
-    if path := machine.which("nsys"):
-        return Check("nsys", Status.OK, path)
-    if elsewhere := [path for pattern in NSYS for path in machine.glob(pattern)]:
-        return _beside_the_path("nsys", Path(elsewhere[-1]))
-    return Check("nsys", Status.WARNING, "no profiles with Nsight Systems", "install Nsight Systems (part of the CUDA Toolkit)")
-
-
-def _nsight_compute(machine: Machine) -> Check:
+def _profiler(machine: Machine, tool: Tool, lost: str) -> Check:
+    name = tool.program
     try:
-        ncu = machine.ncu()
+        found = machine.tool(tool)
     except ToolMissing as missing:
         what, _, remedy = str(missing).partition(": ")
-        detail = f"no profiles with Nsight Compute, no counted traffic: {what}"
-        return Check("ncu", Status.WARNING, detail, remedy or "install Nsight Compute (part of the CUDA Toolkit), or mend GPUMEM_NCU")
-    return Check("ncu", Status.OK, str(ncu)) if machine.which("ncu") else _beside_the_path("ncu", ncu)
-
-
-def _beside_the_path(command: str, found: Path) -> Check:
-    return Check(command, Status.WARNING, f"{found} is not on PATH", f'export PATH="{found.parent}:$PATH"')
+        return Check(name, Status.WARNING, f"{lost}: {what}", remedy or f"install {tool.title} ({tool.source}), or mend {tool.variable}")
+    if machine.which(name):
+        return Check(name, Status.OK, str(found))
+    return Check(name, Status.WARNING, f"{found} is not on PATH", f'export PATH="{found.parent}:$PATH"')
 
 
 def _counters(machine: Machine) -> Check:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.ranges import MEASURE, labelled, phase
 from pytest_gpumem.records.device import DeviceFacts
@@ -80,8 +81,8 @@ def count(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
         # The user's arguments come second, so that a device of theirs wins; on a GPU is the default, since nothing else has counters.
-        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *arguments, *tests]
-        command = ncu.counting_command(program, [*child, f"--benchmark-json={results}"], log)
+        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *selection(tests)]
+        command = ncu.counting_command(program, [*child, *arguments, *tests, f"--benchmark-json={results}"], log)
         echo(f"gpumem: {ncu.shown(command)}")
         try:
             finished = ncu.run(command, environment, echo)

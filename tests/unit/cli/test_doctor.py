@@ -15,7 +15,7 @@ from pytest_gpumem.devices.persistence import MPS_LIMIT
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
-from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.nsight.tools import Tool, ToolMissing
 from pytest_gpumem.records.card import Card, CardProcess
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -81,8 +81,8 @@ def no_gpu(choice: str) -> Chosen:
     raise NoDevice("no CUDA device 0: no NVIDIA driver")
 
 
-def no_ncu() -> Path:
-    raise ToolMissing("GPUMEM_NCU='nowhere' is no program")
+def no_tool(wanted: Tool) -> Path:
+    raise ToolMissing(f"{wanted.variable}='nowhere' is no program")
 
 
 def never(path: str) -> None:
@@ -94,8 +94,7 @@ WHOLE = Machine(
     look=lambda pci_bus_id: CARD if pci_bus_id in (H100.pci_bus_id, None) else pytest.fail("another card"),
     version=INSTALLED.get,
     which=lambda command: f"/usr/bin/{command}",
-    ncu=lambda: Path("/usr/bin/ncu"),
-    glob=lambda pattern: [],
+    tool=lambda wanted: Path("/usr/bin", wanted.program),
     read=FILES.get,
     administrator=lambda: False,
     lockable=lambda: 8 << 20,
@@ -127,7 +126,7 @@ def test_a_whole_machine_is_all_ok() -> None:
 
 
 def test_without_a_gpu_everything_missing_says_so_and_what_to_do() -> None:
-    nothing = Machine(choose=no_gpu, look=no_card, version=never, which=never, ncu=no_ncu, glob=lambda pattern: [], read=never)
+    nothing = Machine(choose=no_gpu, look=no_card, version=never, which=never, tool=no_tool, read=never)
     report = examine(nothing)
     assert report.simulated_only
     assert (found(report, "GPU").status, found(report, "GPU").detail) == (Status.FAILURE, "no CUDA device 0: no NVIDIA driver")
@@ -276,30 +275,30 @@ def test_two_cupys_are_a_warning() -> None:
 
 
 def test_a_tool_beside_the_path_is_a_warning_that_names_its_folder() -> None:
-    places = {"/opt/nvidia/nsight-systems/*/bin/nsys": [f"/opt/nvidia/nsight-systems/{v}/bin/nsys" for v in ("2025.1", "2025.3")]}
-    ncu = Path("/opt/nvidia/nsight-compute/2025.3/ncu")
-    report = examine(replace(WHOLE, which=never, ncu=lambda: ncu, glob=lambda pattern: places.get(pattern, [])))
-    for tool, folder in (("nsys", "nsight-systems/2025.3/bin"), ("ncu", "nsight-compute/2025.3")):
+    folders = {"nsys": "nsight-systems/2025.3/bin", "ncu": "nsight-compute/2025.3"}
+    report = examine(replace(WHOLE, which=never, tool=lambda wanted: Path("/opt/nvidia", folders[wanted.program], wanted.program)))
+    for tool, folder in folders.items():
         assert found(report, tool).status is Status.WARNING
         assert found(report, tool).remedy == f'export PATH="/opt/nvidia/{folder}:$PATH"'
     assert report.summary.endswith("can be profiled with nsys and ncu.")
 
 
 def test_tools_that_are_nowhere_are_missing() -> None:
-    report = examine(replace(WHOLE, which=never, ncu=no_ncu))
-    assert found(report, "nsys").status is Status.WARNING
-    assert found(report, "ncu").status is Status.WARNING
+    report = examine(replace(WHOLE, which=never, tool=no_tool))
     assert report.summary.endswith("on NVIDIA H100 80GB HBM3.")
-    assert "GPUMEM_NCU='nowhere' is no program" in found(report, "ncu").detail
+    for tool, variable in (("nsys", "GPUMEM_NSYS"), ("ncu", "GPUMEM_NCU")):
+        assert found(report, tool).status is Status.WARNING
+        assert f"{variable}='nowhere' is no program" in found(report, tool).detail
 
 
-def test_ncu_is_the_one_that_counts_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Chosen by its variable, as for `gpumem traffic`."""
-    chosen = tmp_path / "my-ncu"
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_a_tool_is_the_one_that_the_commands_run(tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Chosen by its variable, as for `gpumem traffic` and `gpumem profile`."""
+    chosen = tmp_path / f"my-{tool}"
     chosen.touch(mode=0o755)
-    monkeypatch.setenv("GPUMEM_NCU", str(chosen))
-    check = found(examine(replace(WHOLE, ncu=Machine().ncu)), "ncu")
-    assert check == Check("ncu", Status.OK, str(chosen))
+    monkeypatch.setenv(f"GPUMEM_{tool.upper()}", str(chosen))
+    check = found(examine(replace(WHOLE, tool=Machine().tool)), tool)
+    assert check == Check(tool, Status.OK, str(chosen))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +317,7 @@ def test_who_may_read_counters(administrator: bool, parameters: str | None, stat
 
 def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     facts = replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
-    report = examine(replace(WHOLE, choose=gpu(facts), which=never, ncu=no_ncu))
+    report = examine(replace(WHOLE, choose=gpu(facts), which=never, tool=no_tool))
     assert found(report, "set-aside").status is Status.WARNING
     assert found(report, "managed memory").status is Status.WARNING
     assert "concurrentManagedAccess is 0" in found(report, "managed memory").detail
