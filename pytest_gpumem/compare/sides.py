@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,10 @@ from pytest_gpumem.baselines.history import Accepted, Process
 from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat, Taken
+from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document_from_json
-from pytest_gpumem.revisions import DIRTY
 from pytest_gpumem.verdicts.judge import how, is_failure
 
-LARGEST = 1 << 30
-"""Bytes of a file from which on it is not read: results hold every sample."""
 STOCK = "pytest-benchmark"
 """`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
 UNKNOWN_GPU = DeviceFacts(
@@ -154,38 +149,25 @@ def _paths(given: str) -> list[Path]:
 
 def _file(path: Path) -> File:
     try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
-    except OSError as error:
-        raise SideError(f"{path}: {error.strerror or error}") from None
-    if len(text) > LARGEST:
-        raise SideError(f"{path}: larger than {LARGEST >> 20} MiB")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SideError(f"{path}: not JSON: {' '.join(str(error).split()) or type(error).__name__}") from None
-    digest = hashlib.sha256(text).hexdigest()
-    try:
+        text = content(path)
+        value, digest = parsed(text), hashlib.sha256(text).hexdigest()
         if isinstance(value, dict) and "gpumem" in value:
             return _results(path, digest, value)
         if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
             return _stock(path, digest, value)
         if isinstance(value, dict) and "schema" in value:
-            content = read(text)
-            device = content.process.device if content.process is not None else None
-            return File(path, digest, device, content.rows)
-    except (SchemaError, LayoutError, RecursionError) as error:
+            baseline = read(text)
+            device = baseline.process.device if baseline.process is not None else None
+            return File(path, digest, device, baseline.rows)
+    except (FileError, LayoutError, RecursionError) as error:
         raise SideError(f"{path}: {' '.join(str(error).split())}") from None
     raise SideError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
 
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     """A `--benchmark-json` file of a session with `--gpumem`."""
-    try:
-        found = document_from_json(value["gpumem"])
-    except SchemaError as error:
-        raise SchemaError(f"$.gpumem{str(error).removeprefix('$')}") from None
-    process = Process(digest, _utc(value, path), _revision(value), found.device)
+    found = document_in(value)
+    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
     rows, left_out = [], {}
     for row in found.rows:
         why = _unfit(row, strict=bool(found.settings.get("strict")))
@@ -209,7 +191,7 @@ def _unfit(row: Row, *, strict: bool) -> str | None:
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     """A file of stock pytest-benchmark: one process, timed by the host's clock, on nobody knows what."""
-    process = Process(digest, _utc(value, path), _revision(value), UNKNOWN_GPU)
+    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):
         stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
@@ -248,20 +230,3 @@ def _refuse_twice(rows: Iterable[Accepted]) -> None:
         if row.key in seen:
             raise LayoutError(f"holds {row.key} twice")
         seen.add(row.key)
-
-
-def _utc(value: Mapping[str, Any], path: Path) -> datetime:
-    """When a file was written, as pytest-benchmark says it: it only orders the processes of a side."""
-    try:
-        utc = datetime.fromisoformat(str(value["datetime"]).replace("Z", "+00:00"))
-    except (KeyError, ValueError):
-        utc = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
-    return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
-
-
-def _revision(value: Mapping[str, Any]) -> str | None:
-    info = value.get("commit_info")
-    commit = info.get("id") if isinstance(info, dict) else None
-    if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
-        return None
-    return commit + DIRTY if isinstance(info, dict) and info.get("dirty") else commit

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 96
 """As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
-LARGEST_RESULTS = 1 << 30
-"""Bytes of a file of results that is read."""
 
 
 @click.command()
@@ -166,20 +164,15 @@ def _flagged(path: Path) -> list[tuple[str, str]]:
     Raises:
         DuetError: the file cannot be read, or holds no results of this plugin.
     """
+    from pytest_gpumem.duet.decision import flagged
     from pytest_gpumem.duet.errors import DuetError
-    from pytest_gpumem.records.schema import document_from_json
-    from pytest_gpumem.records.verdict import Outcome
+    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 
     try:
-        if path.stat().st_size > LARGEST_RESULTS:
-            raise DuetError(f"--flagged {path}: larger than {LARGEST_RESULTS >> 20} MiB")
-        document = document_from_json(json.loads(path.read_text(encoding="utf-8")).get("gpumem"))
-    except OSError as error:
-        raise DuetError(f"--flagged {path}: {error.strerror or error}") from None
-    except (ValueError, AttributeError, RecursionError) as error:
+        document = document_in(parsed(content(path)))
+    except FileError as error:
         raise DuetError(f"--flagged {path}: {error}; accepted is a file that pytest --gpumem --benchmark-json=FILE wrote") from None
-    doubtful = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE)
-    return [(row.nodeid, row.key) for row in document.rows if row.verdict.outcome in doubtful and row.verdict.comparison is not None]
+    return [(row.nodeid, row.key) for row in flagged(document.rows)]
 
 
 def _default_journal(asked: dict[str, Any]) -> Path:

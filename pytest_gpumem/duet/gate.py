@@ -113,7 +113,7 @@ class Screened:
 
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
-    from pytest_gpumem.records.schema import SchemaError, document_from_json
+    from pytest_gpumem.records.result_file import FileError, load
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
@@ -125,14 +125,12 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     sys.stdout.flush()
     code = subprocess.run(command, env={**environment, VARIABLE: "1"}, check=False).returncode
     try:
-        text = (output / RESULTS).read_text(encoding="utf-8")
-        # An empty file is what pytest-benchmark leaves where nothing was measured.
-        document = document_from_json(json.loads(text).get("gpumem")) if text.strip() else None
+        if not (output / RESULTS).exists() or not (output / JUNIT).exists():
+            return Screened(code, 0, None)
+        document = load(output / RESULTS)
         suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
-    except FileNotFoundError:
-        return Screened(code, 0, None)
-    except (SchemaError, ValueError, AttributeError, ElementTree.ParseError) as error:
+    except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
     return Screened(code, failures, document)
 

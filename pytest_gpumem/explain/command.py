@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ PAIRS = 3
 
 @click.command()
 @click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
-@click.option("--pairs", type=click.IntRange(1, 100), default=PAIRS, metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
-@click.option("--ncu/--no-ncu", "counters", default=True, help="Count under Nsight Compute too. Default: where it is installed.")
+@click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
+@click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: where it is installed.")
 @click.option("--nsys/--no-nsys", "traces", default=None, help="Trace by Nsight Systems too. Default: where CUPTI could not watch.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanations as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, into it.")
@@ -32,8 +33,8 @@ PAIRS = 3
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
 def explain(
     base: str | None,
-    pairs: int,
-    counters: bool,
+    pairs: int | None,
+    counters: bool | None,
     traces: bool | None,
     file: Path | None,
     keep: Path | None,
@@ -63,10 +64,13 @@ def explain(
         if base is None:
             if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
                 raise ExplainError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
+            if not (pairs is None and counters is None and traces is None):
+                raise ExplainError("--pairs, --ncu and --nsys are about measuring; without --base nothing is measured")
             sides = load(arguments[0]), load(arguments[1])
         else:
             tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
-            sides = _measured(base, tests, tuple(one for one in arguments if one not in tests), pairs, counters, traces)
+            rest = tuple(one for one in arguments if one not in tests)
+            sides = _measured(base, tests, rest, pairs or PAIRS, counters is not False, traces)
         found = explanations(*sides)
     except ExplainError as error:
         raise click.UsageError(f"{error}.") from None
@@ -77,7 +81,8 @@ def explain(
     click.echo(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{' (simulated)' if sides[1].facts.simulated else ''}")
     for key, one in found.items():
         click.echo("\n" + text(key, one, width=width))
-    for note in (*sides[0].notes, *sides[1].notes):
+    notes = [*sides[0].notes, *sides[1].notes, *_alone(*sides)]
+    for note in notes:
         click.echo(f"\nnote: {note}")
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
@@ -94,6 +99,7 @@ def explain(
                 "head": sides[1].name,
                 "device": sides[1].facts.key,
                 "simulated": sides[1].facts.simulated,
+                "notes": notes,
                 "explanations": [explanation_to_json(key, one) for key, one in found.items()],
             }
             write_whole(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
@@ -117,8 +123,16 @@ def explanations(base: Side, head: Side) -> dict[str, Explanation]:
         raise ExplainError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
     common = [key for key in head.measured if key in base.measured]
     if not common:
-        raise ExplainError(f"base has {', '.join(base.measured)}, head has {', '.join(head.measured)}: no measurement in common")
+        had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
+        raise ExplainError(f"base measured {had}, head {has}: no measurement in common")
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
+
+
+def _alone(base: Side, head: Side) -> Iterator[str]:
+    """What only one side measured, of which nothing can be said."""
+    for name, one, other in (("base", base, head), ("head", head, base)):
+        if missing := [key for key in one.measured if key not in other.measured]:
+            yield f"only {name} measured {', '.join(missing)}"
 
 
 def _measured(

@@ -6,9 +6,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_gpumem.explain.session import NotCounted, Run, by_key, rows_of
+from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, read_csv
+from pytest_gpumem.nsight.profile_tools import ncu_trouble
 from pytest_gpumem.nsight.reading import with_results
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.records.profile import TestProfile
@@ -42,13 +43,16 @@ def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict
             except OSError as error:
                 raise NotCounted(f"{program} cannot be started: {error}") from None
             said = log.read_text(errors="replace") if log.exists() else ""
-            problem = ncu.trouble(said) or ncu.trouble(finished.output)
+            problem = ncu_trouble(said) or ncu_trouble(finished.output)
             if further and problem is not None and "metric" in problem:
                 continue
-            rows = rows_of(results, problem, finished, "ncu")
+            rows = results_of(results, finished, problem=problem, under="ncu").rows
             try:
                 profiles = read_csv(said).profiles
             except ncu.BadOutput as error:
                 raise NotCounted(problem or str(error)) from None
-            return by_key([one for one in with_results(profiles, rows) if one.kernels])
+            found = by_key([one for one in with_results(profiles, rows) if one.kernels])
+            if not found:
+                raise NotCounted(problem or "ncu counted kernels, none of them in a measured launch of these tests")
+            return found
     raise AssertionError("unreachable")  # the second pass returns or raises

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -12,18 +11,18 @@ from pathlib import Path
 
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import BASE, HEAD, turns
-from pytest_gpumem.duet.workers import TAKEN_AWAY, Workers
+from pytest_gpumem.duet.workers import Workers
 from pytest_gpumem.duet.worktree import Side as Tree
 from pytest_gpumem.explain.counting import count
 from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
 from pytest_gpumem.explain.evidence import Side, together
-from pytest_gpumem.explain.session import NotCounted, Run
+from pytest_gpumem.explain.session import NotCounted, Run, results_of
 from pytest_gpumem.explain.tracing import needed, trace
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import device_from_json, document_from_json
+from pytest_gpumem.records.schema import device_from_json
 
 WATCHING = "--gpumem-explain"
 
@@ -103,20 +102,15 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
     """
     by_key: dict[str, list[Row]] = {}
     facts = None
+    run = Run(tree, tree, (WATCHING, *asked.arguments), asked.tests, environment)
     for number in range(asked.pairs):
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results = Path(folder, "results.json")
-            command = [tree.python, "-m", "pytest", "--gpumem", WATCHING, *asked.arguments, *asked.tests, f"--benchmark-json={results}"]
-            command += [f"--gpumem-baseline={Path(folder, 'none')}", "-o", "gpumem_report=", "-p", "no:cacheprovider"]
-            own = {name: value for name, value in environment.items() if name not in TAKEN_AWAY}
-            finished = ncu.run(command, own, echo, folder=tree.folder)
-            text = results.read_text(encoding="utf-8") if results.exists() else ""
-        if not text.strip():
-            raise NothingMeasured(f"head measured nothing (exit code {finished.exit_code}); what pytest said is above")
-        try:
-            found = document_from_json(json.loads(text).get("gpumem"))
-        except (ValueError, AttributeError) as error:
-            raise NothingMeasured(f"head's results cannot be read: {error}") from None
+            finished = ncu.run(run.child(results), run.own, echo, folder=tree.folder)
+            try:
+                found = results_of(results, finished)
+            except NotCounted as reason:
+                raise NothingMeasured(f"head: {reason}") from None
         facts = found.device
         for row in found.rows:
             if row.measurement is not None:

@@ -1,8 +1,7 @@
-"""pytest as a profiler's child: the command, its environment, and the rows that it leaves."""
+"""pytest as a child of this process or of a profiler: the command, its environment, and the results that it leaves."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,19 @@ from pytest_gpumem.duet.workers import TAKEN_AWAY
 from pytest_gpumem.duet.worktree import Side as Tree
 from pytest_gpumem.duet.worktree import moved_path
 from pytest_gpumem.nsight.ncu import Finished
+from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import document_from_json
+from pytest_gpumem.records.result_file import FileError, load
+from pytest_gpumem.records.schema import Document
 
 
 class NotCounted(Exception):
-    """A profiler saw nothing: one line with the cause and the remedy."""
+    """A run measured nothing, or its profiler saw nothing: one line with the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One side's tests, ready to be run under a profiler."""
+    """One side's tests, ready to be run."""
 
     tree: Tree
     other: Tree
@@ -36,7 +36,8 @@ class Run:
 
     def child(self, results: Path) -> list[str]:
         """The command that measures and writes its results."""
-        command = [self.tree.python, "-u", "-m", "pytest", "--gpumem", *self.arguments, *self.tests, f"--benchmark-json={results}"]
+        command = [self.tree.python, "-u", "-m", "pytest", *selection(self.tests), "--gpumem", *self.arguments, *self.tests]
+        command += [f"--benchmark-json={results}"]
         return [*command, f"--gpumem-baseline={results.with_name('none')}", "-o", "gpumem_report=", "-p", "no:cacheprovider"]
 
     @property
@@ -47,25 +48,26 @@ class Run:
         return own if path is None else own | {"PYTHONPATH": path}
 
 
-def rows_of(results: Path, problem: str | None, finished: Finished, tool: str) -> tuple[Row, ...]:
-    """The rows that a child wrote.
+def results_of(results: Path, finished: Finished, *, problem: str | None = None, under: str = "") -> Document:
+    """What a child measured.
 
     Args:
-        results: its file.
-        problem: what the tool complained of.
+        results: the file that it wrote.
         finished: the run.
-        tool: for the message.
+        problem: what the tool complained of that it ran under.
+        under: that tool, for the message; empty where there was none.
 
     Raises:
-        NotCounted: it wrote none.
+        NotCounted: nothing.
     """
-    text = results.read_text(encoding="utf-8") if results.exists() else ""
-    if not text.strip():
-        raise NotCounted(problem or f"pytest measured nothing under {tool} (exit code {finished.exit_code}); what it said is above")
     try:
-        return document_from_json(json.loads(text).get("gpumem")).rows
-    except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
-        raise NotCounted(problem or str(error)) from None
+        found = load(results) if results.exists() else None
+    except FileError as error:
+        raise NotCounted(problem or f"pytest's results cannot be read: {error}") from None
+    if found is None:
+        where = f" under {under}" if under else ""
+        raise NotCounted(problem or f"pytest measured nothing{where} (exit code {finished.exit_code}); what it said is above")
+    return found
 
 
 def by_key(profiles: Sequence[TestProfile]) -> dict[str, TestProfile]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
-from pytest_gpumem.explain.session import NotCounted, Run, by_key, rows_of
+from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.profile_tools import NSYS_REPORT, nsys_command, nsys_trouble
-from pytest_gpumem.nsight.reading import read
+from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.sqlite_tables import BadReport
 from pytest_gpumem.nsight.tools import ToolMissing, find_nsys
-from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.row import Row
 
 
 def needed(measured: Iterable[Measurement]) -> bool:
@@ -51,21 +48,14 @@ def trace(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
         except OSError as error:
             raise NotCounted(f"{program} cannot be started: {error}") from None
         problem = None if report.exists() else nsys_trouble(finished.output, report, None) or "nsys wrote no report"
-        rows = rows_of(results, problem, finished, "nsys")
+        rows = results_of(results, finished, problem=problem, under="nsys").rows
         if problem is not None:
             raise NotCounted(problem)
         try:
             recording = read(report, run.environment)
         except (BadReport, ToolMissing) as error:
             raise NotCounted(str(error)) from None
-    return by_key(list(_joined(recording.profiles, rows)))
-
-
-def _joined(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> Iterable[TestProfile]:
-    """Profiles with what the rows of the same run know; those of copies alone too."""
-    found = {(row.range_name, labelled(row.range_name, row.label) if row.label else ""): row for row in rows}
-    for one in profiles:
-        row = found.get((one.name, f"{one.name}.label.{one.label}" if one.label else ""))
-        if row is not None and row.measurement is not None and (one.kernels or one.copies or one.memsets):
-            launches = one.launches or len(row.measurement.samples)
-            yield replace(one, nodeid=row.nodeid, label=row.label, launches=launches)
+    found = by_key([one for one in with_results(recording.profiles, rows) if one.kernels or one.copies or one.memsets])
+    if not found:
+        raise NotCounted("nsys recorded nothing in a measured launch of these tests")
+    return found

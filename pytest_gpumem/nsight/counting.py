@@ -20,8 +20,10 @@ from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.ranges import MEASURE, labelled, phase
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.result_file import FileError
+from pytest_gpumem.records.result_file import load as load_results
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import device_to_json, document_from_json
+from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.records.traffic import account
 
 SCHEMA = 1
@@ -114,16 +116,15 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 def _results(results: Path, finished: ncu.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
     problem = ncu.trouble(said) or ncu.trouble(finished.output)
-    text = results.read_text() if results.exists() else ""
-    if not text.strip():
+    try:
+        document = load_results(results) if results.exists() else None
+    except FileError as error:
+        raise NothingCounted(f"pytest's results cannot be read: {error}") from None
+    if document is None:
         if problem is None and finished.exit_code == PYTEST_USAGE_ERROR:
             raise BadCall("pytest did not accept its arguments or the device; what it said is above")
         why = problem or f"pytest measured nothing (exit code {finished.exit_code}); what it said is above"
         raise NothingCounted(why)
-    try:
-        document = document_from_json(json.loads(text).get("gpumem"))
-    except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
-        raise NothingCounted(f"pytest's results cannot be read: {error}") from None
     if document.device.simulated:
         raise NothingCounted(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
     if not any(row.measurement is not None for row in document.rows):

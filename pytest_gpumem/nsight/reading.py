@@ -115,7 +115,7 @@ def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[
     joined = []
     for one in profiles:
         row = by_range.get((one.name, f"{one.name}.label.{one.label}" if one.label else ""))
-        if row is None or row.measurement is None or not one.kernels:
+        if row is None or row.measurement is None or not (one.kernels or one.copies or one.memsets):
             joined.append(one)
             continue
         window = row.measurement.window

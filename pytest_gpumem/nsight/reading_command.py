@@ -35,17 +35,14 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     from pytest_gpumem.nsight.sqlite_tables import BadReport
     from pytest_gpumem.nsight.tools import ToolMissing
     from pytest_gpumem.records.profile import profiles_to_json
-    from pytest_gpumem.records.schema import SchemaError, document_from_json
+    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 
     rows: tuple[Row, ...] = ()
     if results is not None:
         try:
-            rows = document_from_json(json.loads(results.read_text(encoding="utf-8")).get("gpumem")).rows
-        except OSError as error:
-            raise click.UsageError(f"--results: {results} cannot be read: {error.strerror or error}.") from None
-        except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
-            what = str(error) if isinstance(error, (SchemaError, json.JSONDecodeError)) else "no JSON object"
-            raise click.UsageError(f"--results: {results} is no --benchmark-json of pytest --gpumem: {what}.") from None
+            rows = document_in(parsed(content(results))).rows
+        except FileError as error:
+            raise click.UsageError(f"--results: {results}: {error}.") from None
     read_ones, broken = [], False
     for file in files:
         try:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.records.result_file import FileError, content, revision_of, time_of
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.report.results import ResultsError, content, revision_of, time_of
+from pytest_gpumem.report.results import ResultsError
 from pytest_gpumem.reporting.plots.history import Past
 
 MOST = 60
@@ -132,11 +132,13 @@ def _paths(folder: Path) -> list[Path]:
 
 def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
     """The device's key and the rows of a file; None where it is of something else."""
-    text = content(path)
     try:
+        text = content(path)
         kind = msgspec.json.decode(text, type=_Kind)
     except msgspec.ValidationError:  # JSON, but no object
         return None
+    except FileError as error:
+        raise ResultsError(f"{path}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
     results, baseline = bool(bytes(kind.gpumem)), bool(bytes(kind.schema)) and not bytes(kind.benchmarks)
@@ -150,7 +152,7 @@ def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
 
 def _of_results(path: Path, text: bytes) -> tuple[str, Iterator[_Found]]:
     run = msgspec.json.decode(text, type=_Results)
-    utc = time_of(run.datetime) or datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    utc = time_of(run.datetime, path)
     info = run.commit_info
     revision = revision_of({"id": info.id, "dirty": info.dirty}) if info is not None else None
     return run.gpumem.device.key, (

@@ -56,6 +56,16 @@ def test_two_files_are_explained_without_a_gpu(tmp_path: Path) -> None:
     assert (plain["key"], plain["first"]) == (KEY, "window gone")
 
 
+def test_what_only_one_side_measured_is_told(tmp_path: Path) -> None:
+    both = replace(side(), measured={KEY: measurement(), "gone": measurement()}, nodeids={KEY: KEY, "gone": "gone"})
+    (tmp_path / "base.json").write_text(json.dumps(to_json(both, [KEY, "gone"], utc=UTC)))
+    files = [str(tmp_path / "base.json"), written(side(name="head"), tmp_path / "head.json")]
+    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    assert done.exit_code == 0, done.output
+    assert "note: only base measured gone" in done.output
+    assert json.loads((tmp_path / "why.json").read_text())["notes"] == ["only base measured gone"]
+
+
 def test_results_without_counters_are_evidence_too(tmp_path: Path) -> None:
     plain = to_json(side(), [KEY], utc=UTC)
     del plain["profiles"]
@@ -120,6 +130,8 @@ def test_sides_without_a_common_measurement_are_refused() -> None:
     ("arguments", "words"),
     [
         (["test_it.py::test_it"], "without --base two files are expected, BASE.json HEAD.json"),
+        (["--pairs", "5", "a.json", "b.json"], "without --base nothing is measured"),
+        (["--no-ncu", "a.json", "b.json"], "without --base nothing is measured"),
         (["nowhere.json", "base.json"], "nowhere.json: no such file, folder or pattern"),
         (["--base", "no-such-revision", KEY], "BASE no-such-revision is no revision"),
         (["--base", "HEAD", KEY, "--", "--benchmark-json=x.json"], "--benchmark-json"),

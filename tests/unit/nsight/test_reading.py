@@ -155,4 +155,4 @@ def test_the_command_refuses_results_that_are_none(export: Path, tmp_path: Path)
     (tmp_path / "results.json").write_text("[1]")
     done = CliRunner().invoke(main, ["read", str(export), "--results", str(tmp_path / "results.json")])
     assert done.exit_code == 4
-    assert "is no --benchmark-json of pytest --gpumem" in done.stderr
+    assert "results.json: holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them" in done.stderr

@@ -98,7 +98,7 @@ def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) 
         ("now.json", "", "now.json: not JSON"),
         ("now.json", "[1]", "now.json: holds no results of this plugin"),
         ("now.json", '{"benchmarks": []}', "now.json: holds no results of this plugin"),
-        ("now.json", '{"gpumem": {"schema": 99}}', "now.json: $.schema: 99"),
+        ("now.json", '{"gpumem": {"schema": 99}}', "now.json: $.gpumem.schema: 99"),
         ("now.json", "[" * 100_000, "now.json: not JSON"),
         ("past/x.json", "{", "x.json: not JSON"),
         ("past/x.json", '{"gpumem": {"rows": 3}}', "x.json: "),

@@ -1,0 +1,86 @@
+"""Reading the file that pytest-benchmark writes of a run with this plugin: whoever takes one says the same of a bad one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
+from pytest_gpumem.revisions import DIRTY
+
+LARGEST = 1 << 30
+"""Bytes of a file from which on it is not read: results hold every sample."""
+
+
+class FileError(ValueError):
+    """A file that cannot be read, or holds no results: one line, without the file's name."""
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        FileError: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+    except OSError as error:
+        raise FileError(error.strerror or str(error)) from None
+    if len(text) > LARGEST:
+        raise FileError(f"larger than {LARGEST >> 20} MiB")
+    return text
+
+
+def parsed(text: bytes) -> Any:
+    """The JSON value of a file. Raises `FileError` where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"not JSON: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def document_in(value: object) -> Document:
+    """The run in the value of a file.
+
+    Raises:
+        FileError: it holds none, or values that cannot be.
+    """
+    if not isinstance(value, Mapping) or "gpumem" not in value:
+        raise FileError("holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them")
+    try:
+        return document_from_json(value["gpumem"])
+    except SchemaError as error:
+        raise FileError(f"$.gpumem{' '.join(str(error).split()).removeprefix('$')}") from None
+    except RecursionError:
+        raise FileError("$.gpumem: nested too deeply") from None
+
+
+def load(path: Path) -> Document | None:
+    """The run in a file; None where the file is empty, as pytest-benchmark leaves it where nothing was measured.
+
+    Raises:
+        FileError: the file cannot be read, or holds no run.
+    """
+    text = content(path)
+    return document_in(parsed(text)) if text.strip() else None
+
+
+def revision_of(info: object) -> str | None:
+    """The commit in what pytest-benchmark writes as `commit_info`, with "-dirty" for uncommitted changes; None where it knew none."""
+    commit = info.get("id") if isinstance(info, Mapping) else None
+    if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
+        return None
+    return commit + DIRTY if isinstance(info, Mapping) and info.get("dirty") else commit
+
+
+def time_of(written: object, path: Path) -> datetime:
+    """When a file was written, as pytest-benchmark says it in `datetime`; where it says nothing, when the file was last changed."""
+    try:
+        utc = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
+    except ValueError:
+        return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
