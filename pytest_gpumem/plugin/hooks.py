@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpumem.plugin import ini_file
 from pytest_gpumem.plugin.fixtures import (
     NEEDS_GPUMEM,
     TEST_FIXTURE,
@@ -107,6 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.enabled:
         from pytest_gpumem.plugin.session import start
 
+        ini_file.check(config)
         start(config, settings)
         return
     # False is what a plugin of ours sets that switches a flag off.

@@ -157,3 +157,16 @@ def test_help_shows_the_options(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--help")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*--gpumem-max-regression=MARGIN*"])
+
+
+def test_the_value_of_an_option_may_not_hide_the_projects_settings(
+    pytester: pytest.Pytester, gpumem: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pytest takes a folder behind a plugin's option for tests, and looks for the ini file there: limits would be gone, and tests pass."""
+    pytester.makeini("[pytest]\ngpumem_max_regression = 1%\n")
+    pytester.makepyfile("def test_it(): pass")
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    line = only_line(gpumem("--gpumem-baseline", elsewhere))
+    assert f"{pytester.path / 'tox.ini'} are lost" in line
+    assert elsewhere in line
+    assert gpumem(f"--gpumem-baseline={elsewhere}").ret == pytest.ExitCode.OK
