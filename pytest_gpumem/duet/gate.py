@@ -25,8 +25,6 @@ FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
 """What the gate writes into its folder."""
 OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
 """Options of pytest that say where to write what the gate reads or writes itself."""
-VARIABLE = "GPUMEM_GATE"
-"""Set for the screen: it annotates nothing, because the duet may clear what it flags."""
 
 
 @click.command()
@@ -114,6 +112,8 @@ class Screened:
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
     from pytest_gpumem.records.result_file import FileError, load
+    from pytest_gpumem.reporting.annotations import GATE
+    from pytest_gpumem.reporting.job_summary import VARIABLE
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
@@ -121,9 +121,9 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
     command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
-    environment = {name: value for name, value in os.environ.items() if name not in ("GITHUB_STEP_SUMMARY", "GPUMEM_SAVE")}
+    environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "GPUMEM_SAVE")}
     sys.stdout.flush()
-    code = subprocess.run(command, env={**environment, VARIABLE: "1"}, check=False).returncode
+    code = subprocess.run(command, env={**environment, GATE: "1"}, check=False).returncode
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
@@ -174,10 +174,11 @@ def _duet(output: Path, base: str, max_regression: str | None, rounds_max: int |
 
 def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
     """Write summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
-    from pytest_gpumem.files import append_whole, write_whole
+    from pytest_gpumem.files import write_whole
     from pytest_gpumem.reporting.annotations import workflow_commands
     from pytest_gpumem.reporting.code_quality import code_quality
     from pytest_gpumem.reporting.concerns import concerns
+    from pytest_gpumem.reporting.job_summary import summarise
     from pytest_gpumem.reporting.markdown import page
 
     found = concerns(decision.rows)
@@ -186,10 +187,10 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
         text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
         write_whole(output / SUMMARY, text)
         write_whole(output / QUALITY, code_quality(found, places))
-        if summary := environment.get("GITHUB_STEP_SUMMARY"):
-            append_whole(Path(summary), f"{text}\n")
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
+    if (note := summarise(text, environment)) is not None:
+        click.echo(note, err=True)
     if environment.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(found, places):
             click.echo(line)

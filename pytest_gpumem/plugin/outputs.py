@@ -12,23 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpumem.files import append_whole, write_whole
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.annotations import workflow_commands
+from pytest_gpumem.reporting.annotations import GATE, workflow_commands
 from pytest_gpumem.reporting.code_quality import code_quality
 from pytest_gpumem.reporting.concerns import Place, concerns
+from pytest_gpumem.reporting.job_summary import VARIABLE, summarise
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
-"""Names the file whose text GitHub shows as the summary of a job."""
-SUMMARY_LIMIT = 1 << 20
-"""Bytes of that file: of a larger one GitHub shows nothing ("Workflow commands", Step isolation and limits)."""
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 """Variables with the folder of the checked-out repository: what GitHub's and GitLab's paths are relative to."""
-GATE = "GPUMEM_GATE"
-"""Set by `gpumem gate` for its screen: the gate annotates once the duet has decided."""
 FILES = ("markdown", "code_quality")
 """Settings that name a file which is written here."""
 
@@ -76,8 +71,9 @@ class OutputHooks:
             self._write(session, "--gpumem-markdown", path, self._page)
         if (path := self._files.get("code_quality")) is not None:
             self._write(session, "--gpumem-code-quality", path, lambda: code_quality(concerns(rows), self._places))
-        if (summary := os.environ.get(SUMMARY_VARIABLE)) and rows and not gpu.ranges.tool_attached():
-            self._summarise(Path(summary))
+        if os.environ.get(VARIABLE) and rows and not gpu.ranges.tool_attached():
+            note = summarise(self._page(), os.environ)
+            self._notes += [] if note is None else [note]
 
     def _page(self) -> str:
         return markdown.page(list(self._session.rows), self._session.facts, self._session.settings.to_json())
@@ -91,18 +87,6 @@ class OutputHooks:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             self._notes.append(f"{option}: wrote {path}")
-
-    def _summarise(self, path: Path) -> None:
-        """Nobody asked for the summary in so many words: where it cannot be written, the run goes on."""
-        text = self._page() + "\n"
-        try:
-            there = path.stat().st_size if path.exists() else 0
-            if there + len(text.encode()) > SUMMARY_LIMIT:
-                self._notes.append(f"{SUMMARY_VARIABLE}: {path} is nearly full, nothing is added")
-                return
-            append_whole(path, text)
-        except OSError as error:
-            self._notes.append(f"{SUMMARY_VARIABLE}: cannot write {path}: {error.strerror or error}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for note in self._notes:

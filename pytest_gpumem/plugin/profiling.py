@@ -1,4 +1,4 @@
-"""Part of the commands `gpumem profile` and `gpumem ranges`, loaded by them with `-p`: which tests run, and what their ranges are called.
+"""Part of the commands that run tests under a profiler, loaded by them with `-p`: which tests run, and what their ranges are called.
 
 With `--gpumem-ranges-file` the session only collects: it needs no device, and writes what it found. PYTEST_DONT_REWRITE
 """
@@ -21,7 +21,10 @@ BENCHMARK_FIXTURE = "_gpumem_benchmark"
 """As `plugin.fixtures.BENCHMARK_FIXTURE`, by which a test measures."""
 
 FOR_ITSELF = {"gpumem_processes": "1", "gpumem_strict": False, "gpumem_save": False, "gpumem_l2_sweep": False}
-"""Options that make no sense under a profiler, which judges and stores nothing: set as on the command line, over environment and ini."""
+"""Options that make no sense in such a run, which judges and stores nothing: set as on the command line, over environment and ini."""
+
+OUTPUTS = "gpumem-outputs"
+"""Name of the plugin that writes what is a run's of its own: summaries, annotations."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, value in FOR_ITSELF.items():
         setattr(config.option, name, value)
+    config.pluginmanager.set_blocked(OUTPUTS)
     if config.option.gpumem_ranges_file is not None:
         config.option.gpumem = False  # off, the plugin looks for no device
         config.option.gpumem_strict = None

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from pytest_gpumem.reporting.concerns import Concern, Level, Place
 
+GATE = "GPUMEM_GATE"
+"""Variable that `gpumem gate` sets for its screen, which annotates nothing: the gate does once the duet has decided."""
 MOST = 10
 """Annotations of each kind that GitHub shows of one step; further ones are dropped without a word."""
 

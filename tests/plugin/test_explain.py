@@ -68,6 +68,14 @@ def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> Non
     assert plain["simulated"] is True
     first = {one["key"].partition("::")[2]: one["first"] for one in plain["explanations"]}
     assert first == {"test_copy": "pageable", "test_same": None}
+    # Results that base wrote stand for it; head's processes are no runs of their own, and only the test that was asked for is run.
+    environment = {**os.environ, "COLUMNS": "200", "GITHUB_STEP_SUMMARY": "steps.md", "GITHUB_ACTIONS": "true"}
+    stored = [*command[:3], "explain", "--base", "kept/base.json", "--pairs", "1", "test_it.py::test_copy", "--", ".", *SIMULATED[1:]]
+    done = subprocess.run(stored, cwd=folders[1], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pageable instead of pinned" in done.stdout
+    assert "note: only base measured test_it.py::test_same" in done.stdout
+    assert not (folders[1] / "steps.md").exists()
     again = subprocess.run(
         [*command[:3], "explain", "kept/base.json", "kept/head.json"], cwd=folders[1], capture_output=True, text=True, env=os.environ
     )

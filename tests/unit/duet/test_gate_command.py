@@ -81,6 +81,19 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
     assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
 
 
+def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "nowhere/steps.md")
+    result = run(rows=(row(),))
+    assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 rows\n")
+    assert "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory" in result.stderr
+    # GitHub shows nothing of a file that is too large.
+    full = tmp_path / "steps.md"
+    full.write_text("x" * (1 << 20))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(full))
+    assert "is nearly full, nothing is added" in run(rows=(row(),)).stderr
+    assert full.stat().st_size == 1 << 20
+
+
 def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
     assert run(rows=(row(),)).exit_code == 0
     assert run("--screen-only", rows=(row(Outcome.FAIL),)).exit_code == 1
