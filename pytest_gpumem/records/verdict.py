@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Outcome(str, Enum):
-    """What the gate says; see the design's table of verdicts."""
+    """What the gate says of a measurement."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -45,6 +45,8 @@ class Comparison:
     """Standard errors of the change that it is from none."""
     drift: float = 0.0
     """Drift of the device, as control kernels showed it, that was taken out of `delta`; a share, slower counted up."""
+    without_slowest: float | None = None
+    """`delta` without this run's slowest process; None for a run of one."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ at most 5 % of suites. The test's margin is delta/2, because a test against delt
 against the baseline's mean,
 
 - flagged: its lower bound (99.9 %) is above the margin;
-- FAIL: flagged, its p-value survives Holm's procedure over the suite, and the change is as far from none as no heavy tail reaches, which
-  is so wherever delta is resolved; SUSPECT: flagged, and not all of that, or the baseline has fewer than three processes and the lower
-  bound is not above delta itself;
+- FAIL: flagged, its p-value survives Holm's procedure over the suite, the change is as far from none as no heavy tail reaches, which is
+  so wherever delta is resolved, and it is more than a single process may be off by; SUSPECT: flagged, and not all of that, or the baseline
+  has fewer than three processes and the lower bound is not above delta itself;
 - INCONCLUSIVE: not flagged, and the smallest slow-down that would be flagged with 99 % is above delta;
 - PASS: not flagged, though a slow-down of delta would be with 99 %.
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.verdict import Comparison, Outcome
-from pytest_gpumem.units import Margin, format_share, parse_margin, parse_share
+from pytest_gpumem.units import Margin, format_share, format_time, parse_margin, parse_share
 from pytest_gpumem.verdicts.drift import Drift
 from pytest_gpumem.verdicts.finding import Finding, basis, between, chance, change, counted
 from pytest_gpumem.verdicts.reading import Reading, readings, sessions
@@ -40,6 +40,12 @@ POWER = 0.99
 FAR = 7.5
 """Standard errors from which on a change is none by chance, even if processes differ with the heavy tails of Student's t with 3 degrees of
 freedom: such reach as far in 5 of 10 000 cases. Where delta is resolved, its margin alone is six or more."""
+ONE_OFF = 0.03
+"""Beyond the margin, what a single process does not prove. On H200 cards 5 of 2475 measurements of unchanged code, of launches of 20 to
+30 us, were 2 to 3 % slower at all their placements, with the rows beside them in the same process as ever, and nothing that explains it
+(ci/records/nvidia-h200/gate_validation_short.json)."""
+ONE_OFF_BELOW = 100e-6
+"""Seconds of a launch below which that holds: none of 1485 measurements of launches of 120 to 190 us was so."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Difference:
     """Processes of the run."""
     drift: float = 0.0
     """Log-ratio that was taken out."""
+    without_slowest: float | None = None
+    """`log` without this run's slowest process; None for a run of one."""
 
 
 def baseline_latency(history: Sequence[Measurement]) -> float:
@@ -84,12 +92,15 @@ def difference(measurement: Measurement, history: Sequence[Measurement], drift: 
     """
     run, past = readings(measurement), _all(history)
     logs = [math.log(latency) for latency in level([*run, *past])]
-    log = statistics.fmean(logs[: len(run)]) - statistics.fmean(logs[len(run) :])
+    base = statistics.fmean(logs[len(run) :])
+    log = statistics.fmean(logs[: len(run)]) - base
+    others = sorted(logs[: len(run)])[:-1]
     variance = of_difference(run, past)
     taken_out = 0.0
     if drift is not None and drift.beyond_noise:
         taken_out, variance = drift.log, variance + drift.variance
-    return Difference(log - taken_out, variance, len(past), len(set(sessions(past))), len(run), taken_out)
+    without = statistics.fmean(others) - base - taken_out if others else None
+    return Difference(log - taken_out, variance, len(past), len(set(sessions(past))), len(run), taken_out, without)
 
 
 def compare(measurement: Measurement, history: Sequence[Measurement], delta: float, drift: Drift | None = None) -> Comparison:
@@ -118,6 +129,7 @@ def compared(found: Difference, delta: float) -> Comparison:
         p_value=found.variance.chance(found.log),
         drift=math.expm1(found.drift),
         errors=found.log / math.sqrt(found.variance.value) if found.variance.value > 0 else None,
+        without_slowest=math.expm1(found.without_slowest) if found.without_slowest is not None else None,
     )
 
 
@@ -193,6 +205,14 @@ def _doubt(measurement: Measurement, comparison: Comparison, delta: float) -> st
             return f"a measurement by {measurement.sampler} on {counted(len(measurement.placements), 'placement')} {needed}"
         if comparison.low <= delta:
             return f"a slow-down that may lie within the limit {needed}"
+    if comparison.without_slowest is not None:
+        if comparison.without_slowest <= delta / 2:
+            return f"without the slowest of this run's processes it is {change(comparison.without_slowest)}, within the margin"
+    elif measurement.latency < ONE_OFF_BELOW and comparison.delta <= delta / 2 + ONE_OFF:
+        return (
+            f"a single process may be off by {format_share(ONE_OFF)} where a launch takes less than {format_time(ONE_OFF_BELOW)}: several "
+            "(--gpumem-processes) or gpumem duet decide"
+        )
     if comparison.errors is not None and comparison.errors < FAR:
         return f"at {comparison.errors:.1f} standard errors it may be the tail of what processes differ by, from {FAR:g} on it is not"
     return None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement, Window
+from pytest_gpumem.records.measurement import Limits, Measurement, Repeat, Window
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge
 from pytest_gpumem.verdicts.limits import loosened
@@ -70,6 +70,35 @@ def test_ten_percent_slower_fails(bench: Any, endless: DeviceFacts, latency: flo
     """0 misses in 299 bounds the power at 99 % (95 %)."""
     seen = outcomes(bench, endless, 299, latency=latency, processes=processes, slower=0.10, noise=noise)
     assert seen == {Outcome.FAIL: 299}
+
+
+def run_of(measurement: Measurement, *factors: float) -> Measurement:
+    """A run of several processes: the same medians, each so many times as slow."""
+    return replace(measurement, further=tuple(Repeat(tuple(m * factor for m in measurement.medians), None) for factor in factors))
+
+
+@pytest.mark.parametrize(
+    ("latency", "slower", "further", "outcome"),
+    [
+        (30e-6, 1.03, (), Outcome.SUSPECT),  # as unchanged code was seen to be
+        (30e-6, 1.08, (), Outcome.FAIL),
+        (200e-6, 1.03, (), Outcome.FAIL),  # nobody saw this of long launches
+        (30e-6, 1.03, (1.0, 1.0), Outcome.FAIL),  # three processes that agree
+        (30e-6, 1.09, (1.0 / 1.09,), Outcome.SUSPECT),  # one of two
+        (30e-6, 1.0, (1.09, 1.0), Outcome.SUSPECT),  # one of three, not the first
+    ],
+)
+def test_a_single_process_is_no_proof_of_little_where_single_ones_were_off(
+    bench: Any, endless: DeviceFacts, latency: float, slower: float, further: tuple[float, ...], outcome: Outcome
+) -> None:
+    quiet = {"between": 1e-5, "placement": 1e-5, "within": 1e-5}
+    history = [bench.process(latency, **quiet) for _ in range(20)]
+    limits = Limits(max_regression="2%", origin={"max_regression": "marker"})
+    verdict = judge(run_of(bench.process(latency * slower, **quiet), *further), limits, endless, history, strict=False)
+    assert verdict.outcome is outcome, verdict.reason
+    if outcome is Outcome.SUSPECT:
+        said = "a single process may be off by 3.00 %" if not further else "without the slowest of this run's processes it is"
+        assert said in verdict.reason
 
 
 @pytest.mark.parametrize("processes", [1, 3, 10])
