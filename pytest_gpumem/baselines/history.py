@@ -102,7 +102,7 @@ class Baseline:
     rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)
     """By row key: those of the row's epoch, one for each process, oldest first."""
     processes: int = 0
-    """Files that count, each of one process."""
+    """Of the files that count."""
     note: str | None = None
     """Why it is empty, and which other devices have baselines there."""
     epochs: Mapping[str, Epoch] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def assemble(rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, 
     Args:
         rows: of any process and epoch, in any order.
         epochs: in any order; the newest of a row is the one that is on.
-        processes: files that count.
+        processes: of the files that count.
         window: newest processes of a row that are compared with.
     """
     current: dict[str, Epoch] = {}

@@ -90,7 +90,7 @@ class Store:
         counting, left_out = _counting(found, ancestry)
         rows = [row for content in counting if content.process is not None for row in content.rows]
         epochs = [epoch for content in counting for epoch in content.epochs]
-        processes = sum(content.process is not None for content in counting)
+        processes = sum(_processes(content) for content in counting)
         baseline = assemble(rows, epochs, processes, window)
         return replace(baseline, note=None if processes else self._absence(left_out), left_out=left_out)
 
@@ -271,6 +271,13 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _processes(content: Content) -> int:
+    """Of a file: a run with --gpumem-processes stores all of its own in one."""
+    if content.process is None:
+        return 0
+    return max((1 + len(row.measurement.further) for row in content.rows), default=1)
 
 
 def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[Content], str | None]:

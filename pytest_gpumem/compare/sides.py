@@ -49,7 +49,7 @@ class SideError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """One file: one process, or an acceptance in a baseline's folder."""
+    """One file: the processes of one run, or an acceptance in a baseline's folder."""
 
     path: Path
     digest: str
@@ -79,8 +79,9 @@ class Side:
 
     @property
     def processes(self) -> int:
-        """Files that measured something."""
-        return sum(file.device is not None for file in self.files)
+        """Of the files that measured something; a run with --gpumem-processes stores all of its own in one."""
+        measured = [file for file in self.files if file.device is not None]
+        return sum(max((1 + len(row.measurement.further) for row in file.rows), default=1) for file in measured)
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:

@@ -25,16 +25,21 @@ from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.judge import is_failure
-from pytest_gpumem.verdicts.screen import compare
+from pytest_gpumem.verdicts.screen import allowed, compare
 
 
-def resolvable(baseline: Baseline) -> float | None:
-    """The smallest slow-down that any row of a baseline could show against itself, as a share; None for an empty baseline."""
+def resolvable(baseline: Baseline, max_regression: str | None) -> float | None:
+    """The smallest slow-down that any row of a baseline could be flagged for, as a share; None for an empty baseline.
+
+    Args:
+        baseline: whose newest measurement of each row is taken for this run's.
+        max_regression: the limit that rows without one of their own are held to.
+    """
     shares = []
     for rows in baseline.rows.values():
         measurements = [row.measurement for row in rows if row.measurement is not None]
         if measurements:
-            shares.append(compare(measurements[-1], measurements, 0.0).resolvable)
+            shares.append(compare(measurements[-1], measurements, allowed(max_regression, measurements)).resolvable)
     return min(shares, default=None)
 
 
@@ -70,7 +75,8 @@ class TerminalHooks:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        line = baseline_line(baseline.processes, resolvable(baseline), str(self._session.store.folder))
+        shown = resolvable(baseline, self._session.settings.max_regression)
+        line = baseline_line(baseline.processes, shown, str(self._session.store.folder))
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self) -> list[str]:

@@ -49,7 +49,8 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, notes: bool, short: bo
     if slower:
         text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")
     for row in rows:
-        if row.verdict.outcome not in (Outcome.PASS, Outcome.NO_BASELINE):
+        # A suite has no baseline at first, and then that is one line for all; -v says of each row why, such as that a change was accepted.
+        if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NO_BASELINE):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
     noted = []
     for row in rows:

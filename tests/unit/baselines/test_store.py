@@ -26,7 +26,7 @@ from pytest_gpumem.baselines.history import Process
 from pytest_gpumem.baselines.layout import digest, reduced
 from pytest_gpumem.baselines.store import BaselineError, Store, accept, row_keys
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
@@ -55,6 +55,15 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     assert [(one.process.revision, one.process.device) for one in stored] == [("abc123", H100), (None, H100)]
     assert len(baseline.rows["tests/test_a.py::test_copy"]) == 1
     assert (baseline.processes, baseline.note, baseline.left_out) == (2, None, None)
+
+
+def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
+    one, store = row(), Store(tmp_path, H100)
+    assert one.measurement is not None
+    repeats = (Repeat(one.measurement.medians, one.measurement.overhead),) * 2
+    store.save([replace(one, measurement=replace(one.measurement, further=repeats)), row("test_copy")], None)
+    store.save([one], None)
+    assert store.load().processes == 4
 
 
 def kept(stored: Row, process: Process) -> Measurement:

@@ -13,7 +13,7 @@ from result_files import H100, Folder
 
 from pytest_gpumem.baselines.store import Store, accept
 from pytest_gpumem.compare import pairs
-from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.measurement import Conditions, Limits, Repeat
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge as judging
 from pytest_gpumem.verdicts.suite import Family
@@ -233,6 +233,17 @@ def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
     result = compare(str(store.folder), "b.json", "--max-regression", "1%")
     assert result.exit_code == 1
     assert "4 processes on" in result.stdout
+
+
+def test_the_processes_of_a_run_are_counted_and_not_its_files(folder: Folder, compare: Compare) -> None:
+    one = folder.row()
+    assert one.measurement is not None
+    repeats = (Repeat(one.measurement.medians, one.measurement.overhead),) * 2
+    folder.write("a.json", [replace(one, measurement=replace(one.measurement, further=repeats)), folder.row(name="test_other")])
+    folder.write("b.json", [one])
+    result = compare("a.json", "b.json")
+    assert "base: a.json, 3 processes on" in result.stdout
+    assert "head: b.json, 1 process on" in result.stdout
 
 
 def test_only_the_newest_epoch_of_a_baseline_is_compared_with(folder: Folder, compare: Compare) -> None:

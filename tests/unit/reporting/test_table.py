@@ -17,8 +17,8 @@ MakeRow = Callable[..., Row]
 COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
 
 
-def draw(rows: list[Row], facts: DeviceFacts, width: int = 100) -> list[str]:
-    return table(rows, facts, width=width, colour=False).splitlines()
+def draw(rows: list[Row], facts: DeviceFacts, width: int = 100, *, notes: bool = True) -> list[str]:
+    return table(rows, facts, width=width, colour=False, notes=notes).splitlines()
 
 
 def fields(line: str) -> list[str]:
@@ -196,6 +196,8 @@ def test_reasons_of_all_but_passes_are_given_in_full(facts: DeviceFacts, make_ro
     for outcome in (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.UNRELIABLE):
         assert f"{outcome.value} t.py::test_{outcome.name}: because of {outcome.name}" in text
     assert "NO BASELINE: 1 of 6; --gpumem-save" in text
+    assert "NO BASELINE t.py::test_NO_BASELINE: because of NO_BASELINE" in text
+    assert "because of NO_BASELINE" not in " ".join(draw(rows, facts, notes=False))
     assert "because of PASS" not in text
 
 
@@ -213,7 +215,7 @@ def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow)
 
 def test_long_names_are_shortened_in_the_middle_and_the_table_fits(facts: DeviceFacts, make_row: MakeRow) -> None:
     name = "test_lookup_table_stays_in_l2_" + "x" * 60 + "[264-8MiB]"
-    rows = [make_row(f"tests/memory/test_l2.py::{name}", Outcome.NO_BASELINE, comparison=COMPARISON, simulated=True, label="off")]
+    rows = [make_row(f"tests/memory/test_l2.py::{name}", Outcome.PASS, comparison=COMPARISON, simulated=True, label="off")]
     lines = draw(rows, facts)
     assert max(map(len, lines)) <= 100
     shown = lines[2].split("  ")[0]

@@ -1,0 +1,36 @@
+"""What a session's header says that its baseline resolves."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from known_devices import H100
+from stored_rows import row
+
+from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
+from pytest_gpumem.plugin.terminal import resolvable
+from pytest_gpumem.verdicts.screen import compare
+
+
+def _baseline() -> Baseline:
+    rows = []
+    for day in range(3):
+        stored = row(latency=(200 + day / 100) * 1e-6)
+        assert stored.measurement is not None
+        process = Process(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
+        rows.append(Accepted(stored.nodeid, stored.measurement, process))
+    return assemble(rows, [], len(rows), 20)
+
+
+@pytest.mark.parametrize(("limit", "share"), [(None, 0.0), ("5%", 0.05), ("10 us", 0.05)])
+def test_the_header_resolves_what_rows_under_the_runs_limit_do(limit: str | None, share: float) -> None:
+    baseline = _baseline()
+    measurements = baseline.history(row().key, "clean-cold").measurements
+    of_a_row = compare(measurements[-1], measurements, share).resolvable
+    assert resolvable(baseline, limit) == pytest.approx(of_a_row, rel=1e-3)
+    assert of_a_row > share / 2
+
+
+def test_an_empty_baseline_resolves_nothing() -> None:
+    assert resolvable(Baseline(), "5%") is None
