@@ -176,7 +176,6 @@ def _line(row: Row, facts: DeviceFacts, name: str, kind: str, headings: Sequence
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "said": _said(row),
         "style": _kind(row),
-        "rank": attention(row),
     }
 
 

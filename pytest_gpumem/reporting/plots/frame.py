@@ -35,8 +35,9 @@ class Frame:
 
     def y_axis(self, scale: Scale, unit: str, said: Callable[[float], str] = short) -> str:
         """Lines across the plot, with their values on the left and the unit above them."""
-        grid = "".join(f"M{number(self.left)} {number(scale(tick))}H{number(self.right)}" for tick in scale.ticks)
-        labels = "".join(text(self.left - 5, scale(tick) + 4, said(tick)) for tick in scale.ticks)
+        at = [(round(scale(tick)), said(tick)) for tick in scale.ticks]
+        grid = "".join(f"M{number(self.left)} {y}H{number(self.right)}" for y, _ in at)
+        labels = "".join(text(self.left - 5, y + 4, label) for y, label in at)
         above = text(self.left - 5, self.top - 8, unit, style="unit")
         return f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}{above}</g>'
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from pytest_gpumem.reporting.plots.frame import Frame
 from pytest_gpumem.reporting.plots.scales import spanned, time_unit
-from pytest_gpumem.reporting.plots.svg import dot, drawing, line, text
+from pytest_gpumem.reporting.plots.svg import dot, drawing, line, text, tips
 from pytest_gpumem.units import format_time
 
 _HEIGHT = 132.0
@@ -57,9 +57,7 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     if whiskers:
         parts.append(f'<path class="s0 whisker" d="{"".join(whiskers)}"/>')
     thread = "L".join(f"{px:.0f} {py:.0f}" for px, py in (*at, (x(len(past)), y(now / unit.factor))))
-    parts.append(f'<path class="s0 thread" d="M{thread}"/>')
-    dots = (f'<circle cx="{px:.0f}" cy="{py:.0f}"><title>{_tip(one)}</title></circle>' for (px, py), one in zip(at, past, strict=True))
-    parts.append(f'<g class="s0 dot">{"".join(dots)}</g>')
+    parts.append(f'<path class="s0 thread" d="M{thread}"{tips(_tip(one) for one in past)}/>')
     right = x(len(past))
     if here[1] > here[0]:
         parts.append(line(right, y(here[0] / unit.factor), right, y(here[1] / unit.factor), "s1 whisker"))
@@ -79,5 +77,5 @@ def _ends(value: float, half_width: float | None, most: float) -> tuple[float, f
 
 
 def _tip(one: Past) -> str:
-    of = f" {escape(one.revision[:7])}" if one.revision else ""
+    of = f" {one.revision[:7]}" if one.revision else ""
     return f"{one.utc:%m-%d}{of} {format_time(one.latency)}"

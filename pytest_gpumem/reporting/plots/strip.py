@@ -73,6 +73,6 @@ def _histogram(samples: Sequence[float], frame: Frame, low: float, high: float) 
     bars = []
     for index, count in enumerate(counts):
         if count:
-            top = frame.bottom - (index + 1) * step
-            bars.append(f"M{left} {number(top)}h{max(1, round(room * count / max(counts)))}v{number(step - 0.3)}H{left}z")
-    return f'<path class="s0 bar" d="{"".join(bars)}"/>'
+            middle = frame.bottom - (index + 0.5) * step
+            bars.append(f"M{left} {number(middle)}h{max(1, round(room * count / max(counts)))}")
+    return f'<path class="s0 bins" d="{"".join(bars)}"/>'

@@ -40,6 +40,14 @@ def points(at: Iterable[tuple[float, float]]) -> str:
     return "".join(parts)
 
 
+def tips(said: Iterable[str]) -> str:
+    """The attribute of a line from which the page's script makes what shows where the pointer rests on the line's points, in their order.
+
+    An element for each point would be most of a page with many tests.
+    """
+    return f' data-tips="{escape("|".join(one.replace("|", "/") for one in said))}"'
+
+
 def path(at: Iterable[tuple[float, float]], style: str) -> str:
     """A line through points."""
     return f'<path class="{style}" d="M{"L".join(f"{number(x)} {number(y)}" for x, y in at)}"/>'

@@ -78,6 +78,26 @@
   }
   filter();
 
+  // What shows where the pointer rests on a point, made once a section is opened: a page may have thousands.
+  const SVG = document.querySelector("svg").namespaceURI;
+  function tips(section) {
+    for (const line of section.querySelectorAll("[data-tips]")) {
+      const at = line.getAttribute("d").match(/[\d.]+ [\d.]+/g);
+      line.dataset.tips.split("|").forEach((said, index) => {
+        const dot = document.createElementNS(SVG, "circle"), title = document.createElementNS(SVG, "title");
+        const [x, y] = at[index].split(" ");
+        dot.setAttribute("class", "tip");
+        dot.setAttribute("cx", x);
+        dot.setAttribute("cy", y);
+        title.textContent = said;
+        dot.append(title);
+        line.parentNode.append(dot);
+      });
+      delete line.dataset.tips;
+    }
+  }
+  tests.addEventListener("toggle", (event) => tips(event.target), true);
+
   // A link to a test opens its section, whatever the filter hides.
   function open() {
     const section = location.hash.length > 1 ? by(location.hash.slice(1)) : null;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome
 from pytest_gpumem.reporting.anchors import anchor
 from pytest_gpumem.reporting.html import page as drawn
+from pytest_gpumem.reporting.plots.history import Past
 
 MakeRow = Callable[..., Row]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
@@ -39,8 +41,9 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
         make_row("t.py::test_slow", Outcome.FAIL, comparison=COMPARISON, mode="hot"),
         make_row(f"t.py::test_{HOSTILE}", measured=False),
     ]
+    past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of) for day, of in ((1, None), (2, "abcdef012"))]
     file = tmp_path / "page.html"
-    file.write_text(drawn(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00"))
+    file.write_text(drawn(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past}))
     context = chromium.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")
     page = context.new_page()
     said: list[str] = []
@@ -82,8 +85,11 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
     assert shown() == ["test_slow"]
     assert page.locator("#count").inner_text() == "1 of 5"
 
-    # A link opens its section, also where the filter hides it.
+    # A link opens its section, also where the filter hides it; where the pointer rests, points of earlier processes say what they are.
     page.goto(f"{file.as_uri()}#{anchor(rows[0])}")
     assert page.locator("details[open]").get_attribute("id") == anchor(rows[0])
+    tips = page.locator("details[open] circle.tip title")
+    tips.last.wait_for(state="attached")
+    assert tips.all_text_contents() == ["11-01 100.0 us", "11-02 abcdef0 200.0 us"]
     assert said == []
     context.close()

@@ -114,10 +114,12 @@ def test_a_ladder_is_quickest_first_and_logarithmic() -> None:
 
 
 def test_a_history_ends_with_this_run() -> None:
-    past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), 1e-4, 1e-6) for day in (1, 2)]
+    past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), 1e-4, 1e-6, of) for day, of in ((1, None), (2, "a|b<"))]
     drawn = history(past, 2e-4, 1e-6)
-    assert drawn.count("<circle") == 3
-    at = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
+    assert drawn.count("<circle") == 1  # this run's; the others are marks on the line
+    ((thread, tips),) = re.findall(r'thread" d="M([^"]*)" data-tips="([^"]*)"', drawn)
+    assert tips == "11-01 100.0 us|11-02 a/b&lt; 100.0 us"
+    at = [tuple(map(float, point.split())) for point in thread.split("L")]
     assert at[0][0] < at[1][0] < at[2][0]
     assert at[2][1] < at[1][1] == at[0][1]
     assert "2026-11-02" in drawn
