@@ -18,7 +18,7 @@ WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
 
 
 @click.command()
-@click.option("--reason", required=True, help="Why the change is right; -v shows it with the row until a process of the new epoch is saved.")
+@click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until a process of the new epoch is saved.")
 @click.option(
     "--baseline",
     type=click.Path(file_okay=False, path_type=Path),

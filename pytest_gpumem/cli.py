@@ -55,7 +55,8 @@ class _Commands(click.Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
-            click.echo(f"gpumem: {_in_one_line(error).rstrip('.')}. Try '{path} --help'.", err=True)
+            said = _in_one_line(error).rstrip(".")
+            click.echo(f"gpumem: {said}{'' if said.endswith('?') else '.'} Try '{path} --help'.", err=True)
             sys.exit(USAGE)
         except click.ClickException as error:
             click.echo(f"gpumem: {_in_one_line(error)}", err=True)

@@ -18,7 +18,7 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     """Compare result files, without a GPU: is HEAD slower than BASE?
 
     Each is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
-    pytest-benchmark, or files of a baseline. Every file is one process.
+    pytest-benchmark, or files of a baseline. Every file is one run.
 
     Exits with 1 where something got slower. With 6 where nothing is common to both or --force was needed, and under --strict where not
     every row passed.

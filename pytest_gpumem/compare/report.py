@@ -32,9 +32,12 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
         f"changed between the sides: {what} ({count} of {len(compared.rows)})"
         for what, count in Counter(what for row in compared.rows for what in row.changed).items()
     ]
-    after += [f"{_outcome(pair)} {pair.row.key}: {pair.row.verdict.reason}" for pair in compared.pairs if _worth_a_sentence(pair)]
-    counts = Counter(_outcome(pair) for pair in compared.pairs)
-    after.append(f"{counted(len(compared.pairs), 'row')}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""
+    after += [f"{_judged(pair)}{simulated} {pair.row.key}: {pair.row.verdict.reason}" for pair in compared.pairs if _worth_a_sentence(pair)]
+    counts = Counter(_judged(pair) for pair in compared.pairs)
+    after.append(
+        f"{counted(len(compared.pairs), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
+    )
     return "\n".join([*told, *(line for sentence in after for line in wrapped(sentence, width))])
 
 
@@ -65,10 +68,13 @@ def _figures(pair: Pair) -> tuple[str, ...]:
 
 
 def _outcome(pair: Pair) -> str:
-    verdict = pair.row.verdict
-    held = verdict.outcome is not Outcome.PASS or pair.row.limits.max_regression is not None
+    return _judged(pair) + (", simulated" if pair.row.verdict.simulated else "")
+
+
+def _judged(pair: Pair) -> str:
+    outcome = pair.row.verdict.outcome
     # A pass without a limit is none.
-    return (verdict.outcome.value if held else "no limit") + (", simulated" if verdict.simulated else "")
+    return outcome.value if outcome is not Outcome.PASS or pair.row.limits.max_regression is not None else "no limit"
 
 
 def _worth_a_sentence(pair: Pair) -> bool:

@@ -55,7 +55,7 @@ def gate(
     and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under
     GitHub Actions the job's summary and annotations.
 
-    Exits with 1 where a test fails or something got slower, with 4 where the run could not begin, such as without a GPU, with 6 where
+    Exits with 1 where a test fails or something got slower, with 4 where the run could not begin, such as without a GPU in CI, with 6 where
     nothing was measured.
     """
     from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged
@@ -75,7 +75,8 @@ def gate(
     document, duet = screened.document, None
     wanted = flagged(document.rows) if document is not None and screened.code in (PYTEST_PASSED, PYTEST_FAILED) else []
     if wanted and not screen_only:
-        click.echo(f"gpumem gate: the screen flags {len(wanted)} rows; the duet decides them", err=True)
+        rows_flagged = "1 row; the duet decides it" if len(wanted) == 1 else f"{len(wanted)} rows; the duet decides them"
+        click.echo(f"gpumem gate: the screen flags {rows_flagged}", err=True)
         duet = _duet(output, base, max_regression, rounds_max, duet_arguments(pytest_arguments))
     rows = document.rows if document is not None else ()
     decision = decide(screened.code, screened.failures, rows, document.device if document is not None else None, duet, strict=strict)

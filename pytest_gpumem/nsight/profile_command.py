@@ -40,7 +40,7 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 

@@ -62,7 +62,10 @@ def read(path: Path, environment: Mapping[str, str]) -> Recording:
 def _exported(path: Path, environment: Mapping[str, str]) -> Recording:
     if not path.is_file():
         raise BadReport("there is no such file")
-    nsys = find_nsys(environment)
+    try:
+        nsys = find_nsys(environment)
+    except ToolMissing as error:
+        raise ToolMissing(f"{path}: {error}") from None
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "report.sqlite")
         command = [str(nsys), "export", "--type", "sqlite", "--force-overwrite=true", "--output", str(file), str(path.absolute())]

@@ -54,5 +54,7 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
     except OSError as error:
         raise click.ClickException(f"-o: cannot write {path}: {error.strerror or error}") from None
     if found is not None:
-        click.echo(f"history of {found.processes} processes from {history}" + "".join(f"; {said}" for said in found.left_out))
+        click.echo(
+            f"history of {found.files} file{'s' * (found.files != 1)} from {history}" + "".join(f"; {said}" for said in found.left_out)
+        )
     click.echo(f"wrote {path}")

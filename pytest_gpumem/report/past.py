@@ -78,8 +78,8 @@ class Earlier:
 
     past: dict[str, list[Past]]
     """By `Row.key`, oldest first."""
-    processes: int
-    """Files that count."""
+    files: int
+    """That count."""
     left_out: tuple[str, ...]
     """Which do not, and why, a sentence each."""
 
@@ -98,7 +98,7 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     """
     modes = {row.key: row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}
-    processes = others = foreign = 0
+    files = others = foreign = 0
     for path in _paths(folder):
         if path.resolve() == own.resolve():
             continue
@@ -110,13 +110,13 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
         if device != key:
             others += 1
             continue
-        processes += 1
+        files += 1
         for one in of:
             if modes.get(one.key) == one.mode:
                 found.setdefault(one.key, []).append(one.past)
     why = ((others, f"of other devices than {key}"), (foreign, "without results of this plugin"))
     said = tuple(f"{count} file{'s' * (count > 1)} {what} left out" for count, what in why if count)
-    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, processes, said)
+    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, files, said)
 
 
 def _paths(folder: Path) -> list[Path]:

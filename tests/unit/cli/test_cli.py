@@ -42,7 +42,13 @@ def test_doctor_as_json() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [([], "Missing command"), (["docter"], "docter"), (["doctor", "--jsn"], "--jsn"), (["doctor", "extra"], "extra")],
+    [
+        ([], "Missing command. Try '"),
+        (["profile"], "Missing command. Try '"),
+        (["docter"], "docter"),
+        (["doctor", "--jsn"], "Did you mean '--json'? Try '"),
+        (["doctor", "extra"], "extra"),
+    ],
 )
 def test_usage_errors_are_one_line_and_exit_with_4(arguments: list[str], named: str) -> None:
     result = CliRunner().invoke(main, arguments)

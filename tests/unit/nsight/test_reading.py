@@ -156,3 +156,11 @@ def test_the_command_refuses_results_that_are_none(export: Path, tmp_path: Path)
     done = CliRunner().invoke(main, ["read", str(export), "--results", str(tmp_path / "results.json")])
     assert done.exit_code == 4
     assert "results.json: holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them" in done.stderr
+
+
+def test_a_report_that_needs_a_tool_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "a.nsys-rep"
+    report.write_bytes(b"x")
+    with pytest.raises(ToolMissing) as raised:
+        read(report, {"GPUMEM_NSYS": str(tmp_path / "nowhere"), "PATH": ""})
+    assert str(raised.value).startswith(f"{report}: GPUMEM_NSYS=")

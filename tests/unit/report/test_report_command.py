@@ -72,7 +72,7 @@ def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:
         folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), replace(folder.row(name="test_new"), failed=True)])
     Store(folder.path / "past", H100).save([folder.row()], "rev")
     result = report(folder, "now.json", "--history", "past")
-    assert result.output.startswith(f"history of 4 processes from {folder.path / 'past'}\n")
+    assert result.output.startswith(f"history of 4 files from {folder.path / 'past'}\n")
     text = page(folder)
     # Another mode and failed tests are no history.
     assert text.count("<figcaption>earlier processes") == 1
@@ -88,7 +88,7 @@ def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) 
     assert result.output.splitlines()[0].endswith(
         f"; 1 file of other devices than {H100.key} left out; 2 files without results of this plugin left out"
     )
-    assert result.output.startswith("history of 0 processes")
+    assert result.output.startswith("history of 0 files from")
     assert "earlier processes" not in page(folder)
 
 
