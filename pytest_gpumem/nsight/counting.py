@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.places import Place, place_of, place_of_row
 from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.nsight.tools import find_ncu
-from pytest_gpumem.ranges import MEASURE, labelled, phase
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.result_file import FileError
@@ -154,19 +154,11 @@ def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[
 
 def kernels_of(rows: Iterable[Row], kernels: Iterable[ncu.Kernel]) -> dict[str, tuple[ncu.Kernel, ...]]:
     """By `Row.key`, the kernels that ran inside the measured ranges of a measurement, in their order."""
-    by_place: dict[tuple[str, str | None], list[ncu.Kernel]] = defaultdict(list)
+    by_place: dict[Place | None, list[ncu.Kernel]] = defaultdict(list)
     for kernel in kernels:
-        # The filter may find more than measured launches; what decides is the stack of ranges, in which a label's is further out.
-        tests = [name for name in kernel.ranges if name.endswith(f".{MEASURE}")]
-        if tests:
-            test = tests[-1].removesuffix(f".{MEASURE}")
-            label = next((name for name in kernel.ranges if name.startswith(phase(test, "label."))), None)
-            by_place[test, label].append(kernel)
-    found = {}
-    for row in rows:
-        place = row.range_name, labelled(row.range_name, row.label) if row.label else None
-        found[row.key] = tuple(by_place.get(place, ()))
-    return found
+        # The filter may find more than measured launches; what decides is the stack of ranges.
+        by_place[place_of(kernel.ranges)].append(kernel)
+    return {row.key: tuple(by_place.get(place_of_row(row), ())) for row in rows}
 
 
 def _with_count(row: Row, kernels: Sequence[ncu.Kernel], source: str) -> Row:

@@ -1,16 +1,16 @@
-"""Nsight Compute: the command line that counts traffic, running it, and reading the CSV that it writes."""
+"""Nsight Compute: the command line that counts traffic, running it, and what it counted of each kernel."""
 
 from __future__ import annotations
 
-import csv
 import os
-import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_gpumem.nsight.raw_page import BadOutput as BadOutput
+from pytest_gpumem.nsight.raw_page import Line, lines_of
 from pytest_gpumem.ranges import DOMAIN, MEASURE
 
 SECTOR = 32
@@ -31,15 +31,6 @@ MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
 as an escape; what it finds too much is left out by `Kernel.ranges`."""
 
 COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
-
-# Units that `--print-units base` leaves, by ncu's version.
-_UNITS = {"": 1.0, "byte": 1.0, "sector": 1.0, "ns": 1e-9, "nsecond": 1e-9, "%": 0.01}
-
-_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
-
-
-class BadOutput(ValueError):
-    """What ncu wrote cannot be read: one line that names the place."""
 
 
 @dataclass(frozen=True)
@@ -145,52 +136,18 @@ def parse(text: str, more: Sequence[str] = ()) -> tuple[Kernel, ...]:
     Raises:
         BadOutput: a column is missing, a unit is unknown, or a figure is none.
     """
-    lines = [line for line in text.splitlines() if not line.startswith("==")]
-    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if begin is None:
-        return ()
-    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
-    column = {name: index for index, name in enumerate(heading)}
-    stacks = [index for name, index in column.items() if name.startswith("thread Domain:Push/Pop_Range")]
-    missing = [name for name in ("Kernel Name", DURATION, DRAM_READ, DRAM_WRITE) if name not in column]
-    if missing or not stacks:
-        absent = ", ".join([*missing, *([] if stacks else ["the column of NVTX push/pop ranges"])])
-        raise BadOutput(f"ncu's CSV has no {absent}; its columns are {', '.join(heading)}")
-    metrics = (*METRICS, *more)
-    units = dict.fromkeys(metrics, "")
-    kernels = []
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(heading):
-            raise BadOutput(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
-        if not row[column["ID"]].strip():
-            units = {name: row[index].strip() for name, index in column.items()}
-            continue
-        figures = {name: _figure(row[column[name]], name, units[name]) if name in column else None for name in metrics}
-        kernel = _kernel(row[column["Kernel Name"]], " ".join(row[index] for index in stacks), figures)
-        kernels.append(replace(kernel, more={name: figures[name] for name in more}))
-    return tuple(kernels)
+    lines = lines_of(text, ("Kernel Name", DURATION, DRAM_READ, DRAM_WRITE), ranges=True) or ()
+    return tuple(_kernel(line, more) for line in lines)
 
 
-def _kernel(name: str, stack: str, figures: Mapping[str, float | None]) -> Kernel:
-    duration, reads, writes = (figures[metric] for metric in (DURATION, DRAM_READ, DRAM_WRITE))
+def _kernel(line: Line, more: Sequence[str]) -> Kernel:
+    name = line.cells["Kernel Name"]
+    duration, reads, writes = (line.figure(metric) for metric in (DURATION, DRAM_READ, DRAM_WRITE))
     if duration is None or reads is None or writes is None:
         raise BadOutput(f"ncu counted no DRAM bytes of {name}: this GPU has no such counter, or another tool holds it")
-    sectors = [None if (count := figures[metric]) is None else round(count) * SECTOR for metric in (L2_READ, L2_WRITE)]
-    return Kernel(name, tuple(_RANGE.findall(stack)), duration, round(reads), round(writes), sectors[0], sectors[1])
-
-
-def _figure(written: str, metric: str, unit: str) -> float | None:
-    """A figure in bytes, sectors, seconds or as a share; None for "n/a"."""
-    if written.strip().lower() in ("", "n/a", "nan"):
-        return None
-    if unit not in _UNITS:
-        raise BadOutput(f"ncu gives {metric} in {unit!r}; accepted are {', '.join(filter(None, _UNITS))}")
-    try:
-        return float(written.replace(",", "")) * _UNITS[unit]
-    except ValueError:
-        raise BadOutput(f"ncu gives {metric} as {written!r}, which is no number") from None
+    sectors = [None if (count := line.figure(metric)) is None else round(count) * SECTOR for metric in (L2_READ, L2_WRITE)]
+    further = {metric: line.figure(metric) for metric in more}
+    return Kernel(name, line.ranges, duration, round(reads), round(writes), sectors[0], sectors[1], further)
 
 
 def shown(command: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ Nsight Compute sees kernels only, and each on its own: caches are emptied before
 
 from __future__ import annotations
 
-import csv
 import glob
 import importlib
 import re
@@ -27,9 +26,9 @@ from pytest_gpumem.nsight.ncu import (
     L2_READ_MISS,
     L2_WRITE,
     SECTOR,
-    BadOutput,
 )
 from pytest_gpumem.nsight.places import Place, place_of
+from pytest_gpumem.nsight.raw_page import BadOutput, lines_of, unit
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.nsight.uses import clock, kernels_together
 from pytest_gpumem.ranges import DOMAIN
@@ -62,36 +61,6 @@ _METRICS = (*PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, SM_CLOCKS[1], REGISTE
 MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
 """Where installers put the module `ncu_report`; patterns, of several matches the newest version is taken."""
 
-_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
-
-_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
-_BASES = {"byte": 1.0, "sector": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01}
-_BASES |= dict.fromkeys(("sector/request", "register/thread", "byte/block"), 1.0)
-
-
-def unit(written: str, metric: str) -> float:
-    """What one of a unit is in bytes, sectors, seconds, hertz or as a share: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz".
-
-    Raises:
-        BadOutput: the unit is not known.
-    """
-    plain = written.strip().lower()
-    if not plain:
-        return 1.0
-    # A clock is written as cycles by time too.
-    if plain.startswith("cycle/"):
-        return 1.0 / unit(plain.removeprefix("cycle/"), metric)
-    if plain in _BASES:
-        return _BASES[plain]
-    # m is a thousandth of a second, and a million of anything else.
-    prefix, base = plain[0], plain[1:]
-    if base in _BASES and base != "%":
-        if prefix == "m" and base not in ("second", "s"):
-            return 1e6 * _BASES[base]
-        if prefix in _PREFIXES:
-            return _PREFIXES[prefix] * _BASES[base]
-    raise BadOutput(f"ncu gives {metric} in {written!r}, which is no unit that is known")
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -119,48 +88,19 @@ def read_csv(text: str) -> Recording:
 
 
 def _csv_launches(text: str) -> Iterator[Launch]:
-    lines = text.splitlines()
-    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if begin is None:
+    lines = lines_of(text, ("Kernel Name", "Grid Size", "Block Size", DURATION))
+    if lines is None:
         raise BadOutput("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
-    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:] if not line.startswith("==")))
-    column = {name: index for index, name in enumerate(heading)}
-    if missing := [name for name in ("Kernel Name", "Grid Size", "Block Size", DURATION) if name not in column]:
-        raise BadOutput(f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}")
-    stacks = [index for name, index in column.items() if name.startswith("thread Domain:Push/Pop_Range")]
-    units = dict.fromkeys(column, "")
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(heading):
-            raise BadOutput(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
-        if not row[0].strip():
-            units = dict(zip(heading, row, strict=True))
-            continue
-        figures = {name: _figure(row[column[name]], name, units[name]) for name in _METRICS if name in column}
-        process = row[column["Process ID"]].strip() if "Process ID" in column else ""
+    for line in lines:
+        process = line.cells.get("Process ID", "").strip()
         yield Launch(
-            row[column["Kernel Name"]],
-            tuple(_RANGE.findall(" ".join(row[index] for index in stacks))),
-            _size(row[column["Grid Size"]]),
-            _size(row[column["Block Size"]]),
+            line.cells["Kernel Name"],
+            line.ranges,
+            _size(line.cells["Grid Size"]),
+            _size(line.cells["Block Size"]),
             int(process) if process.isdigit() else None,
-            {name: value for name, value in figures.items() if value is not None},
+            {name: value for name in _METRICS if (value := line.figure(name)) is not None},
         )
-
-
-def _figure(written: str, metric: str, its_unit: str) -> float | None:
-    """A figure in bytes, sectors, seconds, hertz or as a share; None for "n/a"."""
-    # Beside the figure itself a cell may hold its parts, "4.0 (1; 2; 3)".
-    plain = written.partition("(")[0].strip()
-    if plain.lower() in ("", "n/a", "nan"):
-        return None
-    try:
-        return float(plain.replace(",", "")) * unit(its_unit, metric)
-    except ValueError as error:
-        if isinstance(error, BadOutput):
-            raise
-        raise BadOutput(f"ncu gives {metric} as {written!r}, which is no number") from None
 
 
 def _size(written: str) -> tuple[int, int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pytest_gpumem.ranges import MEASURE, phase
+from pytest_gpumem.ranges import MEASURE, labelled, phase
+from pytest_gpumem.records.row import Row
 
 
 class Place(NamedTuple):
@@ -33,3 +34,9 @@ def place_of(ranges: Sequence[str]) -> Place | None:
     prefix = phase(test, "label.")
     label = next((name.removeprefix(prefix) for name in ranges if name.startswith(prefix)), "")
     return Place(test, label, bool(measured))
+
+
+def place_of_row(row: Row) -> Place:
+    """Where the measured launches of a row are."""
+    prefix = phase(row.range_name, "label.")
+    return Place(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)

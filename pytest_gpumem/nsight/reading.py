@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_gpumem.nsight import ncu, ncu_report
+from pytest_gpumem.nsight.places import Place, place_of_row
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.nsight.sqlite import read_sqlite
 from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu, find_nsys
-from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 
@@ -114,10 +114,10 @@ def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[
         profiles: of one run.
         rows: its rows, by whose `range_name` and label a profile is found; a profile without one stays as it is.
     """
-    by_range = {(row.range_name, labelled(row.range_name, row.label) if row.label else ""): row for row in rows}
+    by_place = {place_of_row(row): row for row in rows}
     joined = []
     for one in profiles:
-        row = by_range.get((one.name, f"{one.name}.label.{one.label}" if one.label else ""))
+        row = by_place.get(Place(one.name, one.label, True))
         if row is None or row.measurement is None or not (one.kernels or one.copies or one.memsets):
             joined.append(one)
             continue

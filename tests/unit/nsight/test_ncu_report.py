@@ -13,8 +13,8 @@ import ncu_csv
 import pytest
 
 from pytest_gpumem.nsight import ncu, ncu_report
-from pytest_gpumem.nsight.ncu import BadOutput
-from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report, unit
+from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report
+from pytest_gpumem.nsight.raw_page import BadOutput, unit
 
 BASE = {
     ncu.DURATION: ("367264", "ns"),
