@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -84,6 +84,9 @@ def _processes(
             process = workers.run(schedule[number:], asked.tests or None, 1)
             if process.error is not None:
                 raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) crashed: {process.error}")
+            if not process.rows and not process.outcomes:
+                # The next processes of this side would find no more.
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) measured nothing: {absent(asked.tests)}")
             if process.facts:
                 facts[turn.side] = device_from_json(dict(process.facts))
             rows[turn.side] += process.rows
@@ -92,6 +95,13 @@ def _processes(
     finally:
         workers.close()
     return rows, facts
+
+
+def absent(tests: Sequence[str]) -> str:
+    """Why nothing was measured where no test failed and none was skipped while it ran."""
+    if not tests:
+        return "it has no test that measures, or all of its modules are skipped"
+    return f"it has no test {' or '.join(tests)}, or its module is skipped, such as without a library that it imports"
 
 
 def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object], tree: Tree) -> Side:
