@@ -15,11 +15,6 @@ NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 COLLECTED = ".qdstrm"
 """Ending of what Nsight Systems has collected and not yet imported into a report."""
 
-CLOCK_CONTROLS = ("none", "base")
-"""Of Nsight Compute: leave the clocks alone, or lock them to their base value."""
-CACHE_CONTROLS = ("all", "none")
-"""Of Nsight Compute: empty the caches before every pass over a kernel, or leave them as they are."""
-
 
 def captured(name: str) -> list[str]:
     """Options of nsys that record one test's range and nothing else."""
@@ -70,8 +65,8 @@ def ncu_command(
         child: the command that it runs and watches, with all its child processes.
         report: what it writes; it is overwritten.
         names: of the tests' ranges; empty for all tests.
-        clock_control: one of `CLOCK_CONTROLS`.
-        cache_control: one of `CACHE_CONTROLS`.
+        clock_control: "none" to leave the clocks alone, or "base" to lock them to their base value.
+        cache_control: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
         section_set: such as "full"; None for ncu's default.
         metrics: names, separated by commas.
     """

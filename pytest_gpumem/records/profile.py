@@ -1,8 +1,8 @@
 """What a profiler saw of one measurement: kernels, copies, memsets, pages of managed memory, clocks.
 
-Figures are sums over all measured launches of the measurement unless a field says otherwise; `per_launch` divides. What the test did
-besides them (preparation, warm-up, checks, flushes) stands apart in `TestProfile.rest`. None is "not known": nsys counts no DRAM bytes,
-ncu counts no copies.
+Figures are sums over all measured launches of the measurement unless a field says otherwise. What the test did besides them
+(preparation, warm-up, checks, flushes) stands apart in `TestProfile.rest`. None is "not known": nsys counts no DRAM bytes, ncu counts no
+copies.
 """
 
 from __future__ import annotations
@@ -134,23 +134,6 @@ class TestProfile:
         """Achieved occupancy over all kernels, weighted by their time."""
         return self._mean(lambda kernel: kernel.occupancy, lambda kernel: kernel.nanoseconds)
 
-    @property
-    def copied(self) -> int:
-        """Bytes of all copies of the measured launches."""
-        return sum(copy.nbytes for copy in self.copies)
-
-    def copied_from(self, source: str) -> int:
-        """Bytes that copies read from one kind of memory, of `MEMORY_KINDS`."""
-        return sum(copy.nbytes for copy in self.copies if copy.source == source)
-
-    def copied_to(self, destination: str) -> int:
-        """Bytes that copies wrote into one kind of memory, of `MEMORY_KINDS`."""
-        return sum(copy.nbytes for copy in self.copies if copy.destination == destination)
-
-    def per_launch(self, figure: float | None) -> float | None:
-        """A sum over the measured launches as the share of one; None where the sum or the number of launches is not known."""
-        return figure / self.launches if figure is not None and self.launches else None
-
     def _mean(self, figure: Callable[[KernelUse], float | None], weight: Callable[[KernelUse], int | None]) -> float | None:
         """The mean over the kernels that the figure is known of. Weights are bytes or times, never a mixture."""
         known = [(value, kernel) for kernel in self.kernels if (value := figure(kernel)) is not None]
@@ -186,28 +169,6 @@ def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
     if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
         raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
     return tuple(_checked(from_plain(one, TestProfile, f"$.profiles[{i}]"), f"$.profiles[{i}]") for i, one in enumerate(value["profiles"]))
-
-
-def profile_to_json(profile: TestProfile) -> dict[str, Any]:
-    """One profile as plain values, with the version of its layout.
-
-    Raises:
-        SchemaError: a number that is not finite.
-    """
-    return {"schema": SCHEMA, **to_plain(profile, "$")}
-
-
-def profile_from_json(value: object) -> TestProfile:
-    """What `profile_to_json` wrote.
-
-    Raises:
-        SchemaError: another version, or the path of the value that does not fit.
-    """
-    if not isinstance(value, dict):
-        raise SchemaError("$: not a JSON object")
-    if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
-        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
-    return _checked(from_plain({name: inner for name, inner in value.items() if name != "schema"}, TestProfile, "$"), "$")
 
 
 def _checked(profile: TestProfile, path: str) -> TestProfile:

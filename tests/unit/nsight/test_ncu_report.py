@@ -76,7 +76,7 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
     assert first.set_aside == 11796500
     assert [one.name for one in first.rest.kernels] == ["flush"]
     assert [one.name for one in found.outside.kernels] == ["elsewhere"]
-    assert first.per_launch(first.dram_read) is None  # the page does not say how many launches there were
+    assert first.launches is None  # the page does not say how many there were
 
 
 def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:

@@ -14,8 +14,6 @@ from pytest_gpumem.records.profile import (
     CopyUse,
     KernelUse,
     TestProfile,
-    profile_from_json,
-    profile_to_json,
     profiles_from_json,
     profiles_to_json,
 )
@@ -63,11 +61,8 @@ PROFILE = TestProfile(
 )
 
 
-def test_one_launch_is_a_share_of_the_sums() -> None:
-    assert PROFILE.per_launch(PROFILE.nanoseconds) == 2000
-    assert PROFILE.per_launch(PROFILE.kernel_launches) == 3
-    assert PROFILE.per_launch(None) is None
-    assert replace(PROFILE, launches=None).per_launch(1000) is None
+def test_figures_are_sums_over_kernels() -> None:
+    assert (PROFILE.nanoseconds, PROFILE.kernel_launches) == (10000, 15)
     assert LARGE.nanoseconds_each == 900
     assert PROFILE.key == "tests/test_a.py::test_large[fitted]"
     assert replace(PROFILE, nodeid=None, label="").key == "test_large"
@@ -78,7 +73,6 @@ def test_a_sum_that_one_kernel_leaves_out_is_not_known() -> None:
     alone = replace(PROFILE, kernels=(LARGE,))
     assert (alone.dram_read, alone.dram_written, alone.l2_read, alone.l2_written) == (1000, 500, 3000, 1000)
     assert replace(PROFILE, kernels=()).dram_read is None
-    assert (PROFILE.copied, PROFILE.copied_from("pageable"), PROFILE.copied_to("device")) == (5070, 70, 5070)
 
 
 def test_rates_are_weighted_by_bytes_and_else_by_time() -> None:
@@ -93,31 +87,31 @@ def test_rates_are_weighted_by_bytes_and_else_by_time() -> None:
 
 
 def test_json_gives_back_the_same_profile() -> None:
-    assert profile_from_json(json.loads(json.dumps(profile_to_json(PROFILE)))) == PROFILE
     assert profiles_from_json(json.loads(json.dumps(profiles_to_json([PROFILE, PROFILE])))) == (PROFILE, PROFILE)
-    plain = profile_to_json(PROFILE)
-    del plain["rest"], plain["window"]  # fields with a default may be missing
-    assert profile_from_json(plain) == replace(PROFILE, rest=Besides(), window=None)
+    plain = profiles_to_json([PROFILE])
+    del plain["profiles"][0]["rest"], plain["profiles"][0]["window"]  # fields with a default may be missing
+    assert profiles_from_json(plain) == (replace(PROFILE, rest=Besides(), window=None),)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": 2}, r"\$.schema: 2"),
-        ({"colour": "red"}, r"\$.colour: unknown"),
-        ({"launches": 0}, r"\$.launches: 0"),
-        ({"launches": "many"}, r"\$.launches: Expected"),
-        ({"kernels": [{"name": "k"}]}, r"\$.kernels\[0\]"),
+        ({"colour": "red"}, r"\$.profiles\[0\].colour: unknown"),
+        ({"launches": 0}, r"\$.profiles\[0\].launches: 0"),
+        ({"launches": "many"}, r"\$.profiles\[0\].launches: Expected"),
+        ({"kernels": [{"name": "k"}]}, r"\$.profiles\[0\].kernels\[0\]"),
         ({"sm_clock_hz": float("nan")}, "not a finite number"),
     ],
 )
 def test_json_that_is_no_profile_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
-        profile_from_json({**profile_to_json(PROFILE), **change})
+        profiles_from_json({"schema": 1, "profiles": [{**profiles_to_json([PROFILE])["profiles"][0], **change}]})
 
 
 def test_a_file_of_something_else_is_refused() -> None:
     with pytest.raises(SchemaError, match="gpumem read"):
         profiles_from_json({"rows": []})
+    with pytest.raises(SchemaError, match=r"\$.schema: 2"):
+        profiles_from_json({"schema": 2, "profiles": []})
     with pytest.raises(SchemaError, match=r"\$.schema: True"):
         profiles_from_json({"schema": True, "profiles": []})
