@@ -120,14 +120,14 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     Exits with 1 where a declaration is wrong: above what was counted where no cache can account for it. With 6 where nothing could
     be counted.
     """
-    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.nsight.tools import ToolMissing
     from pytest_gpumem.records.traffic import Finding, account
     from pytest_gpumem.reporting.traffic import table
 
-    if file is not None and not file.absolute().parent.is_dir():
-        raise click.UsageError(f"--json: {file}: there is no folder {file.absolute().parent}.")
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
     now = datetime.now(timezone.utc)
     try:
         # Results go to standard output, what pytest prints to standard error.

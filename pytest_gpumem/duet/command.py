@@ -70,13 +70,13 @@ def duet(
     from pytest_gpumem.duet.schedule import BASE, HEAD
     from pytest_gpumem.duet.workers import Workers, check_arguments
     from pytest_gpumem.duet.worktree import two_sides
-    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.reporting.terminal import wants_colour
     from pytest_gpumem.units import QuantityError, parse_margin
 
     begun, here = time.monotonic(), Path.cwd()
-    if file is not None and not file.absolute().parent.is_dir():
-        raise click.UsageError(f"--json: {file}: there is no folder {file.absolute().parent}.")
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
     strict = (
         strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
     )

@@ -51,15 +51,15 @@ def explain(
     """
     from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
     from pytest_gpumem.explain.evidence import load, to_json
-    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.verdicts.causes_report import text
     from pytest_gpumem.verdicts.causes_report import to_json as explanation_to_json
 
     if rules:
         click.echo(rules_text())
         return 0
-    if file is not None and not file.absolute().parent.is_dir():
-        raise click.UsageError(f"--json: {file}: there is no folder {file.absolute().parent}.")
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
     try:
         if base is None:
             if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import ncu, profile_tools
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, select, selection
 from pytest_gpumem.nsight.profile_tools import NCU_REPORT, NSYS_REPORT
@@ -159,10 +160,8 @@ def _with_ending(file: Path, ending: str) -> Path:
 
 
 def _check_file(file: Path, overwrite: bool) -> None:
-    if not file.absolute().parent.is_dir():
-        raise BadCall(f"-o: {file}: there is no folder {file.absolute().parent}")
-    if file.is_dir():
-        raise BadCall(f"-o: {file} is a folder; accepted is a file")
+    if (why := unwritable(file)) is not None:
+        raise BadCall(f"-o: {file}: {why}")
     if file.exists() and not overwrite:
         raise BadCall(f"{file} is there already; --force-overwrite replaces it, -o FILE writes another")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.annotations import GATE, workflow_commands
 from pytest_gpumem.reporting.code_quality import code_quality
@@ -32,7 +32,7 @@ class OutputHooks:
     """Writes at the session's end, and says what it wrote.
 
     Raises:
-        pytest.UsageError: a file lies in a folder that is not there; noticed now, and not once everything was measured.
+        pytest.UsageError: a file cannot be written; noticed now, and not once everything was measured.
     """
 
     def __init__(self, session: GpuSession) -> None:
@@ -45,10 +45,8 @@ class OutputHooks:
             if written is None:
                 continue
             path = self._files[name] = Path(session.config.invocation_params.dir, Path(written).expanduser())
-            if not path.parent.is_dir():
-                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path}: there is no folder {path.parent}")
-            if path.is_dir():
-                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path} is a folder")
+            if (why := unwritable(path)) is not None:
+                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path}: {why}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, line, _ = report.location
