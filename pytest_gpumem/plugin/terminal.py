@@ -6,6 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,18 +29,20 @@ from pytest_gpumem.verdicts.judge import is_failure
 from pytest_gpumem.verdicts.screen import allowed, compare
 
 
-def resolvable(baseline: Baseline, max_regression: str | None) -> float | None:
+def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
     """The smallest slow-down that any row of a baseline could be flagged for, as a share; None for an empty baseline.
 
     Args:
         baseline: whose newest measurement of each row is taken for this run's.
         max_regression: the limit that rows without one of their own are held to.
+        processes: of this run; the newest measurement may be of more.
     """
     shares = []
     for rows in baseline.rows.values():
         measurements = [row.measurement for row in rows if row.measurement is not None]
         if measurements:
-            shares.append(compare(measurements[-1], measurements, allowed(max_regression, measurements)).resolvable)
+            run = replace(measurements[-1], further=measurements[-1].further[: processes - 1])
+            shares.append(compare(run, measurements, allowed(max_regression, measurements)).resolvable)
     return min(shares, default=None)
 
 
@@ -75,7 +78,7 @@ class TerminalHooks:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        shown = resolvable(baseline, self._session.settings.max_regression)
+        shown = resolvable(baseline, self._session.settings.max_regression, self._session.settings.processes)
         line = baseline_line(baseline.processes, shown, str(self._session.store.folder))
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -10,6 +11,7 @@ from stored_rows import row
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
 from pytest_gpumem.plugin.terminal import resolvable
+from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.verdicts.screen import compare
 
 
@@ -19,7 +21,8 @@ def _baseline() -> Baseline:
         stored = row(latency=(200 + day / 100) * 1e-6)
         assert stored.measurement is not None
         process = Process(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
-        rows.append(Accepted(stored.nodeid, stored.measurement, process))
+        repeat = Repeat(stored.measurement.medians, stored.measurement.overhead)
+        rows.append(Accepted(stored.nodeid, replace(stored.measurement, further=(repeat,)), process))
     return assemble(rows, [], len(rows), 20)
 
 
@@ -27,10 +30,13 @@ def _baseline() -> Baseline:
 def test_the_header_resolves_what_rows_under_the_runs_limit_do(limit: str | None, share: float) -> None:
     baseline = _baseline()
     measurements = baseline.history(row().key, "clean-cold").measurements
-    of_a_row = compare(measurements[-1], measurements, share).resolvable
-    assert resolvable(baseline, limit) == pytest.approx(of_a_row, rel=1e-3)
+    of_a_row = compare(replace(measurements[-1], further=()), measurements, share).resolvable
+    assert resolvable(baseline, limit, 1) == pytest.approx(of_a_row, rel=1e-3)
     assert of_a_row > share / 2
+    of_two_processes = resolvable(baseline, limit, 2)
+    assert of_two_processes is not None
+    assert of_two_processes < of_a_row
 
 
 def test_an_empty_baseline_resolves_nothing() -> None:
-    assert resolvable(Baseline(), "5%") is None
+    assert resolvable(Baseline(), "5%", 1) is None
