@@ -12,7 +12,7 @@ from pytest_gpumem.verdicts.causes_rule import GAP_SECONDS, Found
 from pytest_gpumem.verdicts.causes_windows import claim_misses, rates
 
 if TYPE_CHECKING:
-    from pytest_gpumem.verdicts.causes_figures import OneKernel
+    from pytest_gpumem.verdicts.causes_pairing import OneKernel
     from pytest_gpumem.verdicts.causes_sides import Sides
 
 

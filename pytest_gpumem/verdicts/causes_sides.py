@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from pytest_gpumem.verdicts.causes_figures import Figures, Paired, pair
+from pytest_gpumem.verdicts.causes_figures import Figures
+from pytest_gpumem.verdicts.causes_pairing import Paired, pair
 
 SLOWEST = 0.2
 """Share of the DRAM peak below which no rate is assumed for bytes that came in addition."""
