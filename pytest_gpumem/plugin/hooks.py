@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpumem.plugin import ini_file
 from pytest_gpumem.plugin.fixtures import (
     NEEDS_GPUMEM,
     TEST_FIXTURE,
@@ -106,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
     settings = _settings(config)
     if settings.enabled:
+        from pytest_gpumem.plugin import ini_file
         from pytest_gpumem.plugin.session import start
 
         ini_file.check(config)
