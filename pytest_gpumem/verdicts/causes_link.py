@@ -23,7 +23,7 @@ CPU_FAULT_SECONDS = 10e-6
 LINK_RATE = 25e9
 """Bytes per second over the host link where the device does not say: PCIe Gen4 x16."""
 PAGEABLE_RATE = 10e9
-"""Bytes per second of a copy of pageable memory (10 to 20 GB/s on H100 and H200)."""
+"""Bytes per second of a copy of pageable memory, about: 9.3 GB/s to an H200, 17.5 GB/s from it (ci/records/nvidia-h200/host_link.json)."""
 LINK_USE = 0.85
 """Share of a link's theoretical rate that copies reach."""
 SMALL = 64 * 1024

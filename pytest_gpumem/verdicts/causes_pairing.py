@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gpumem.records.uses import KernelUse
 
@@ -50,10 +50,14 @@ class OneKernel:
         def scaled(figure: float | None) -> float | None:
             return None if figure is None else figure * part
 
-        return OneKernel(
-            self.name, self.count * part, self.seconds * part, scaled(self.dram_read), scaled(self.dram_written), scaled(self.asked),
-            self.hit_rate, self.sectors, self.used, self.occupancy, self.blocks, self.threads, self.registers, self.local,
-        )  # fmt: skip
+        return replace(
+            self,
+            count=self.count * part,
+            seconds=self.seconds * part,
+            dram_read=scaled(self.dram_read),
+            dram_written=scaled(self.dram_written),
+            asked=scaled(self.asked),
+        )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pytest_gpumem.verdicts.causes_pairing import Paired, pair
 
 SLOWEST = 0.2
 """Share of the DRAM peak below which no rate is assumed for bytes that came in addition."""
-L2_OVER_DRAM = 2.5
-"""Bandwidth of L2 over that of DRAM, about: 2.2 to 2.8 on H100 and H200."""
+L2_OVER_DRAM = 2.0
+"""Bandwidth of L2 over that of DRAM, about: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)."""
 SAME_WORK = 0.05
 """Change of declared bytes up to which wider requests are no wider elements, where only sectors were counted."""
 
