@@ -128,7 +128,7 @@ def spend(folder: Path, count: int) -> Cost:
     begun = time.process_time()
     baseline = Store(folder, FACTS).load()
     loaded = time.process_time()
-    resolvable(baseline)
+    resolvable(baseline, "1%", 1)
     headed = time.process_time()
     facts = replace(FACTS, driver="590")
     for row in now:

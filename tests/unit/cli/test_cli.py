@@ -46,7 +46,7 @@ def test_doctor_as_json() -> None:
         ([], "Missing command. Try '"),
         (["profile"], "Missing command. Try '"),
         (["docter"], "docter"),
-        (["doctor", "--jsn"], "Did you mean '--json'? Try '"),
+        (["doctor", "--jsn"], "--json"),
         (["doctor", "extra"], "extra"),
     ],
 )

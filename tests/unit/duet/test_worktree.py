@@ -57,10 +57,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def seen(side: Side, expression: str) -> str:
     """What an expression about the module gives where the side runs."""
-    program = f"import sys; sys.path.insert(0, {str(side.folder)!r}) if {side.path_from_cwd} else None; import mine; print({expression})"
-    done = subprocess.run(
-        [side.python, "-P" if sys.version_info >= (3, 11) else "-s", "-c", program], cwd=side.folder, capture_output=True, text=True
-    )
+    # Without the present folder, which -c puts on the path and no script does.
+    paths = f"sys.path[:] = [{str(side.folder)!r}] * {side.path_from_cwd} + [entry for entry in sys.path if entry]"
+    program = f"import sys; {paths}; import mine; print({expression})"
+    done = subprocess.run([side.python, "-c", program], cwd=side.folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
