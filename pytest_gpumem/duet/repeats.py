@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +9,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document_from_json
 
 SHOWN = 1500
 """Characters of a failed process's last words that are kept."""
@@ -66,8 +65,8 @@ def _rows(arguments: Sequence[str], folder: Path, scratch: Path, device: str, en
         words = (done.stdout + done.stderr).strip()[-SHOWN:]
         raise RepeatFailed(f"{name} of --gpumem-processes ended with {done.returncode} and measured nothing: {words}")
     try:
-        document = document_from_json(json.loads(results.read_text())["gpumem"])
-    except (KeyError, ValueError, SchemaError) as error:
+        document = document_in(parsed(content(results)))
+    except FileError as error:
         raise RepeatFailed(f"{name} of --gpumem-processes wrote no rows: {error}") from None
     if document.device.key != device:
         raise RepeatFailed(f"{name} of --gpumem-processes measured on {document.device.key}, this one is on {device}")

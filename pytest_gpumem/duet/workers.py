@@ -288,7 +288,7 @@ class _Worker:
             simulated=facts.simulated,
             facts=device_to_json(facts),
             settings=document.settings,
-            rows=tuple(_medians(row) for row in document.rows),
+            rows=tuple(with_medians(row) for row in document.rows),
         )
 
     def _line(self, timeout: float) -> dict[str, Any] | None:
@@ -335,7 +335,7 @@ class _Worker:
         self._folder.cleanup()
 
 
-def _medians(row: Row) -> Row:
+def with_medians(row: Row) -> Row:
     """The row with each placement as its median: all that a comparison takes."""
     measurement = row.measurement
     if measurement is None:

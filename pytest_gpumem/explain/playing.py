@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import BASE, HEAD, turns
-from pytest_gpumem.duet.workers import Workers
+from pytest_gpumem.duet.workers import Workers, with_medians
 from pytest_gpumem.duet.worktree import Side as Tree
 from pytest_gpumem.explain.counting import count
 from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
@@ -124,7 +124,7 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
         facts = found.device
         for row in found.rows:
             if row.measurement is not None:
-                by_key.setdefault(row.key, []).append(_medians(row))
+                by_key.setdefault(row.key, []).append(with_medians(row))
         echo(f"gpumem: process {number + 1} of {asked.pairs}, head")
     if facts is None or not by_key:
         raise NothingMeasured("head measured nothing")
@@ -158,9 +158,3 @@ def _side(
         notes.append(f"{name}: {reason}")
     nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
     return Side(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))
-
-
-def _medians(row: Row) -> Row:
-    """The row with each placement as its median: evidence is kept small."""
-    assert row.measurement is not None
-    return replace(row, measurement=replace(row.measurement, placements=tuple((median,) for median in row.measurement.medians)))
