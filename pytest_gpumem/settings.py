@@ -54,7 +54,8 @@ def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
     return parse
 
 
-def _device(value: object) -> str:
+def device_choice(value: object) -> str:
+    """A choice of a device as it is written. Raises `QuantityError` for what is none."""
     if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(:[a-z0-9_]+)?", value):
         return value
     raise units.QuantityError(
@@ -204,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("enabled", _flag, False, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
     Option(
         "device",
-        _device,
+        device_choice,
         "auto",
         "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
         "DEVICE",

@@ -83,6 +83,8 @@ class Store:
             BaselineError: a file that cannot be read, is of another layout, another device or mixes simulated and real, was edited, or
                 holds a row that may not be in a baseline; or two files of one process. Nothing is skipped.
         """
+        if self._root.exists() and not self._root.is_dir():
+            raise BaselineError(f"{self._root} is no folder; a baseline is a folder, with one for each GPU in it")
         with _uncollected():
             found = dict(_files(self.folder))
         for path, content in found.items():

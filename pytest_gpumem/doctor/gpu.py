@@ -12,7 +12,8 @@ from pytest_gpumem.doctor.report import Check, Status, in_one_line
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.records.card import Card, CardProcess
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import format_bytes, format_rate
+from pytest_gpumem.settings import device_choice
+from pytest_gpumem.units import QuantityError, format_bytes, format_rate
 
 INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -21,11 +22,14 @@ SHOWN_PROCESSES = 3
 
 
 def find(machine: Machine) -> tuple[opening.Chosen | None, str]:
-    """The GPU, or why there is none."""
+    """The GPU that tests would run on, or why there is none; where they would run on a model, the first one."""
+    wanted = machine.wanted().strip()
+    said = f"GPUMEM_DEVICE={wanted}: " if wanted else ""
+    real = bool(wanted) and wanted != "auto" and not wanted.startswith("sim")
     try:
-        return machine.choose("cuda"), ""
-    except opening.NoDevice as missing:
-        return None, str(missing)
+        return machine.choose(device_choice(wanted) if real else "cuda"), ""
+    except (opening.NoDevice, QuantityError) as missing:
+        return None, f"{said if real else ''}{missing}"
     except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded: that is a finding
         return None, f"looking for a GPU failed with {in_one_line(broken)}"
 

@@ -55,6 +55,8 @@ class Machine:
     """A machine. The defaults ask this one."""
 
     choose: Callable[[str], opening.Chosen] = opening.choose
+    wanted: Callable[[], str] = lambda: os.environ.get("GPUMEM_DEVICE", "")
+    """The device that the environment asks for, empty where it does not."""
     look: Callable[[str | None], Card] = opening.look
     """State of the card at a PCI bus id, or of the first one; raises `NoDevice`."""
     set_aside: Callable[[opening.Chosen], int] = _set_aside

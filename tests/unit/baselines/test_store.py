@@ -198,7 +198,7 @@ def test_nothing_accepted_is_said(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BaselineError, match="cannot write the baseline"):
+    with pytest.raises(BaselineError, match="is no folder"):
         Store(tmp_path / "file", H100).save([row()], None)
 
 
@@ -739,3 +739,10 @@ def test_what_the_change_itself_accepts_counts(tmp_path: Path) -> None:
         return Ancestry("0" * 40, frozenset({"main"}), frozenset({"main", "mine"}), frozenset())
 
     assert store.load(ancestry).epochs[key].reason == "mine"
+
+
+def test_a_file_is_no_baseline(tmp_path: Path) -> None:
+    """Not "no baseline": somebody meant a baseline, and every row would pass without one."""
+    (tmp_path / "old.json").write_text("{}")
+    with pytest.raises(BaselineError, match=r"old\.json is no folder; a baseline is a folder"):
+        Store(tmp_path / "old.json", H100).load()

@@ -98,12 +98,36 @@ WHOLE = Machine(
     read=FILES.get,
     administrator=lambda: False,
     lockable=lambda: 8 << 20,
+    wanted=lambda: "",
 )
 
 
 def found(report: Report, name: str) -> Check:
     (check,) = [check for check in report.checks if check.name == name]
     return check
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"), [("", "cuda"), ("auto", "cuda"), ("sim:h200", "cuda"), ("cuda:1", "cuda:1"), (" cuda ", "cuda")]
+)
+def test_the_gpu_that_tests_would_run_on_is_examined(wanted: str, asked: str) -> None:
+    seen = []
+
+    def choose(choice: str) -> Chosen:
+        seen.append(choice)
+        raise NoDevice(f"no {choice}")
+
+    check = found(examine(replace(WHOLE, choose=choose, wanted=lambda: wanted)), "GPU")
+    assert set(seen) == {asked}
+    assert check.detail.startswith(f"GPUMEM_DEVICE={wanted.strip()}: no {asked}" if "cuda" in wanted else f"no {asked}")
+
+
+def test_a_device_that_nobody_could_choose_is_named() -> None:
+    check = found(examine(replace(WHOLE, wanted=lambda: "foo")), "GPU")
+    assert check.status is Status.FAILURE
+    assert "GPUMEM_DEVICE" in check.detail
+    assert "'foo'" in check.detail
+    assert "cuda:N" in check.detail
 
 
 def test_a_whole_machine_is_all_ok() -> None:
