@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from fresh_processes import GO, READY
 
 BENCH = Path(__file__).resolve().parent
-TAKEN_AWAY = ("PYTEST_ADDOPTS", "GPUMEM_")
+TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
 """Variables that would change what is measured begin so."""
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpumem import MiB
 
+HERE = Path(__file__).parent
 NBYTES = 64 * MiB
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under xdist one worker has the GPU, so that tests do not measure beside each other (`--dist loadgroup`)."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.path.parent == HERE:
+                item.add_marker(pytest.mark.xdist_group("gpu"))
 
 
 @pytest.fixture(autouse=True)
