@@ -59,6 +59,7 @@ def gate(
     nothing was measured.
     """
     from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged
+    from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.units import QuantityError, parse_margin
 
     for argument in pytest_arguments:
@@ -70,6 +71,12 @@ def gate(
             parse_margin(max_regression)
     except QuantityError as error:
         raise click.UsageError(f"--max-regression: {error}.") from None
+    try:
+        ancestry(base, (), Path.cwd())
+    except RevisionError as error:
+        if output.is_dir():
+            _clear(output)
+        raise click.UsageError(f"BASE: {error}.") from None
     _clear(output)
     screened = _screen(output, base, max_regression, pytest_arguments)
     document, duet = screened.document, None

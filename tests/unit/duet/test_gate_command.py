@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from flagged_rows import row
 from known_devices import H100
 
+from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
 from pytest_gpumem.duet import command, gate
 from pytest_gpumem.records.row import Row
@@ -48,6 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return 1 if "FAIL" in duet.values() else 0
 
         monkeypatch.setattr(gate, "_screen", screen)
+        monkeypatch.setattr(revisions, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
         monkeypatch.setattr(command.duet, "callback", play)
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
@@ -109,6 +111,21 @@ def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> N
     assert (folder / "mine.txt").exists()
     assert not (folder / gate.RESULTS).exists()
     assert (folder / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_base_that_git_does_not_know_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    """Results of an earlier run go, and no folder is made for none."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "gpumem-results"
+    if before:
+        folder.mkdir()
+        (folder / gate.RESULTS).write_text("old")
+    result = CliRunner().invoke(main, ["gate", "nope"], prog_name="gpumem")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("gpumem: BASE: ")
+    assert folder.exists() is before
+    assert not (folder / gate.RESULTS).exists()
 
 
 @pytest.mark.parametrize(
