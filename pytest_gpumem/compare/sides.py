@@ -43,6 +43,10 @@ UNKNOWN_GPU = DeviceFacts(
 """The device of a file that names none."""
 
 
+SHOWN = 3
+"""Folders that an error names."""
+
+
 class SideError(Exception):
     """Files that cannot be compared; one line that names the file or the argument."""
 
@@ -138,7 +142,10 @@ def _paths(given: str) -> list[Path]:
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix == ".json")
         if not found:
-            raise SideError(f"{given}: a folder without a .json file")
+            # Such as `.benchmarks`, which has a folder for each GPU.
+            below = sorted({file.parent for file in path.rglob("*.json")})
+            hint = f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}" if below else ""
+            raise SideError(f"{given}: a folder without a .json file{hint}")
         return found
     if path.exists():
         return [path]

@@ -320,6 +320,7 @@ def test_one_row_twice(folder: Folder, compare: Compare) -> None:
         (["a.json", "b.json", "c.json"], "BASE and HEAD are two, not 3; put a pattern such as 'base-*.json' into quotes"),
         (["a.json", "none.json"], "none.json: no such file, folder or pattern"),
         (["a.json", "none*.json"], "none*.json: no such file, folder or pattern"),
+        (["a.json", "baselines"], "; there are some in baselines/gpu/gpumem"),
         (["a.json", "empty"], "empty: a folder without a .json file"),
         (["a.json", "a.json"], "a.json: the same as a.json on the other side"),
         (["a.json", "copy.json"], "copy.json: the same as a.json on the other side"),
@@ -333,6 +334,8 @@ def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, argumen
     (folder.path / "copy.json").write_bytes((folder.path / "a.json").read_bytes())
     (folder.path / "another-a.json").write_bytes((folder.path / "a.json").read_bytes())
     (folder.path / "empty").mkdir()
+    (folder.path / "baselines" / "gpu" / "gpumem").mkdir(parents=True)
+    (folder.path / "baselines" / "gpu" / "gpumem" / "1.json").write_text("{}")
     assert words in one_line(compare(*arguments))
 
 
