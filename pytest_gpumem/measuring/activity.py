@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pytest_gpumem.devices.protocol import Device, NotCounted
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.untimed import launch, put_back
 from pytest_gpumem.records.activity import Activity
 
 
@@ -23,18 +25,9 @@ def watch(device: Device, target: Target, *, profiled: bool) -> Activity:
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
     if profiled:
         return replace(known, not_counted="a profiler is attached, and CUPTI serves one tool at a time; it shows what ran itself")
-    target.prepare(target.stream)
-    device.synchronize()
-    for buffer in target.homes:
-        buffer.put_home(target.stream)
-    device.synchronize()
-
-    def launch() -> None:
-        target.launch(0, target.stream)
-        device.synchronize()
-
+    put_back(device, target)
     try:
-        seen = device.count_activity(launch)
+        seen = device.count_activity(partial(launch, device, target))
     except NotCounted as reason:
         return replace(known, not_counted=str(reason))
     return replace(seen, arguments=known.arguments, set_aside=known.set_aside)

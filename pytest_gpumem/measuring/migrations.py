@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.untimed import launch, put_back
 from pytest_gpumem.records.migrations import Migrations
 
 TRIES = 4
@@ -23,22 +26,12 @@ def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
     if profiled:
         return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
 
-    def restore() -> None:
-        target.prepare(target.stream)
-        device.synchronize()
-        for buffer in target.homes:
-            buffer.put_home(target.stream)
-        device.synchronize()
-
-    def launch() -> None:
-        target.launch(0, target.stream)
-        device.synchronize()
-
+    before, one_launch = partial(put_back, device, target), partial(launch, device, target)
     source = "the model" if device.facts.simulated else "CUPTI"
     said = ""
     for _ in range(TRIES):
         try:
-            return Migrations(before=device.count_pages(restore), launch=device.count_pages(launch), source=source)
+            return Migrations(before=device.count_pages(before), launch=device.count_pages(one_launch), source=source)
         except Undelivered as reason:
             said = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:
