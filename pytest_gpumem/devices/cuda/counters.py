@@ -134,7 +134,32 @@ class Counters:
             NotCounted: cupti-python or CUPTI is missing or too old, or another tool holds it.
         """
         cupti = self._load()
-        self._events, self._failed, self._others, self._receive = [], None, 0, receive
+        self._receive = receive
+        try:
+            self._run(cupti, kinds, work)
+        finally:
+            self._receive = None
+        self._refuse_losses(cupti)
+
+    def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
+        """One pass, its records in `_events`; gives whether mappings were among the counters."""
+        try:
+            self._configure(cupti, NEEDED)
+        except self._errors as error:
+            raise self._refusal("to count unified memory", error) from error
+        also = [name for name in WANTED if self._try(cupti, name)]
+
+        def between_moves() -> None:
+            self._beacon.move()
+            work()
+            self._beacon.move()
+
+        self._run(cupti, ("UNIFIED_MEMORY_COUNTER",), between_moves)
+        return "REMOTE_MAP" in also
+
+    def _run(self, cupti: Any, kinds: Sequence[str], work: Callable[[], None]) -> None:
+        """Have all records of some kinds delivered that there are while `work` runs; they are off again afterwards."""
+        self._events, self._others, self._failed = [], 0, None
         enabled = []
         try:
             try:
@@ -142,36 +167,18 @@ class Counters:
                     cupti.activity_enable(getattr(cupti.ActivityKind, kind))
                     enabled.append(kind)
             except self._errors as error:
-                raise NotCounted(f"CUPTI refuses records of {kind}: {_text(error)}{_hint(error)}") from error
+                raise self._refusal(f"records of {kind}", error) from error
             work()
             self._flush(cupti)
         finally:
             for kind in enabled:
                 cupti.activity_disable(getattr(cupti.ActivityKind, kind))
-            self._receive = None
         if self._failed is not None:
             raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
-        self._refuse_losses(cupti)
 
-    def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
-        """One pass, its records in `_events`; gives whether mappings were among the counters."""
-        self._events, self._failed = [], None
-        try:
-            self._configure(cupti, NEEDED)
-            also = [name for name in WANTED if self._try(cupti, name)]
-            cupti.activity_enable(cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
-        except self._errors as error:
-            raise NotCounted(f"CUPTI refuses to count unified memory: {_text(error)}{_hint(error)}") from error
-        try:
-            self._beacon.move()
-            work()
-            self._beacon.move()
-            self._flush(cupti)
-        finally:
-            cupti.activity_disable(cupti.ActivityKind.UNIFIED_MEMORY_COUNTER)
-        if self._failed is not None:
-            raise NotCounted(f"a record of CUPTI could not be read: {self._failed}")
-        return "REMOTE_MAP" in also
+    @staticmethod
+    def _refusal(what: str, error: Exception) -> NotCounted:
+        return NotCounted(f"CUPTI refuses {what}: {_text(error)}{_hint(error)}")
 
     def _seen(self) -> int:
         """Moves of the beacon to the device and back that were recorded whole."""

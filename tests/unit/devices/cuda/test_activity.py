@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -59,11 +59,9 @@ class FakeCupti(ModuleType):
 
 
 @pytest.fixture
-def cupti(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
-    fake, package = FakeCupti(), ModuleType("cupti")
-    package.cupti = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cupti", package)
-    monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
+def cupti(install_cupti: Callable[[ModuleType], None]) -> FakeCupti:
+    fake = FakeCupti()
+    install_cupti(fake)
     return fake
 
 
