@@ -202,12 +202,11 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
         kept["s"] = packed_stats(stats[name], kept["m"][0])
         if seen["overhead"] is None:
             kept["sampler"] = seen["sampler"]
-        clocks = [one["sm_clock_hz"] for one in (*seen["conditions"], seen["during"]) if one is not None and one["sm_clock_hz"]]
-        if clocks and len(set(clocks)) > 1:
-            kept["mhz"] = [round(one / 1e6) for one in clocks]
-        process.setdefault("mhz", round(clocks[0] / 1e6) if clocks else None)
-        if clocks and round(clocks[0] / 1e6) != process["mhz"]:
-            kept["mhz"] = [round(one / 1e6) for one in clocks]
+        states = (one for one in (*seen["conditions"], seen["during"]) if one is not None)
+        mhz = [round(one["sm_clock_hz"] / 1e6) for one in states if one["sm_clock_hz"]]
+        process.setdefault("mhz", mhz[0] if mhz else None)
+        if set(mhz) - {process["mhz"]}:
+            kept["mhz"] = mhz
         process["rows"][name] = kept
         kinds[name] = {
             "target": seen["target"],
