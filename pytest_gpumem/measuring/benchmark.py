@@ -205,8 +205,7 @@ class Conductor:
             with self._ranges.range(phase(name, "watch")):
                 activity = watch_launch(self._device, target, profiled=self._profiled)
         if count or watch:
-            # A process that CUPTI has looked at launches a little slower from then on: 0.1 us on an H200
-            # (ci/records/nvidia-h200/managed_memory.json, "short").
+            # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             self._floors = None
         if target.can_check:
             with self._ranges.range(phase(name, "check")):

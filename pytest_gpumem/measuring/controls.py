@@ -23,9 +23,9 @@ DRAM_MULTIPLES = 4
 DRAM_ARRAYS = 2
 """Arrays that are read from DRAM in turn: where one lies does not decide the reading alone."""
 L2_PART = 8
-"""Part of L2 that each of the arrays has which are read from L2. Not half of it: L2 of an H100 or H200 keeps what both its halves read in
-each of them, so that an array of half its size fits or not by where it lies. Readings of such arrays came in two kinds on an H200, 7 %
-apart (ci/records/nvidia-h200/gate_validation.json, the first two cards)."""
+"""Part of L2 that each of the arrays has which are read from L2. Readings of arrays of half of it lay 5 to 7 % apart from process to
+process on two H200 (ci/records/nvidia-h200/gate_validation_short.json, "controls"); why is not known. An eighth leaves room for a second copy of
+what is read, should the two halves of L2 keep one each."""
 L2_ARRAYS = 32
 """Arrays that are read from L2 in turn: how evenly one spreads over L2 is an accident too."""
 L2_PASSES = 16

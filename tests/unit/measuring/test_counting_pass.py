@@ -134,7 +134,7 @@ def test_counts_that_are_not_delivered_are_counted_again_from_the_start(lost: in
 
 
 def test_what_a_launch_costs_is_read_again_after_a_count() -> None:
-    """CUPTI, once it has looked, leaves a process with launches that cost more."""
+    """CUPTI, once it has looked, may leave a process with launches that cost something else."""
     bench = Bench(CountedDevice())
     before = bench.conductor.floors()
     measured(bench, bench.memory.managed(N), bench.memory.managed(N), count=False)
