@@ -24,8 +24,8 @@ DRAM_ARRAYS = 2
 """Arrays that are read from DRAM in turn: where one lies does not decide the reading alone."""
 L2_PART = 8
 """Part of L2 that each of the arrays has which are read from L2. Readings of arrays of half of it lay 5 to 7 % apart from process to
-process on two H200 (ci/records/nvidia-h200/gate_validation_short.json, "controls"); why is not known. An eighth leaves room for a second copy of
-what is read, should the two halves of L2 keep one each."""
+process on two H200 (ci/records/nvidia-h200/gate_validation_short.json, "controls"); why is not known. An eighth leaves room for a second
+copy of what is read, should the two halves of L2 keep one each."""
 L2_ARRAYS = 32
 """Arrays that are read from L2 in turn: how evenly one spreads over L2 is an accident too."""
 L2_PASSES = 16
