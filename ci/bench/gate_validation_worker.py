@@ -26,13 +26,24 @@ TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
 
 
 class Hold:
-    """A pytest plugin that waits before the first test."""
+    """A pytest plugin that waits before the first test, and ends the process once the results are written."""
 
     def __init__(self, told: IO[str], answers: IO[str]) -> None:
         self._told = told
         self._answers = answers
         self.begun: str | None = None
         """When it got the GPU, ISO 8601."""
+
+    def leave(self, code: int) -> None:
+        """Answer and end the process, not through the libraries' own clean-up, which costs GPU time: the driver frees what it held."""
+        self._answers.write(json.dumps({"pid": os.getpid(), "utc": self.begun, "exit": code}) + "\n")
+        self._answers.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -43,6 +54,18 @@ class Hold:
         if self._told.readline().strip() != GO:
             os._exit(0)
         self.begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+class _Leaving:
+    """The summary is for nobody, and the next process waits meanwhile."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._hold.begun is not None:
+            self._hold.leave(int(session.exitstatus))
 
 
 def arguments(job: dict[str, Any]) -> list[str]:
@@ -71,11 +94,7 @@ def main() -> None:
     code = pytest.main(arguments(job), plugins=[hold])
     if hold.begun is None:  # arguments or a device that cannot be used
         sys.exit(int(code) or 1)
-    answers.write(json.dumps({"pid": os.getpid(), "utc": hold.begun, "exit": int(code)}) + "\n")
-    answers.flush()
-    sys.stderr.flush()
-    # Not through the libraries' own clean-up, which costs GPU time: the driver frees what the process held.
-    os._exit(0)
+    hold.leave(int(code))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ FOR_ITSELF = {"gpumem_save": False, "gpumem_strict": False, "gpumem_l2_sweep": F
 """Options, where the tree's plugin has them, that are the duet's own matter: set as on the command line, over the environment and ini."""
 
 
+DECIDED = (0, 1, 5)
+"""pytest's exit codes of a session that ran: all passed, some failed, nothing to run."""
 OUTPUTS = "gpumem-outputs"
 """Name of the tree's plugin, where it has one, that writes what is a single run's: summaries, annotations."""
 
@@ -29,10 +31,11 @@ OUTPUTS = "gpumem-outputs"
 class Gate:
     """A pytest plugin that waits before the first test, and remembers what became of each."""
 
-    def __init__(self, told: int, say: int, *, early: bool) -> None:
-        self._told = os.fdopen(told, "r", encoding="utf-8")
-        self._say = os.fdopen(say, "w", encoding="utf-8")
-        self._early = early
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._told = os.fdopen(job["told"], "r", encoding="utf-8")
+        self._say = os.fdopen(job["say"], "w", encoding="utf-8")
+        self._job = job
+        self._early: bool = job["early"]
         self._tests: list[str] | None = None
         self.outcomes: dict[str, list[str]] = {}
         """By node id of what did not pass: "failed" or "skipped", and why."""
@@ -41,6 +44,17 @@ class Gate:
         """One line to the coordinator."""
         self._say.write(json.dumps(words) + "\n")
         self._say.flush()
+
+    def leave(self, code: int) -> None:
+        """Say how the session ended, and end the process.
+
+        Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.
+        """
+        job = self._job
+        self.say(exit=code, outcomes=self.outcomes, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
     def _wait(self, config: pytest.Config) -> None:
         _import_libraries(config)
@@ -66,7 +80,9 @@ class Gate:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.unregister(name=OUTPUTS)
+        plugins = session.config.pluginmanager
+        plugins.unregister(name=OUTPUTS)
+        plugins.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -91,6 +107,22 @@ class Gate:
         elif report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
             self.outcomes[report.nodeid] = ["skipped", str(reason)[:REASON]]
+
+
+class _Leaving:
+    """Ends the process once the results are written.
+
+    The summary is for nobody, and the next process waits meanwhile: Hypothesis alone imports itself for it, which takes a second where
+    Python may not keep what it compiled.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if int(session.exitstatus) in DECIDED:
+            self._gate.leave(int(session.exitstatus))
 
 
 def _last_line(text: str) -> str:
@@ -128,6 +160,7 @@ def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[
         spared: but from below these.
     """
     found = []
+    roots, foreign, spared = ([os.path.realpath(folder) + os.sep for folder in folders] for folders in (roots, foreign, spared))
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or file == __file__:
@@ -140,7 +173,7 @@ def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[
 
 
 def _below(path: str, folders: list[str]) -> bool:
-    return any(path.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+    return any(path.startswith(folder) for folder in folders)
 
 
 def main() -> None:
@@ -154,14 +187,8 @@ def main() -> None:
     if job["cwd"]:
         sys.path.insert(0, job["cwd"])
     sys.argv = ["pytest", *job["arguments"]]
-    gate = Gate(job["told"], job["say"], early=job["early"])
-    code = pytest.main(job["arguments"], plugins=[gate])
-    wrong = strays(job["names"], job["roots"], job["foreign"], job["spared"])
-    gate.say(exit=int(code), outcomes=gate.outcomes, strays=wrong)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.
-    os._exit(0)
+    gate = Gate(job)
+    gate.leave(int(pytest.main(job["arguments"], plugins=[gate])))
 
 
 if __name__ == "__main__":
