@@ -210,12 +210,12 @@ class KernelTarget:
         stream: Stream,
         window: PersistingStream | None,
     ) -> None:
-        # A NumPy array is pageable host memory: what a copy over the link is compared with.
-        arguments = tuple(arena.adopt(a, register=False) if isinstance(a, np.ndarray) else a for a in arguments)
         self._bound = bound
         self._arena = arena
         self._places: list[list[Allocation]] = []
-        self._buffers, self._values = bound.arguments(arguments, keywords)
+        self._buffers, self._values = bound.arguments(
+            tuple(arena.taken(value) for value in arguments), {name: arena.taken(value) for name, value in keywords.items()}
+        )
         self._stream = stream
         self._window = window
         self._call: Call = bound.call(self._buffers, self._values)

@@ -256,12 +256,10 @@ class Works:
         return work
 
     def _buffer(self, name: str, value: Any) -> Buffer:
-        if isinstance(value, np.ndarray):
-            return self._arena.adopt(value, register=False)
-        found = self._arena.find(value)
-        if found is None:
+        taken = self._arena.taken(value)
+        if not isinstance(taken, Buffer):
             raise BadWork(f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not {type(value).__name__}")
-        return found
+        return taken
 
     @staticmethod
     def _works(works: Sequence[Any]) -> tuple[Work, ...]:

@@ -284,7 +284,7 @@ class Arena:
         Pages that nobody has touched yet come to lie on the NUMA node that the device is attached to.
 
         Raises:
-            BadBuffer: the array is not C-contiguous, is empty, or its type is not a plain one.
+            BadBuffer: the array is not C-contiguous, is empty, its type is not a plain one, or its memory is another buffer's.
             TooMuchPinned: registering it would pass the cap on page-locked memory.
         """
         _check_plain(array.dtype)
@@ -296,6 +296,12 @@ class Arena:
             for held in self._allocations.values():
                 if held.kind is MemoryKind.REGISTERED and held.host_address < end and first < held.host_address + held.nbytes:
                     raise BadBuffer("this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now")
+            for whole, buffer in self._guests.values():
+                if isinstance(whole, np.ndarray) and np.may_share_memory(whole, array):
+                    raise BadBuffer(
+                        f"this array is a part or another view of {buffer.kind.value} memory, not pageable memory of its own: "
+                        "pass the array that the fixture gave"
+                    )
         if register:
             self.pinned.check(self.device, array.nbytes)
         with self.device.near_host(None):
@@ -309,6 +315,7 @@ class Arena:
         """An array of the library `like` over a buffer; the buffer then stays where it is, because the array holds its address."""
         array = self.device.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
         self._guests[id(array)] = (array, buffer)
+        buffer.written = True
         return array
 
     @property
@@ -327,6 +334,18 @@ class Arena:
             return argument
         entry = self._guests.get(id(argument))
         return entry[1] if entry is not None and entry[0] is argument else None
+
+    def taken(self, argument: Any) -> Any:
+        """The buffer that an argument of a kernel or a copy stands for: itself, the one that it lies in by `guest`, or, for a NumPy array
+        of the user's own, pageable host memory, which is what a copy over the link is compared with. Anything else stays as it is.
+
+        Raises:
+            BadBuffer: as `adopt`.
+        """
+        found = self.find(argument)
+        if found is None and isinstance(argument, np.ndarray):
+            return self.adopt(argument, register=False)
+        return argument if found is None else found
 
     def can_move(self, buffer: Buffer) -> bool:
         """Whether the harness may give it a new address."""

@@ -16,7 +16,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import KernelTarget, WrongResult
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.buffers import BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB
 
@@ -171,6 +171,20 @@ def test_a_numpy_array_is_pageable_memory(bench: Bench) -> None:
     assert target.waits
     assert target.traffic is not None
     assert (target.traffic.link, target.traffic.total) == (True, 4 * ELEMENTS)
+
+
+def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pageable(bench: Bench) -> None:
+    managed, pinned = bench.memory.managed((ELEMENTS,), "f4", like=np), bench.memory.pinned((ELEMENTS,), "f4", like=np)
+    target = bench.kernel_target("init", managed, 2.0)
+    assert target.host_memory == (("x", "managed"),)
+    assert target.max_placements == 1  # the array holds the address
+    target.check()
+    assert (managed == 2.0).all()
+    assert bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), pinned).host_memory == (("source", "pinned"),)
+    by_name = bench.conductor.target(bench.kernels.init, (), {"x": managed, "value": 3.0}, arena=bench.arena)
+    assert by_name.host_memory == (("x", "managed"),)
+    with pytest.raises(BadBuffer, match="part or another view of pinned memory"):
+        bench.kernel_target("memcpy", bench.memory.device((ELEMENTS // 2,)), pinned[: ELEMENTS // 2])
 
 
 def test_the_chase_walks_a_cycle(bench: Bench) -> None:
