@@ -17,8 +17,8 @@ class Memory:
 
     Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and
     random: floats uniform in [0, 1), integers over their
-    full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for host memory): then an array of that library is given
-    instead of a `Buffer`, and it stays at its address.
+    full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for managed and host memory): then an array of that library
+    over the memory itself is given instead of a `Buffer`, and it stays at its address.
 
     All methods raise `BadBuffer` for a size or type that cannot be, `OutOfMemory` if less is free, and `Unsupported` (the test skips)
     where the device has no such memory.

@@ -93,14 +93,14 @@ def device_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 
 @pytest.fixture
 def managed_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
-    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None)`:
-    managed memory that kernels fault in, with advice."""
+    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None,
+    discard=False, like=None)`: managed memory that kernels fault in, with advice."""
     return _gpumem_memory.managed
 
 
 @pytest.fixture
 def prefetched_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
-    """`prefetched_buffer(bytes_or_shape, dtype="f4")`: managed memory, prefetched to the device before every sample."""
+    """`prefetched_buffer(bytes_or_shape, dtype="f4", like=None)`: managed memory, prefetched to the device before every sample."""
     return _gpumem_memory.prefetched
 
 

@@ -43,6 +43,20 @@ def test_faults_of_the_gpu_and_of_the_host_are_told_apart(counted: Any, gpu_kern
     assert read.gpu_faults == 0
 
 
+def test_a_host_that_reads_in_place_after_a_measurement_faults(
+    counted: Any, gpu_benchmark: Any, gpu_kernels: Any, managed_buffer: Any
+) -> None:
+    """As in tests/memory/test_managed.py, whose test only a profiler can see fault. A copy by the driver is no fault of the host."""
+    array = managed_buffer(SIZE, "f4", first_touch="none", like=np)
+    gpu_benchmark(gpu_kernels.init, array, 2.0)
+    read = counted(lambda: float(array.sum()))
+    assert read.cpu_faults > 0
+    assert read.to_host >= SIZE
+    buffer = managed_buffer(SIZE, "f4", first_touch="none")
+    gpu_benchmark(gpu_kernels.init, buffer, 2.0, label="buffer")
+    assert counted(lambda: np.asarray(buffer)).cpu_faults == 0
+
+
 def test_a_second_launch_and_a_prefetched_one_fault_no_more(counted: Any, gpu_kernels: Any, managed_buffer: Any) -> None:
     buffer = managed_buffer(SIZE, "f4")
     counted(lambda: gpu_kernels.init(buffer))

@@ -100,7 +100,7 @@ def test_ncu_is_held_to_what_nsys_saw() -> None:
     assert nsight_sessions.judge_ncu(None, "test_triad", "==WARNING== nothing\n")["wrong"] == ["ncu profiled no kernel"]
 
 
-def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
     suite = {
         "gpumem": {
             "rows": [{"range_name": "test_triad", "measurement": {"traffic": {"link": False}}}, {"range_name": "x", "measurement": None}]
@@ -126,7 +126,6 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path, monkeypatch: pyte
             raise nsight_sessions.Failed("unrecognised option --nvtx")
         return PAGE
 
-    monkeypatch.setattr(nsight_sessions, "select", lambda *_: ())
     looks = nsight_sessions.Looks(["tests/memory"], "test_a.py::test_triad", tmp_path, Path("nsys"), Path("ncu"), run)
     record: dict[str, Any] = {
         "device": {"name": "NVIDIA H200", "driver": "580"},
@@ -141,6 +140,32 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path, monkeypatch: pyte
     assert "5 kernels are under their launches" in text
     assert "159 GPU PageFaults" in text
     assert "5 x triad; everything is under its test's range" in text
+
+
+@pytest.mark.parametrize(("pages", "both", "wrong"), [("", True, 1), ("", False, 0), (PAGES, True, 0)])
+def test_page_faults_are_asked_for_where_both_sides_fault(tmp_path: Path, pages: str, both: bool, wrong: int) -> None:
+    nodeid = nsight_sessions.BOTH_FAULT if both else "test_a.py::test_triad"
+
+    def run(command: Sequence[str]) -> str:
+        if "profile" in command:
+            Path(command[command.index("-o") + 1]).write_text("report")
+            (tmp_path / "results.json").write_text(json.dumps({"gpumem": {"rows": []}}))
+            return ""
+        if "ranges" in command:
+            return json.dumps([{"nodeid": nodeid, "range": "test_triad"}])
+        return {**REPORTS, "um_total_sum": pages}[command[command.index("--report") + 1]]
+
+    looks = nsight_sessions.Looks(["tests/memory"], nodeid, tmp_path, Path("nsys"), Path("ncu"), run)
+    assert [sentence for sentence in looks.whole()["wrong"] if nodeid in sentence] == [
+        f"um_total_sum has nothing, though both sides fault in {nodeid}"
+    ] * wrong
+
+
+def test_the_test_in_which_both_sides_fault_is_one_of_the_suite() -> None:
+    file, _, name = nsight_sessions.BOTH_FAULT.partition("::")
+    assert file in nsight_sessions.TESTS
+    body = (nsight_sessions.ROOT / file).read_text().partition(f"def {name}(")[2].partition("\ndef ")[0]
+    assert 'first_touch="none", like=np' in body
 
 
 def test_the_most_that_a_test_declares_says_what_its_launches_are_made_of(tmp_path: Path) -> None:
