@@ -13,8 +13,9 @@ _RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"
 _STACK = "thread Domain:Push/Pop_Range"
 
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
-_BASES = {"byte": 1.0, "sector": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01}
-_BASES |= dict.fromkeys(("sector/request", "register/thread", "byte/block"), 1.0)
+_COUNTS = ("block", "cluster", "grid", "inst", "pass", "register", "request", "sector", "sm", "thread", "warp")
+"""Units that count things: one of each is 1, and what is told for each of them is told in the unit before the "/"."""
+_BASES = {"byte": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01, **dict.fromkeys(_COUNTS, 1.0)}
 
 
 class BadOutput(ValueError):
@@ -90,7 +91,8 @@ def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[
 
 
 def unit(written: str, metric: str) -> float:
-    """What one of a unit is in bytes, sectors, seconds, hertz or as a share: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz".
+    """What one of a unit is in bytes, seconds, hertz, as a share or a count: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz",
+    1 for "block" and "sector/request".
 
     Raises:
         BadOutput: the unit is not known.
@@ -101,6 +103,9 @@ def unit(written: str, metric: str) -> float:
     # A clock is written as cycles by time too.
     if plain.startswith("cycle/"):
         return 1.0 / unit(plain.removeprefix("cycle/"), metric)
+    told, _, each = plain.partition("/")
+    if each in _COUNTS:
+        return unit(told, metric)
     if plain in _BASES:
         return _BASES[plain]
     # m is a thousandth of a second, and a million of anything else.

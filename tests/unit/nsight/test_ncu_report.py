@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 
 from pytest_gpumem.nsight import ncu, ncu_report
 from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report
-from pytest_gpumem.nsight.raw_page import BadOutput, unit
+from pytest_gpumem.nsight.raw_page import BadOutput, Line, lines_of, unit
+
+H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
 
 BASE = {
     ncu.DURATION: ("367264", "ns"),
@@ -104,6 +108,8 @@ def test_what_was_not_counted_is_not_known() -> None:
         ("", 1), ("byte", 1), ("Kbyte", 1e3), ("Mbyte", 1e6), ("Gbyte", 1e9), ("ns", 1e-9), ("nsecond", 1e-9), ("us", 1e-6),
         ("usecond", 1e-6), ("ms", 1e-3), ("msecond", 1e-3), ("s", 1), ("second", 1), ("hz", 1), ("Khz", 1e3), ("Mhz", 1e6), ("Ghz", 1e9),
         ("cycle/second", 1), ("cycle/nsecond", 1e9), ("cycle/usecond", 1e6), ("%", 0.01), ("Msector", 1e6), ("Kbyte/block", 1e3),
+        ("block", 1), ("warp", 1), ("inst", 1), ("Kinst", 1e3), ("thread", 1), ("request", 1), ("register/thread", 1), ("inst/warp", 1),
+        ("sector/request", 1), ("SM", 1),
     ],
 )  # fmt: skip
 def test_units(written: str, factor: float) -> None:
@@ -153,7 +159,7 @@ class Action:
         self._name, self._ranges = name, ranges
         self._metrics = {metric: Metric(float(value), its_unit) for metric, (value, its_unit) in BASE.items()}
         for what, size in (("grid", (7, 2, 1)), ("block", (128, 1, 1))):
-            self._metrics |= {f"launch__{what}_dim_{axis}": Metric(n, "") for axis, n in zip("xyz", size, strict=True)}
+            self._metrics |= {f"launch__{what}_dim_{axis}": Metric(n, what) for axis, n in zip("xyz", size, strict=True)}
         del self._metrics[ncu_report.SECTORS_PER_STORE]
         self._metrics[ncu_report.OCCUPANCY] = Metric(None, "%")
 
@@ -203,6 +209,42 @@ def test_a_report_is_read_through_its_module(tmp_path: Path) -> None:
     assert [one.name for one in found.outside.kernels] == ["x", "stateless"]
     with pytest.raises(BadOutput, match=r"can read: Failed to open .*ncu-rep$"):
         read_report(fake, tmp_path / "absent.ncu-rep")
+
+
+def test_an_unknown_unit_matters_where_a_figure_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "report.ncu-rep"
+    path.touch()
+    action = Action("triad", "test_triad", "test_triad.measure")
+    action._metrics["launch__grid_dim_x"] = Metric(9, "fathom")
+    (profile,) = read_report(Module(action), path).profiles
+    assert profile.kernels[0].grid == (9, 2, 1)
+    action._metrics[ncu.DRAM_READ] = Metric(9, "fathom")
+    with pytest.raises(BadOutput, match=r"gives dram__bytes_read.sum in 'fathom', which is no unit"):
+        read_report(Module(action), path)
+
+
+class RealAction(Action):
+    """A line of a real page as the module gives it: every metric in the unit that ncu wrote above it."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.cells["Kernel Name"], *line.ranges)
+        plain = {name: cell.replace(",", "") for name, cell in line.cells.items() if "__" in name}
+        self._metrics = {name: Metric(float(cell), line.units[name]) for name, cell in plain.items() if re.fullmatch(r"[0-9.]+", cell)}
+
+
+def test_a_report_of_a_gpu_tells_the_same_by_its_page_and_by_the_module(tmp_path: Path) -> None:
+    path = tmp_path / "report.ncu-rep"
+    path.touch()
+    (one,) = read_csv(H200_PAGE.read_text()).profiles
+    (kernel,) = one.kernels
+    assert (kernel.grid, kernel.block, kernel.launches, kernel.registers) == ((4096, 1, 1), (1024, 1, 1), 5, 24)
+    assert (kernel.dram_read, kernel.l2_read, kernel.sectors_per_request) == (671133440, 5 * 4194304 * 32, 16)
+    assert (one.set_aside, kernel.shared) == (11796480, 0)
+    assert kernel.occupancy == pytest.approx(0.7117, abs=1e-4)
+    lines = lines_of(H200_PAGE.read_text(), ("Kernel Name",)) or []
+    assert lines[0].units["launch__block_dim_x"] == "block"
+    (same,) = read_report(Module(*map(RealAction, lines)), path).profiles
+    assert same == replace(one, process=None)
 
 
 def test_the_module_is_found_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
