@@ -23,7 +23,7 @@ from typing import Any
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.nsight import counting, ncu
+from pytest_gpumem.nsight import counting, running
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.records.traffic import SHARE, Finding
 from pytest_gpumem.units import MB
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {
         "kind": "catalogue_traffic",
         **plain,
-        "command": ncu.shown(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
+        "command": running.shown(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
         "mib": asked.size,
         "absent": absent(plain["rows"], wanted),
         "seconds": round(time.monotonic() - begun, 1),

@@ -42,7 +42,7 @@ from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.nsight import counting, ncu
+from pytest_gpumem.nsight import counting, ncu, running
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.units import MB, MiB
@@ -216,11 +216,11 @@ def _count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[st
         log = Path(folder, "ncu.log")
         command = ncu.counting_command(find_ncu(os.environ), child, log, warm=True, more=more)
         try:
-            finished = ncu.run(command, os.environ, echo)
+            finished = running.run(command, os.environ, echo)
         except (OSError, subprocess.SubprocessError) as error:
-            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": ncu.shown(command)}
+            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": running.shown(command)}
         said = log.read_text(errors="replace") if log.exists() else ""
-    record: Record = {"command": ncu.shown(command), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
+    record: Record = {"command": running.shown(command), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
     try:
         kernels = ncu.parse(said, more)
     except ncu.BadOutput as error:
@@ -267,7 +267,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
     except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
     rows = {row.label: asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
-    return {"rows": rows, "error": None, "command": ncu.shown(found.command), "seconds": time.monotonic() - begun}
+    return {"rows": rows, "error": None, "command": running.shown(found.command), "seconds": time.monotonic() - begun}
 
 
 # What a record says

@@ -38,7 +38,7 @@ from typing import Any
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.nsight import ncu, ncu_report, reading, sqlite_tables
+from pytest_gpumem.nsight import ncu, ncu_report, reading, running, sqlite_tables
 from pytest_gpumem.nsight.profile_tools import nsys_command
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.nsight.sqlite import read_sqlite
@@ -283,7 +283,7 @@ def run(command: Sequence[str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"{ncu.shown(command)}: no end within {LIMIT:g} s") from None
+        raise SystemExit(f"{running.shown(command)}: no end within {LIMIT:g} s") from None
     return done.stdout + done.stderr
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
-from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight import ncu, running
 from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, read_csv
 from pytest_gpumem.nsight.profile_tools import ncu_trouble
 from pytest_gpumem.nsight.reading import with_results
@@ -39,7 +39,7 @@ def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict
             more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in ncu.METRICS]
             command = ncu.counting_command(program, run.child(results), log, hot=hot, more=more)
             try:
-                finished = ncu.run(command, run.own, echo, folder=run.tree.folder)
+                finished = running.run(command, run.own, echo, folder=run.tree.folder)
             except OSError as error:
                 raise NotCounted(f"{program} cannot be started: {error}") from None
             said = log.read_text(errors="replace") if log.exists() else ""

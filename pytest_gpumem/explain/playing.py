@@ -18,7 +18,7 @@ from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
 from pytest_gpumem.explain.evidence import Side, together
 from pytest_gpumem.explain.session import NotCounted, Run, results_of
 from pytest_gpumem.explain.tracing import needed, trace
-from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight import running
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
@@ -116,7 +116,7 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
     for number in range(asked.pairs):
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results = Path(folder, "results.json")
-            finished = ncu.run(run.child(results), run.own, echo, folder=tree.folder)
+            finished = running.run(run.child(results), run.own, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
             except NotCounted as reason:

@@ -9,8 +9,8 @@ from pathlib import Path
 from pytest_gpumem.duet.workers import TAKEN_AWAY
 from pytest_gpumem.duet.worktree import Side as Tree
 from pytest_gpumem.duet.worktree import moved_path
-from pytest_gpumem.nsight.ncu import Finished
 from pytest_gpumem.nsight.profile_tests import selection
+from pytest_gpumem.nsight.running import Finished
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.result_file import FileError, load
 from pytest_gpumem.records.schema import Document

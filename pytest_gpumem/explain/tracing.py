@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
-from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight import running
 from pytest_gpumem.nsight.profile_tools import NSYS_REPORT, nsys_command, nsys_trouble
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.sqlite_tables import BadReport
@@ -44,7 +44,7 @@ def trace(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
         results, report = Path(folder, "results.json"), Path(folder, f"trace{NSYS_REPORT}")
         command = nsys_command(program, run.child(results), report, name=None, managed=True)
         try:
-            finished = ncu.run(command, run.own, echo, folder=run.tree.folder)
+            finished = running.run(command, run.own, echo, folder=run.tree.folder)
         except OSError as error:
             raise NotCounted(f"{program} cannot be started: {error}") from None
         problem = None if report.exists() else nsys_trouble(finished.output, report, None) or "nsys wrote no report"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight import ncu, running
 from pytest_gpumem.nsight.places import Place, place_of, place_of_row
 from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.nsight.tools import find_ncu
@@ -85,9 +85,9 @@ def count(
         # The user's arguments come second, so that a device of theirs wins; on a GPU is the default, since nothing else has counters.
         child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *selection(tests)]
         command = ncu.counting_command(program, [*child, *arguments, *tests, f"--benchmark-json={results}"], log)
-        echo(f"gpumem: {ncu.shown(command)}")
+        echo(f"gpumem: {running.shown(command)}")
         try:
-            finished = ncu.run(command, environment, echo)
+            finished = running.run(command, environment, echo)
         except (OSError, subprocess.SubprocessError) as error:
             raise NothingCounted(f"{program} cannot be started: {error}") from None
         said = log.read_text(errors="replace") if log.exists() else ""
@@ -113,7 +113,7 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
                 raise BadCall(f"--gpumem-device {value}: {_NO_COUNTERS}")
 
 
-def _results(results: Path, finished: ncu.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
+def _results(results: Path, finished: running.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
     problem = ncu.trouble(said) or ncu.trouble(finished.output)
     try:
@@ -201,7 +201,7 @@ def to_json(found: Count, *, utc: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "datetime": utc,
-        "command": ncu.shown(found.command),
+        "command": running.shown(found.command),
         "device": device_to_json(found.facts),
         "rows": [_row_to_json(row, found) for row in found.rows],
     }

@@ -1,11 +1,8 @@
-"""Nsight Compute: the command line that counts traffic, running it, and what it counted of each kernel."""
+"""Nsight Compute: the command line that counts traffic, and what it counted of each kernel."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,15 +52,6 @@ class Kernel:
     """Further metrics that were asked for, by name: sectors, and shares for those in percent; None where there is no such counter."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A run of ncu that has ended."""
-
-    exit_code: int
-    output: str
-    """What ncu and its child printed."""
-
-
 def counting_command(
     ncu: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
 ) -> list[str]:
@@ -87,30 +75,6 @@ def counting_command(
     command += ["--nvtx", "--nvtx-include", MEASURED_RANGES]
     command += ["--metrics", ",".join((*METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
     return [*command, *child]
-
-
-def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:
-    """Run a command to its end, in `folder` or where this runs; each line that it prints goes to `echo` at once.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    lines = []
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            echo(line.rstrip("\n"))
-            lines.append(line)
-    return Finished(process.returncode, "".join(lines))
 
 
 def trouble(text: str) -> str | None:
@@ -148,8 +112,3 @@ def _kernel(line: Line, more: Sequence[str]) -> Kernel:
     sectors = [None if (count := line.figure(metric)) is None else round(count) * SECTOR for metric in (L2_READ, L2_WRITE)]
     further = {metric: line.figure(metric) for metric in more}
     return Kernel(name, line.ranges, duration, round(reads), round(writes), sectors[0], sectors[1], further)
-
-
-def shown(command: Sequence[str]) -> str:
-    """A command as a shell takes it."""
-    return shlex.join(os.fspath(part) for part in command)

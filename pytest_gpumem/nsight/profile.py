@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight import ncu, profile_tools
+from pytest_gpumem.nsight import profile_tools, running
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, select, selection
 from pytest_gpumem.nsight.profile_tools import NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
@@ -138,9 +138,9 @@ def _profile(
     child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *selection(wanted.tests)]
     command = command_of(program, [*child, *wanted.arguments, *wanted.tests], file, tests)
     before = _stamp(file)
-    echo(f"gpumem: {ncu.shown(command)}")
+    echo(f"gpumem: {running.shown(command)}")
     try:
-        finished = ncu.run(command, environment, echo)
+        finished = running.run(command, environment, echo)
     except (OSError, subprocess.SubprocessError) as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == USAGE_ERROR:

@@ -158,6 +158,6 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
 
 
 def _ranges_call(wanted: Wanted) -> str:
-    from pytest_gpumem.nsight.ncu import shown
+    from pytest_gpumem.nsight.running import shown
 
     return shown(["gpumem", "ranges", "--", *wanted.arguments, *wanted.tests])

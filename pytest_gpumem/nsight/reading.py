@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_gpumem.nsight import ncu, ncu_report
+from pytest_gpumem.nsight import ncu, ncu_report, running
 from pytest_gpumem.nsight.places import Place, place_of_row
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.nsight.sqlite import read_sqlite
@@ -70,7 +70,7 @@ def _exported(path: Path, environment: Mapping[str, str]) -> Recording:
         file = Path(folder, "report.sqlite")
         command = [str(nsys), "export", "--type", "sqlite", "--force-overwrite=true", "--output", str(file), str(path.absolute())]
         try:
-            finished = ncu.run(command, environment, lambda line: None)
+            finished = running.run(command, environment, lambda line: None)
         except (OSError, subprocess.SubprocessError) as error:
             raise BadReport(f"{nsys} cannot be started: {error}") from None
         if not file.is_file():
@@ -99,7 +99,7 @@ def _counted(path: Path, environment: Mapping[str, str]) -> Recording:
         )
     command = [str(program), "--import", str(path.absolute()), "--csv", "--page", "raw", "--print-units", "base"]
     try:
-        finished = ncu.run(command, environment, lambda line: None)
+        finished = running.run(command, environment, lambda line: None)
     except (OSError, subprocess.SubprocessError) as error:
         raise BadReport(f"{program} cannot be started: {error}") from None
     if '"ID"' not in finished.output:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,12 +108,3 @@ def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
     assert ncu.trouble("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
     assert ncu.trouble("==ERROR== The application returned an error code (1).\n") is None
     assert ncu.trouble("==PROF== Disconnected\nE   ERROR in test\n") is None
-
-
-def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
-    program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
-    seen: list[str] = []
-    finished = ncu.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
-    assert finished.exit_code == 3
-    assert seen == ["said", "aside"]
-    assert finished.output == "said\naside\n"

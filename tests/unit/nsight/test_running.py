@@ -1,0 +1,30 @@
+"""A command is run to its end, and what it prints is passed on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.nsight import running
+
+
+def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
+    program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
+    seen: list[str] = []
+    finished = running.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
+    assert finished.exit_code == 3
+    assert seen == ["said", "aside"]
+    assert finished.output == "said\naside\n"
+
+
+def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
+    where = [sys.executable, "-c", "import os; print(os.getcwd())"]
+    assert Path(running.run(where, {}, [].append, folder=tmp_path).output.strip()) == tmp_path.resolve()
+    with pytest.raises(OSError, match="absent"):
+        running.run([str(tmp_path / "absent")], {}, [].append)
+
+
+def test_a_command_is_shown_as_a_shell_takes_it() -> None:
+    assert running.shown(["ncu", Path("a b"), "x=(1)"]) == "ncu 'a b' 'x=(1)'"
