@@ -52,7 +52,12 @@ class Decision:
 
 def flagged(rows: Sequence[Row]) -> list[Row]:
     """Rows that a duet is to judge: those that the screen finds slower, or cannot tell."""
-    return [row for row in rows if row.verdict.outcome in _FLAGGED and row.verdict.comparison is not None]
+    return [row for row in rows if row.verdict.outcome in _FLAGGED and (row.verdict.comparison is not None or _changed(row))]
+
+
+def _changed(row: Row) -> bool:
+    """Whether the screen had nothing to compare a row with because it is now measured in another way, such as another kernel."""
+    return row.verdict.outcome is Outcome.SUSPECT and row.limits.max_regression is not None
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
@@ -61,10 +66,10 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
     """
     comparison, measurement = row.verdict.comparison, row.measurement
-    if comparison is None or measurement is None:
+    if measurement is None or (comparison is None and not _changed(row)):
         return None
     # Faster than the baseline by too much is no slow-down: such a row fails because its baseline is stale.
-    if comparison.delta <= 0 and row.verdict.outcome is not Outcome.INCONCLUSIVE:
+    if comparison is not None and comparison.delta <= 0 and row.verdict.outcome is Outcome.FAIL:
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
     others = replace(row.limits, max_regression=None, fail_if_faster=None)
@@ -72,9 +77,22 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     return None if is_failure(verdict, strict=False) else verdict
 
 
-def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged]) -> tuple[Row, ...]:
-    """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged."""
-    return tuple(_settled(row, rows, facts, duet.get(row.key)) for row in rows)
+def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
+    """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged.
+
+    Args:
+        rows: of the screen.
+        facts: of the device.
+        duet: what it said.
+        strict: the screen failed every row that is no PASS.
+    """
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    # A test that fails in itself may measure what it likes.
+    in_itself = {row.nodeid for row in rows if row.failed} - by_verdict
+    after = [row if row.nodeid in in_itself else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
+    failing = in_itself.union(row.nodeid for row in after if is_failure(row.verdict, strict))
+    # All rows of a test fail with one of them, and no longer once none does.
+    return tuple(replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
 
 
 def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged | None) -> Row:
@@ -93,7 +111,15 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged |
 
 
 def decide(
-    code: int, failures: int, rows: Sequence[Row], facts: DeviceFacts | None, duet: Mapping[str, Judged] | None, *, strict: bool
+    code: int,
+    failures: int,
+    rows: Sequence[Row],
+    facts: DeviceFacts | None,
+    duet: Mapping[str, Judged] | None,
+    *,
+    strict: bool,
+    by_verdict: int | None = None,
+    strict_screen: bool = False,
 ) -> Decision:
     """The gate's end.
 
@@ -104,6 +130,8 @@ def decide(
         facts: of the device; None where pytest wrote no results.
         duet: what the duet said, by `Row.key`; None where there was none.
         strict: green takes a PASS of every row, on a real GPU.
+        by_verdict: how many of the failures are of a row's verdict, and not of an assertion or an error; None: all that can be.
+        strict_screen: the screen failed every row that is no PASS.
     """
     if code == PYTEST_USAGE:
         return Decision(USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
@@ -115,13 +143,16 @@ def decide(
         if code == PYTEST_FAILED:
             return Decision(RED, tuple(rows), ("red: tests failed, and nothing was measured",))
         return Decision(NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
-    after = settled(rows, facts, duet or {})
+    after = settled(rows, facts, duet or {}, strict=strict_screen)
     cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
     remarks = [f"cleared by the duet: {key}" for key in cleared]
     # A test is cleared once all its rows are: others of it may fail.
     tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
     bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
     others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
+    if not bad and by_verdict is not None:
+        # A test that fails by an assertion says nothing of its verdict: both may be against it.
+        others = max(others, failures - by_verdict)
     if code == PYTEST_FAILED and failures == 0:
         return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:

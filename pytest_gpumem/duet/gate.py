@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import click
 
 if TYPE_CHECKING:
     from pytest_gpumem.duet.decision import Decision, Judged
+    from pytest_gpumem.records.row import Row
     from pytest_gpumem.records.schema import Document
     from pytest_gpumem.reporting.concerns import Place
 
@@ -86,7 +87,17 @@ def gate(
         click.echo(f"gpumem gate: the screen flags {rows_flagged}", err=True)
         duet = _duet(output, base, max_regression, rounds_max, duet_arguments(pytest_arguments))
     rows = document.rows if document is not None else ()
-    decision = decide(screened.code, screened.failures, rows, document.device if document is not None else None, duet, strict=strict)
+    facts, settings = (document.device, document.settings) if document is not None else (None, {})
+    decision = decide(
+        screened.code,
+        screened.failures,
+        rows,
+        facts,
+        duet,
+        strict=strict,
+        by_verdict=screened.by_verdict,
+        strict_screen=bool(settings.get("strict")),
+    )
     if document is not None:
         _tell(output, document, decision, os.environ)
     for remark in decision.remarks:
@@ -116,6 +127,8 @@ class Screened:
     """Failures and errors that it counted."""
     document: Document | None
     """Its results; None if it wrote none."""
+    by_verdict: int = 0
+    """How many of the failures are of a row's verdict, and not of an assertion or an error."""
 
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
@@ -128,6 +141,8 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
     own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
+    # What comes after the first failure is judged too: the duet may clear that one.
+    own.append("--maxfail=0")
     command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "GPUMEM_SAVE")}
     sys.stdout.flush()
@@ -136,11 +151,21 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
         document = load(output / RESULTS)
-        suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
+        suites = list(ElementTree.parse(output / JUNIT).getroot().iter("testsuite"))
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
+        by_verdict = _by_verdict(suites, document.rows if document is not None else ())
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
-    return Screened(code, failures, document)
+    return Screened(code, failures, document, by_verdict)
+
+
+def _by_verdict(suites: Iterable[ElementTree.Element], rows: Iterable[Row]) -> int:
+    """How many failures say a row's verdict."""
+    from pytest_gpumem.verdicts.report import headline
+
+    verdicts = tuple(headline(row) for row in rows)
+    messages = (failure.get("message", "").removeprefix("Failed: ") for suite in suites for failure in suite.iter("failure"))
+    return sum(message.startswith(verdicts) for message in messages)
 
 
 def duet_arguments(arguments: Sequence[str]) -> list[str]:

@@ -15,10 +15,15 @@ from pytest_gpumem.verdicts.finding import basis, bounds, change, counted
 
 def report(row: Row, facts: DeviceFacts) -> str:
     """Several lines for the failure of one row; the first is the verdict's sentence."""
-    simulated = " (simulated)" if row.verdict.simulated else ""
-    lines = [f"{row.verdict.outcome.value}{simulated} {row.key}: {row.verdict.reason}"]
+    lines = [f"{headline(row)}{row.verdict.reason}"]
     lines += [f"  {name:<11}{text}" for name, text in _facts(row, facts)]
     return "\n".join(lines)
+
+
+def headline(row: Row) -> str:
+    """What the report begins with, the verdict and whose it is: "FAIL (simulated) tests/test_a.py::test_copy: "."""
+    simulated = " (simulated)" if row.verdict.simulated else ""
+    return f"{row.verdict.outcome.value}{simulated} {row.key}: "
 
 
 def _facts(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:

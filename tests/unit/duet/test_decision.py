@@ -16,15 +16,33 @@ from pytest_gpumem.records.verdict import Outcome
 PASSED, FAILED = Judged("PASS", "+0.1 %"), Judged("FAIL", "slower: +3 %")
 
 
-def decided(*rows: Row, failures: int | None = None, strict: bool = False, **duet: Judged) -> Decision:
+def decided(
+    *rows: Row,
+    failures: int | None = None,
+    strict: bool = False,
+    by_verdict: int | None = None,
+    strict_screen: bool = False,
+    **duet: Judged,
+) -> Decision:
     failures = sum(one.failed for one in rows) if failures is None else failures
     said = {f"t.py::{name}": judged for name, judged in duet.items()}
-    return decide(1 if failures else 0, failures, rows, H100, said, strict=strict)
+    code = 1 if failures else 0
+    return decide(code, failures, rows, H100, said, strict=strict, by_verdict=by_verdict, strict_screen=strict_screen)
 
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     rows = [row(outcome, outcome.name) for outcome in Outcome] + [row(Outcome.FAIL, "absolute", delta=None)]
     assert {one.nodeid for one in flagged(rows)} == {"t.py::FAIL", "t.py::SUSPECT", "t.py::INCONCLUSIVE"}
+
+
+def test_what_is_measured_in_another_way_than_the_baseline_is_for_the_duet_to_decide() -> None:
+    """Another kernel under the same test: there is nothing to compare it with, and it may be slower by any factor."""
+    changed = row(Outcome.SUSPECT, delta=None)
+    assert flagged([changed]) == [changed]
+    assert decided(changed, a=FAILED).code == RED
+    cleared = decided(changed, strict=True, a=PASSED)
+    assert (cleared.code, cleared.rows[0].verdict.outcome) == (FINE, Outcome.PASS)
+    assert decided(changed, a=Judged(None, "the sampler has changed")).rows[0].verdict.outcome is Outcome.SUSPECT
 
 
 def test_all_passed() -> None:
@@ -55,11 +73,30 @@ def test_a_duet_decides_what_the_screen_could_not(outcome: Outcome) -> None:
     assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (RED, True, Outcome.FAIL)
     assert decided(row(outcome), a=Judged("INCONCLUSIVE", "noisy")).code == FINE
     # pytest, itself strict, failed the test: the duet clears it all the same.
-    assert decided(replace(row(outcome), failed=True), failures=1, a=PASSED).code == FINE
+    assert decided(replace(row(outcome), failed=True), failures=1, strict_screen=True, a=PASSED).code == FINE
 
 
-def test_an_unchanged_row_is_cleared_though_it_measured_faster() -> None:
-    assert decided(row(Outcome.INCONCLUSIVE, delta=-0.001), strict=True, a=PASSED).code == FINE
+@pytest.mark.parametrize("outcome", [Outcome.SUSPECT, Outcome.INCONCLUSIVE])
+def test_an_unchanged_row_is_cleared_though_it_measured_faster(outcome: Outcome) -> None:
+    assert decided(row(outcome, delta=-0.001), strict=True, a=PASSED).code == FINE
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.FAIL])
+def test_an_assertion_that_failed_is_not_cleared_by_a_duet_in_which_it_held(outcome: Outcome) -> None:
+    """Wrong results now and then are a mistake, and none that a duet looks for."""
+    flaky = replace(row(outcome), failed=True)
+    assert decided(flaky, failures=1, by_verdict=0, a=PASSED).code == RED
+    assert decided(row(Outcome.FAIL), failures=1, by_verdict=1, a=PASSED).code == FINE
+
+
+def test_the_other_rows_of_a_test_are_cleared_with_the_one_that_failed_it() -> None:
+    beside = replace(row(label="y"), failed=True)
+    both = (row(Outcome.FAIL, label="x"), beside)
+    decision = decide(1, 1, both, H100, {"t.py::a[x]": PASSED}, strict=True, by_verdict=1)
+    assert decision.code == FINE
+    assert not any(one.failed for one in decision.rows)
+    claim = replace(beside, verdict=replace(beside.verdict, outcome=Outcome.INCONCLUSIVE, fails=True, comparison=None))
+    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False, by_verdict=1).code == RED
 
 
 def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
@@ -120,7 +157,7 @@ def test_strict_takes_a_real_gpu_and_a_baseline() -> None:
 
 def test_rows_that_were_not_flagged_are_left_alone() -> None:
     fine = row()
-    assert settled([fine], H100, {"t.py::a": FAILED}) == (fine,)
+    assert settled([fine], H100, {"t.py::a": FAILED}, strict=False) == (fine,)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             (output / gate.QUALITY).write_text(code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows}))
             (output / gate.SUMMARY).write_text("the screen's")
             document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
-            return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
+            return gate.Screened((1 if failures else 0) if code is None else code, failures, document, by_verdict=failures)
 
         def play(*, file: Path, **given: Any) -> int:
             assert duet is not None, "nothing was to be decided"
@@ -94,6 +95,30 @@ def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(full))
     assert "is nearly full, nothing is added" in run(rows=(row(),)).stderr
     assert full.stat().st_size == 1 << 20
+
+
+def test_a_screen_measures_everything_and_knows_failures_of_verdicts_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -x the duet would clear the first failure, and nobody have looked at what comes after it."""
+    (tmp_path / "test_them.py").write_text(
+        """
+import pytest
+
+@pytest.mark.gpumem(max_latency="1 ns")
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+
+def test_wrong(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+    raise AssertionError("FAIL (simulated) by itself")
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run(["git", *words], check=True)
+    (tmp_path / "out").mkdir()
+    screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
+    assert screened.document is not None
+    assert (screened.code, screened.failures, screened.by_verdict, len(screened.document.rows)) == (1, 2, 1, 2)
 
 
 def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
