@@ -8,14 +8,11 @@ from pathlib import Path
 
 from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
 from pytest_gpumem.nsight import ncu, running
-from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, read_csv
+from pytest_gpumem.nsight.ncu_report import ACCESS_METRICS, PROFILE_METRICS, read_csv
 from pytest_gpumem.nsight.profile_tools import ncu_trouble
 from pytest_gpumem.nsight.reading import with_results
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.records.profile import TestProfile
-
-INSTRUMENTED = (USED_OF_LOAD, USED_OF_STORE)
-"""Metrics that need instrumented code; where ncu refuses them, sectors per request alone tell the access pattern."""
 
 
 def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
@@ -33,7 +30,7 @@ def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict
         program = find_ncu(run.environment)
     except ToolMissing as error:
         raise NotCounted(str(error)) from None
-    for further in (INSTRUMENTED, ()):
+    for further in (ACCESS_METRICS, ()):  # where ncu refuses these, sectors per request alone tell the access pattern
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
             more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in ncu.METRICS]

@@ -40,6 +40,8 @@ SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op
 # What gld_efficiency and gst_efficiency of nvprof were: bytes that the threads use of each sector. Counted by instrumented code.
 USED_OF_LOAD = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"
 USED_OF_STORE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"
+# What gld_transactions and gst_transactions of nvprof were: sectors that loads and stores touch in L1.
+L1_LOAD, L1_STORE = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 # The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
 SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
@@ -54,9 +56,11 @@ PROFILE_METRICS = (
     SECTORS_PER_LOAD, SECTORS_PER_STORE, OCCUPANCY, SM_CLOCKS[0], MEMORY_CLOCK,
 )  # fmt: skip
 """What to ask of Nsight Compute (`--metrics`) so that a profile holds all that can be told. Metrics that a report lacks are None in it;
-`REGISTERS`, `SHARED`, `SET_ASIDE`, `USED_OF_LOAD` and `USED_OF_STORE` are read where a report has them."""
+`REGISTERS`, `SHARED`, `SET_ASIDE` and those of `ACCESS_METRICS` are read where a report has them."""
+ACCESS_METRICS = (USED_OF_LOAD, USED_OF_STORE, L1_LOAD, L1_STORE)
+"""What tells wasted sectors from further bytes. Not every GPU has them, and ncu counts nothing where it is asked for what it lacks."""
 
-_METRICS = (*PROFILE_METRICS, USED_OF_LOAD, USED_OF_STORE, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
+_METRICS = (*PROFILE_METRICS, *ACCESS_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
 
 MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
 """Where installers put the module `ncu_report`; patterns, of several matches the newest version is taken."""
@@ -253,6 +257,8 @@ def _use(one: Launch) -> KernelUse:
         sectors_per_store=figures.get(SECTORS_PER_STORE),
         used_of_load=figures.get(USED_OF_LOAD),
         used_of_store=figures.get(USED_OF_STORE),
+        l1_load=whole(L1_LOAD, times=SECTOR),
+        l1_store=whole(L1_STORE, times=SECTOR),
         occupancy=figures.get(OCCUPANCY),
         sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
         memory_clock_hz=figures.get(MEMORY_CLOCK),

@@ -35,6 +35,8 @@ def _one_kernel(group: list[KernelUse]) -> KernelUse:
         sectors_per_store=_mean([one.sectors_per_store for one in group], [one.l2_written for one in group]),
         used_of_load=_mean([one.used_of_load for one in group], [one.l2_read for one in group]),
         used_of_store=_mean([one.used_of_store for one in group], [one.l2_written for one in group]),
+        l1_load=_sum(one.l1_load for one in group),
+        l1_store=_sum(one.l1_store for one in group),
         occupancy=_mean([one.occupancy for one in group], [one.nanoseconds for one in group]),
         sm_clock_hz=_mean([one.sm_clock_hz for one in group], [one.nanoseconds for one in group]),
         memory_clock_hz=_mean([one.memory_clock_hz for one in group], [one.nanoseconds for one in group]),

@@ -53,6 +53,10 @@ class KernelUse:
     wider elements, which take more sectors too, from scattered ones. Loads of global memory."""
     used_of_store: float | None = None
     """The same of stores to global memory."""
+    l1_load: int | None = None
+    """Bytes of the sectors that loads of global memory touch, before L1 serves any of them, summed over `launches`."""
+    l1_store: int | None = None
+    """The same of stores to global memory."""
     occupancy: float | None = None
     """Achieved occupancy: active warps over the most that an SM holds, 0 to 1, the mean over the time in which SMs were active."""
     sm_clock_hz: float | None = None

@@ -12,7 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.causes_figures import Evidence, Figures
+from pytest_gpumem.verdicts.causes_names import only
 from pytest_gpumem.verdicts.causes_rule import Found, Rule
 from pytest_gpumem.verdicts.causes_rules import RULES
 from pytest_gpumem.verdicts.causes_sides import Sides
@@ -21,6 +23,11 @@ UNEXPLAINED = "unexplained"
 """Name of what no rule accounts for."""
 LEAST = 0.01
 """Share of the slow-down below which a cause is not told, and by which estimates may be scaled without a word."""
+
+LARGE = 0.5
+"""Share of the slow-down above which what is unexplained is worth a note, and a part of it is most of it."""
+SMALL = 0.1
+"""Share of the slow-down below which a part of it is none."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +135,16 @@ def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence
             found.append((rule, one))
     causes, left = share_out(found, slow_down.seconds)
     told = tuple(f"{', '.join(what)}: {lack}" for lack, what in missing.items())
+    if left > LARGE * slow_down.seconds and (where := _where_else(sides, slow_down)) is not None:
+        notes = (*notes, where)
     return Explanation(slow_down, causes, left, told, None, notes)
 
 
 def share_out(found: Sequence[tuple[Rule, Found]], seconds: float) -> tuple[tuple[Cause, ...], float]:
     """Hold estimates against what was measured.
 
-    Those with a bound of their own come first, in proportion where they are more than there is. Of what they leave, causes that only
-    make waiting longer (`Found.weak`) take at most their estimate, and what has no upper bound takes the rest.
+    Those with a bound of their own come first, in proportion where they are more than there is. Of what they leave, what has no upper
+    bound takes all; else what only makes waiting longer (`Found.reserve`) takes at most its estimate, in the order given.
 
     Args:
         found: rules with their findings.
@@ -144,27 +153,32 @@ def share_out(found: Sequence[tuple[Rule, Found]], seconds: float) -> tuple[tupl
     Returns:
         The causes, the largest first, and the seconds that are left.
     """
-    strong = [(rule, one) for rule, one in found if not one.weak]
-    total = math.fsum(one.seconds for _, one in strong)
+    total = math.fsum(one.seconds for _, one in found)
     scale = min(1.0, seconds / total) if total > 0 else 1.0
-    given = [(rule, one, one.seconds * scale, scale < 1 - LEAST or one.open) for rule, one in strong]
-    left = max(0.0, seconds - math.fsum(each for _, _, each, _ in given))
-    if opened := [index for index, (_, one, _, _) in enumerate(given) if one.open]:
+    given = [one.seconds * scale for _, one in found]
+    left = max(0.0, seconds - math.fsum(given))
+    if opened := [index for index, (_, one) in enumerate(found) if one.open]:
         # In proportion to what each has already; in equal parts where none has anything.
-        weights = [given[index][2] for index in opened]
+        weights = [given[index] for index in opened]
         whole = math.fsum(weights)
         for index, weight in zip(opened, weights, strict=True):
-            rule, one, each, _ = given[index]
-            given[index] = (rule, one, each + left * (weight / whole if whole > 0 else 1 / len(opened)), True)
+            given[index] += left * (weight / whole if whole > 0 else 1 / len(opened))
         left = 0.0
-    for rule, one in found:
-        if one.weak and left > 0:
-            each = min(one.seconds, left)
-            given.append((rule, one, each, True))
-            left -= each
+    for index, (_, one) in enumerate(found):
+        more = min(one.reserve, left)
+        given[index] += more
+        left -= more
     causes = [
-        Cause(rule.name, one.sentence, each, each / seconds, up_to, one.seconds, one.evidence)
-        for rule, one, each, up_to in given
+        Cause(
+            rule=rule.name,
+            sentence=one.sentence,
+            seconds=each,
+            share=each / seconds,
+            up_to=scale < 1 - LEAST or one.open or one.reserve > 0,
+            estimate=one.seconds + one.reserve,
+            evidence=one.evidence,
+        )
+        for (rule, one), each in zip(found, given, strict=True)
         if each >= LEAST * seconds
     ]
     left = max(0.0, seconds - math.fsum(cause.seconds for cause in causes))
@@ -178,11 +192,24 @@ def _notes(sides: Sides) -> list[str]:
         said.append(f"base was timed by the sampler {was.sampler}, head by {now.sampler}: a part of the difference may be the clock's")
     if was.mode != now.mode:
         said.append(f"base was measured {was.mode}, head {now.mode}")
-    names = [sorted({kernel.name for kernel in side.kernels}) for side in (sides.base, sides.head)]
-    if names[0] != names[1] and all(names):
-        said.append(f"other kernels run: {', '.join(_short(n) for n in names[1])} where it was {', '.join(_short(n) for n in names[0])}")
+    gone, new = only(*([kernel.name for kernel in side.kernels] for side in (sides.base, sides.head)))
+    if gone and new:
+        said.append(f"other kernels run: {new} where it was {gone}")
     return said
 
 
-def _short(name: str) -> str:
-    return name.partition("(")[0].removeprefix("void ")
+def _where_else(sides: Sides, slow_down: SlowDown) -> str | None:
+    """Whether what is unexplained lies in the kernels or beside them; None where their times were not seen alike, or do not tell."""
+    was, now = (sum(kernel.seconds for kernel in side.kernels) for side in (sides.base, sides.head))
+    if not was or not now or sides.base.counted != sides.head.counted:
+        return None
+    times, part = f"{format_time(was)} → {format_time(now)}", (now - was) / slow_down.seconds
+    if part >= LARGE:
+        bytes_too = " at about the same bytes and accesses" if sides.counted else ""
+        return (
+            f"the kernels themselves take longer{bytes_too}, {times}: arithmetic, bank conflicts, divergence, atomics or waiting, which no "
+            "rule looks at; `gpumem profile ncu --set full` shows them"
+        )
+    if part <= SMALL:
+        return f"the kernels take no longer, {times}: the time goes beside them, to the host, to gaps or to what waits for another stream"
+    return None

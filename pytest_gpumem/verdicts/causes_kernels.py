@@ -1,4 +1,4 @@
-"""Rules about what runs on the SMs: kernels, their accesses, bytes and shapes, and the clocks."""
+"""Rules about what runs on the SMs: kernels, their shapes and the clocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.traffic import size
-from pytest_gpumem.units import MB, format_bytes, format_share, format_time
+from pytest_gpumem.units import format_time
+from pytest_gpumem.verdicts.causes_names import base_names
 from pytest_gpumem.verdicts.causes_rule import GAP_SECONDS, Found
-from pytest_gpumem.verdicts.causes_windows import claim_misses, rates
 
 if TYPE_CHECKING:
     from pytest_gpumem.verdicts.causes_pairing import OneKernel
@@ -32,85 +31,7 @@ def more_kernels(sides: Sides, threshold: float) -> Found | None:
 
 
 def _names(kernels: Sequence[OneKernel]) -> str:
-    return ", ".join(dict.fromkeys(kernel.name.partition("(")[0].removeprefix("void ") for kernel in kernels))
-
-
-def access_pattern(sides: Sides, threshold: float) -> Found | None:
-    """Sectors that are fetched for the same bytes."""
-    ratio = sides.pattern
-    if ratio < 1 + threshold:
-        return None
-    was, now = sides.base.measurement.sectors_per_request, sides.head.measurement.sectors_per_request
-    sectors, of = (was, now), "request"
-    if sides.counted:
-        seen = [(sides.kernels.base.sectors(which), sides.kernels.head.sectors(which)) for which in (0, 1)]
-        known = [(one, other, name) for (one, other), name in zip(seen, ("load", "store"), strict=True) if one and other]
-        if known:
-            *both, of = max(known, key=lambda item: item[1] / item[0])
-            sectors = (both[0], both[1])
-    shown = f"sectors per {of} {sectors[0]:.3g} → {sectors[1]:.3g}: " if sectors[0] and sectors[1] else ""
-    sentence = f"{shown}{_pattern(ratio)}"
-    if sides.counted and (dram := sides.dram) is not None and dram > 1.02:
-        sentence += f"; DRAM bytes {format_share(dram - 1, sign=True)}"
-    evidence = [("sectors_per_request", sectors[0], sectors[1])]
-    used = [(sides.kernels.base.used(which), sides.kernels.head.used(which)) for which in (0, 1)]
-    evidence += [(name, one, other) for (one, other), name in zip(used, ("used_of_load", "used_of_store"), strict=True) if one and other]
-    return Found(sentence, sides.seconds_of(ratio), tuple(evidence))
-
-
-def _pattern(ratio: float) -> str:
-    whole = round(ratio)
-    if ratio <= 1.3:
-        return "misaligned, each warp touches a sector more"
-    if whole >= 2 and abs(ratio / whole - 1) < 0.05:
-        return f"stride {whole}" if whole < 8 else f"stride {whole} or more: each element has a sector of its own"
-    return f"{ratio:.3g} times the sectors for the same bytes: accesses are less coalesced"
-
-
-def more_bytes(sides: Sides, threshold: float) -> Found | None:
-    """More bytes to be moved, by the declaration or as the SMs ask for them."""
-    if sides.asked < 1 + threshold:
-        return None
-    was, now = sides.base.compulsory, sides.head.compulsory
-    told, evidence = [], list[tuple[str, float | None, float | None]]()
-    if was and now and now > was * (1 + threshold):
-        told.append(f"declared {format_bytes(was)} → {format_bytes(now)}")
-        evidence.append(("declared", float(was), float(now)))
-    if sides.counted:
-        base, head = sides.kernels.base, sides.kernels.head
-        if sides.dram is not None and base.dram and head.dram:
-            told.append(f"DRAM {size(base.dram)} → {size(head.dram)}{rates(sides)}")
-            evidence.append(("dram", base.dram, head.dram))
-        if base.asked and head.asked:
-            told.append(f"asked of L2 {size(base.asked)} → {size(head.asked)}")
-            evidence.append(("asked_of_l2", base.asked, head.asked))
-    wider = _wider(sides)
-    sentence = f"{format_share(sides.asked - 1, sign=True)} bytes to move{wider}: {', '.join(told)}"
-    return Found(sentence, sides.seconds_of(sides.asked), tuple(evidence))
-
-
-def _wider(sides: Sides) -> str:
-    names = [" ".join(kernel.name.lower() for kernel in side.kernels) for side in (sides.base, sides.head)]
-    for wide, narrow in (("double", "float"), ("float64", "float32"), ("int64", "int32"), ("long", "int"), ("float", "half")):
-        if wide in names[1] and wide not in names[0] and narrow in names[0]:
-            return f" ({wide} where it was {narrow})"
-    return ""
-
-
-def l2_misses(sides: Sides, threshold: float) -> Found | None:
-    """More DRAM bytes for what is asked, where no window accounts for it."""
-    if sides.misses < 1 + threshold or claim_misses(sides):
-        return None
-    base, head = sides.kernels.base, sides.kernels.head
-    if (head.dram or 0) - (base.dram or 0) < MB:
-        return None
-    dram, asked = (format_share(ratio - 1, sign=True) for ratio in (sides.dram or 1.0, sides.asked))
-    sentence = (
-        f"DRAM bytes {dram}{rates(sides)} with {asked} to move: what L2 served comes from DRAM, the working set no longer fits or is "
-        "visited in another order"
-    )
-    evidence = (("dram", base.dram, head.dram), ("l2_hit_rate", base.hit_rate, head.hit_rate))
-    return Found(sentence, sides.seconds_of(sides.misses), evidence)
+    return base_names(kernel.name for kernel in kernels)
 
 
 def fewer_threads(sides: Sides, threshold: float) -> Found | None:
@@ -126,8 +47,8 @@ def fewer_threads(sides: Sides, threshold: float) -> Found | None:
     if now > was * (1 - threshold):
         return None
     sentence = (
-        f"grid {before.blocks} × {before.threads} → {after.blocks} × {after.threads}: the launch fills {100 * now:.0f} % of the device's "
-        f"threads where it was {100 * was:.0f} %"
+        f"grid {before.blocks} × {before.threads} → {after.blocks} × {after.threads}: the launch fills {100 * now:.3g} % of the device's "
+        f"threads where it was {100 * was:.3g} %"
     )
     return Found(sentence, sides.kernel_seconds * (1 - now / was), (("resident_share", was, now),))
 
@@ -137,12 +58,14 @@ def occupancy(sides: Sides, threshold: float) -> Found | None:
     was, now = sides.kernels.base.occupancy, sides.kernels.head.occupancy
     if not was or not now or now > was * (1 - threshold) or not _lives_on_memory(sides):
         return None
-    regs = _changed([(k.registers, o.registers) for k, o in zip(sides.kernels.base.kernels, sides.kernels.head.kernels, strict=False)])
-    block = _changed([(k.threads, o.threads) for k, o in zip(sides.kernels.base.kernels, sides.kernels.head.kernels, strict=False)])
+    # Of kernels that belong together; what is a group on one side has no shape of its own.
+    pairs = [(was.kernels[0], now.kernels[0]) for was, now in sides.kernels.pairs if len(was.kernels) == len(now.kernels) == 1]
+    regs = _changed([(k.registers, o.registers) for k, o in pairs])
+    block = _changed([(k.threads, o.threads) for k, o in pairs])
     why = [f"registers {regs}" if regs else "", f"threads of a block {block}" if block else ""]
     shown = f" ({', '.join(one for one in why if one)})" if any(why) else ""
     sentence = f"occupancy {100 * was:.0f} → {100 * now:.0f} %{shown}: fewer loads in flight"
-    return Found(sentence, sides.kernel_seconds * (1 - now / was), (("occupancy", was, now),), weak=True)
+    return Found(sentence, 0.0, (("occupancy", was, now),), reserve=sides.kernel_seconds * (1 - now / was))
 
 
 LIVES_ON_MEMORY = 0.3

@@ -21,8 +21,10 @@ class OneKernel:
     """Bytes."""
     dram_written: float | None
     """Bytes."""
-    asked: float | None
-    """Bytes that the SMs asked of L2, reads and writes, in whole sectors."""
+    l2: tuple[float | None, float | None]
+    """Bytes that the SMs read from L2 and wrote to it, in whole sectors."""
+    l1: tuple[float | None, float | None]
+    """Bytes of the sectors that loads and stores touch, before L1 serves any of them."""
     hit_rate: float | None
     """Share of what was asked of L2 that it had."""
     sectors: tuple[float | None, float | None]
@@ -44,6 +46,11 @@ class OneKernel:
         """Bytes read from and written to DRAM."""
         return None if self.dram_read is None or self.dram_written is None else self.dram_read + self.dram_written
 
+    @property
+    def asked(self) -> float | None:
+        """Bytes that the SMs asked of L2, reads and writes."""
+        return _sum(self.l2)
+
     def share(self, part: float) -> OneKernel:
         """The same kernel launched `part` times as often."""
 
@@ -56,7 +63,8 @@ class OneKernel:
             seconds=self.seconds * part,
             dram_read=scaled(self.dram_read),
             dram_written=scaled(self.dram_written),
-            asked=scaled(self.asked),
+            l2=(scaled(self.l2[0]), scaled(self.l2[1])),
+            l1=(scaled(self.l1[0]), scaled(self.l1[1])),
         )
 
 
@@ -108,6 +116,10 @@ class Total:
         weight = sum(seconds for _, seconds in known)
         return sum(value * seconds for value, seconds in known) / weight if weight else None
 
+    def l2(self, which: int) -> float | None:
+        """Bytes that the SMs read from L2 (0) or wrote to it (1)."""
+        return _sum(kernel.l2[which] for kernel in self.kernels)
+
     def sectors(self, which: int) -> float | None:
         """Sectors of one load (0) or store (1)."""
         return self._mean(lambda kernel: kernel.sectors[which])
@@ -115,6 +127,13 @@ class Total:
     def used(self, which: int) -> float | None:
         """Share of the sectors' bytes that loads (0) or stores (1) use."""
         return self._mean(lambda kernel: kernel.used[which])
+
+    def wanted(self, which: int) -> float | None:
+        """Bytes that threads load (0) or store (1), each as often as it is asked for."""
+        return _sum(
+            None if (touched := kernel.l1[which]) is None or (used := kernel.used[which]) is None else touched * used
+            for kernel in self.kernels
+        )
 
     def _mean(self, figure: Callable[[OneKernel], float | None]) -> float | None:
         known = [(value, kernel.asked if kernel.asked is not None else kernel.seconds) for kernel in self.kernels
@@ -127,34 +146,45 @@ class Total:
 class Paired:
     """The kernels of two sides: those that do the same work, and those that only head runs."""
 
-    base: Total
-    head: Total
+    pairs: tuple[tuple[Total, Total], ...]
+    """Base's and head's kernels of the same work: one of each, or several where they cannot be told apart."""
     added: tuple[OneKernel, ...]
     """Kernels of head, or further launches of one, that base has no counterpart for."""
     replaced: tuple[OneKernel, ...]
     """Kernels of base that `added` stands for, such as a fused one that was split; empty where nothing went."""
 
+    @property
+    def base(self) -> Total:
+        """Base's kernels that have a counterpart."""
+        return Total(tuple(kernel for was, _ in self.pairs for kernel in was.kernels))
+
+    @property
+    def head(self) -> Total:
+        """Their counterparts."""
+        return Total(tuple(kernel for _, now in self.pairs for kernel in now.kernels))
+
 
 def pair(base: Sequence[OneKernel], head: Sequence[OneKernel]) -> Paired:
     """Put kernels of the same name together; those of other names in their order where there are as many, else they were added."""
-    names = {kernel.name for kernel in base} & {kernel.name for kernel in head}
-    common_base, common_head, added = [], [], []
-    for kernel in base:
-        if kernel.name in names:
-            common_base.append(kernel)
-    for kernel in head:
-        if kernel.name in names:
-            was = next(one for one in base if one.name == kernel.name)
-            if kernel.count > was.count > 0:
-                common_head.append(kernel.share(was.count / kernel.count))
-                added.append(kernel.share(1 - was.count / kernel.count))
-            else:
-                common_head.append(kernel)
-    gone = tuple(kernel for kernel in base if kernel.name not in names)
+    named = {kernel.name: kernel for kernel in head}
+    pairs, added = [], []
+    for was in base:
+        if (now := named.get(was.name)) is None:
+            continue
+        if now.count > was.count > 0:
+            added.append(now.share(1 - was.count / now.count))
+            now = now.share(was.count / now.count)
+        pairs.append((Total((was,)), Total((now,))))
+    names = {kernel.name for kernel in base}
+    gone = tuple(kernel for kernel in base if kernel.name not in named)
     new = tuple(kernel for kernel in head if kernel.name not in names)
     if sum(kernel.count for kernel in new) > sum(kernel.count for kernel in gone):
-        return Paired(Total(tuple(common_base)), Total(tuple(common_head)), (*added, *new), gone)
-    return Paired(Total((*common_base, *gone)), Total((*common_head, *new)), tuple(added), ())
+        return Paired(tuple(pairs), (*added, *new), gone)
+    if len(gone) == len(new):
+        pairs += [(Total((was,)), Total((now,))) for was, now in zip(gone, new, strict=True)]
+    else:
+        pairs.append((Total(gone), Total(new)))
+    return Paired(tuple(pairs), tuple(added), ())
 
 
 def by_name(uses: Sequence[KernelUse], launches: int) -> tuple[OneKernel, ...]:
@@ -182,7 +212,8 @@ def _one(name: str, uses: Sequence[KernelUse], launches: int) -> OneKernel:
         seconds=sum(use.nanoseconds for use in uses) / launches / 1e9,
         dram_read=each(lambda use: use.dram_read),
         dram_written=each(lambda use: use.dram_written),
-        asked=each(lambda use: None if use.l2_read is None or use.l2_written is None else use.l2_read + use.l2_written),
+        l2=(each(lambda use: use.l2_read), each(lambda use: use.l2_written)),
+        l1=(each(lambda use: use.l1_load), each(lambda use: use.l1_store)),
         hit_rate=mean(lambda use: use.l2_hit_rate),
         sectors=(mean(lambda use: use.sectors_per_request), mean(lambda use: use.sectors_per_store)),
         used=(mean(lambda use: use.used_of_load), mean(lambda use: use.used_of_store)),

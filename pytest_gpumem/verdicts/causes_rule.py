@@ -28,8 +28,8 @@ class Found:
     """Figures in base and in head."""
     open: bool = False
     """The estimate is a lower bound: what no other cause accounts for may be this one's."""
-    weak: bool = False
-    """It makes waiting longer, which may cost anything from nothing to the estimate: it comes after all others."""
+    reserve: float = 0.0
+    """Seconds that it may cost besides, because it makes waiting longer: anything from nothing to this, of what all others leave."""
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,8 @@ dirty in L2 at a launch's end), clocks by one step of 15 MHz, page faults by a f
 
 from __future__ import annotations
 
-from pytest_gpumem.verdicts.causes_kernels import (
-    access_pattern,
-    fewer_threads,
-    l2_misses,
-    memory_clock,
-    more_bytes,
-    more_kernels,
-    occupancy,
-    sm_clock,
-)
+from pytest_gpumem.verdicts.causes_bytes import access_pattern, l2_misses, more_bytes
+from pytest_gpumem.verdicts.causes_kernels import fewer_threads, memory_clock, more_kernels, occupancy, sm_clock
 from pytest_gpumem.verdicts.causes_link import (
     FEW_FAULTS,
     GROUP_SECONDS,
@@ -51,6 +43,7 @@ _OVER_LINK = "bytes over the link's rate; open above"
 _SLOWER_COPY = "time of the copies less their time at the rate that they had; open above"
 _ITS_TIME = f"their running time + {GAP_SECONDS * 1e6:g} us for each"
 _FACTOR = "kernel time × (1 − 1/ratio), by its part of all such factors"
+_ASKED = "kernel time × (1 − 1/growth of what L2 is asked), by its part of all such factors; above that waiting for L1, after all others"
 _WAITING = "kernel time × (1 − ratio), after all others"
 
 RULES: tuple[Rule, ...] = (
@@ -72,7 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule("pageable", "kind of host memory that copies use", 0.05, "of the copied bytes", _SLOWER_COPY, (KINDS,), pageable),
     Rule("more copies", "copies and memsets in a launch", 0.05, "more bytes, or one more", _ITS_TIME, (COPIES,), more_copies),
     Rule("more kernels", "kernels in a launch", 0.5, "more", _ITS_TIME, (WATCHED,), more_kernels),
-    Rule("access pattern", "sectors for the bytes that threads use", 0.1, "more sectors", _FACTOR, (PATTERN,), access_pattern),
+    Rule("access pattern", "sectors for the bytes that threads use", 0.1, "more sectors", _ASKED, (PATTERN,), access_pattern),
     Rule("more bytes", "bytes to move", 0.03, "more bytes", _FACTOR, (BYTES,), more_bytes),
     Rule("L2 misses", "DRAM bytes for what is asked of L2", 0.06, "more bytes, and 1 MB", _FACTOR, (NCU,), l2_misses),
     Rule("fewer threads", "share of the device's threads in the grid", 0.2, "less", "kernel time × (1 − ratio)", (WATCHED,), fewer_threads),

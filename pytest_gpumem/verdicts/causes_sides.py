@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
+from pytest_gpumem.verdicts.causes_accesses import Access, accesses
 from pytest_gpumem.verdicts.causes_figures import Figures
 from pytest_gpumem.verdicts.causes_pairing import Paired, pair
 
@@ -47,30 +48,38 @@ class Sides:
         return self.head.latency if alone or not seen else min(self.head.latency, seen)
 
     @cached_property
-    def pattern(self) -> float:
-        """Sectors that a launch fetches for the same bytes, over base's."""
-        if self.counted:
-            found = [self._used(which) for which in (0, 1)]
-            known = [ratio for ratio in found if ratio is not None]
-            if known:
-                return max(known)
-        was, now = self.base.measurement.sectors_per_request, self.head.measurement.sectors_per_request
-        if was and now:
-            return now / was
-        if self.counted and abs(self._declared - 1) <= SAME_WORK:
-            seen = [
-                now / was for which in (0, 1) if (was := self.kernels.base.sectors(which)) and (now := self.kernels.head.sectors(which))
-            ]
-            return max(seen, default=1.0)
-        return 1.0
+    def accesses(self) -> tuple[Access, ...]:
+        """Loads and stores of the kernels that both sides have; none where they were not counted."""
+        return accesses(self.kernels, same_work=self.same_work or not self._both_declared) if self.counted else ()
 
-    def _used(self, which: int) -> float | None:
-        was, now = self.kernels.base.used(which), self.kernels.head.used(which)
-        return was / now if was and now else None
+    @property
+    def knows_accesses(self) -> bool:
+        """Whether sectors of their loads or stores were counted."""
+        return any(one.sectors is not None or one.used is not None for one in self.accesses)
+
+    @cached_property
+    def touched(self) -> float:
+        """Sectors that a kernel's launch shape makes its requests touch, over base's, by the record; 1 where it does not say."""
+        was, now = self.base.measurement.sectors_per_request, self.head.measurement.sectors_per_request
+        return now / was if was and now else 1.0
+
+    @cached_property
+    def pattern(self) -> float:
+        """Bytes asked of L2 for the same work because sectors are used in part, over base's."""
+        if not self.knows_accesses:
+            return self.touched
+        if not (asked := self.kernels.base.asked):
+            return max(one.ratio for one in self.accesses)
+        return 1 + math.fsum(one.wasted for one in self.accesses) / asked
 
     @property
     def _both_declared(self) -> bool:
         return bool(self.base.compulsory and self.head.compulsory)
+
+    @property
+    def same_work(self) -> bool:
+        """Whether both sides declare the same bytes, about."""
+        return self._both_declared and abs(self._declared - 1) <= SAME_WORK
 
     @property
     def _declared(self) -> float:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 THRASHES = 0.01
 """Share by which a window asks for more than its set-aside before it counts as thrashing."""
 
+RATE_VARIES = 0.01
+"""Points by which an L2 hit rate moves without a meaning."""
+
 
 def _persisting(figures: Figures) -> Window | None:
     window = figures.window
@@ -50,8 +53,11 @@ def _reads(sides: Sides) -> str:
 
 
 def rates(sides: Sides) -> str:
+    """ " (L2 hit rate 71 → 52 %)", where it was counted and moved; empty else."""
     was, now = sides.kernels.base.hit_rate, sides.kernels.head.hit_rate
-    return "" if was is None or now is None else f" (L2 hit rate {100 * was:.0f} → {100 * now:.0f} %)"
+    if was is None or now is None or abs(now - was) < RATE_VARIES:
+        return ""
+    return f" (L2 hit rate {100 * was:.0f} → {100 * now:.0f} %)"
 
 
 def _l2_evidence(sides: Sides) -> Pairs:

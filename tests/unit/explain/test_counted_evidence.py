@@ -13,20 +13,20 @@ from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
 from pytest_gpumem.duet.worktree import Side
-from pytest_gpumem.explain.counting import INSTRUMENTED, count
+from pytest_gpumem.explain.counting import count
 from pytest_gpumem.explain.session import NotCounted, Run
-from pytest_gpumem.nsight.ncu_report import PROFILE_METRICS
+from pytest_gpumem.nsight.ncu_report import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.verdict import Outcome, Verdict
 
-FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50")
-HEAD = (*HEADING, "lts__t_sector_hit_rate.pct", *INSTRUMENTED)
+FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50", "65536", "65536")
+HEAD = (*HEADING, "lts__t_sector_hit_rate.pct", *ACCESS_METRICS)
 TABLE = log(
     *(line(i, "triad", measured("test_triad"), FIGURES) for i in range(5)),  # type: ignore[arg-type]
     heading=HEAD,
-    units=(*UNITS, "%", "%", "%"),
+    units=(*UNITS, "%", "%", "%", "sector", "sector"),
 )
 CHILD = """
 import json, sys
@@ -77,10 +77,11 @@ def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> N
     (kernel,) = one.kernels
     assert (one.launches, kernel.launches, kernel.dram_read) == (5, 5, 5 * 2097152)
     assert (kernel.l2_hit_rate, kernel.used_of_load, kernel.used_of_store) == (0.975, 1.0, 0.5)
+    assert (kernel.l1_load, kernel.l1_store) == (5 * 65536 * 32, 5 * 65536 * 32)
     ((arguments, folder),) = [json.loads(text) for text in (tmp_path / "told").read_text().splitlines()]
     assert folder == str(tmp_path)
     asked = arguments[arguments.index("--metrics") + 1].split(",")
-    assert sorted(asked) == sorted({*PROFILE_METRICS, *INSTRUMENTED, *asked})
+    assert sorted(asked) == sorted({*PROFILE_METRICS, *ACCESS_METRICS, *asked})
     assert arguments.count("--gpumem") == 1
     assert "t.py::test_triad" in arguments
 
@@ -94,7 +95,7 @@ def test_caches_are_left_alone_where_all_is_measured_hot(tree: Side, tmp_path: P
 
 
 def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, results: str) -> None:
-    found = count(Run(tree, tree, (), (), stand_in(tmp_path, results, refuses=INSTRUMENTED[0])), lambda line: None)
+    found = count(Run(tree, tree, (), (), stand_in(tmp_path, results, refuses=ACCESS_METRICS[0])), lambda line: None)
     assert list(found) == ["t.py::test_triad"]
     assert len((tmp_path / "told").read_text().splitlines()) == 2
 
