@@ -7,7 +7,7 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -37,7 +37,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Accepted:
-    """One row of one process."""
+    """One row of one run: of a process, or of all that --gpumem-processes had."""
 
     nodeid: str
     """pytest's id of the test."""
@@ -58,6 +58,11 @@ class Accepted:
     def key(self) -> str:
         """As `Row.key`."""
         return key_of(self.nodeid, self.label)
+
+    @property
+    def processes(self) -> int:
+        """Behind it: more than one of a run with --gpumem-processes."""
+        return 1 + len(self.measurement.further)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class History:
     """What a baseline knows about one row, as far as it can be compared."""
 
     accepted: tuple[Accepted, ...]
-    """The window: one for each process, oldest first."""
+    """The window: one for each run, oldest first."""
     reason: str | None = None
     """Why there are none that can be compared."""
     anchor: tuple[Accepted, ...] = ()
@@ -100,7 +105,7 @@ class Baseline:
     """All accepted rows of one kind of device."""
 
     rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)
-    """By row key: those of the row's epoch, one for each process, oldest first."""
+    """By row key: those of the row's epoch, one for each run, oldest first."""
     processes: int = 0
     """Of the files that count."""
     note: str | None = None
@@ -119,8 +124,9 @@ class Baseline:
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if one.measurement.mode == mode)
         if alike:
-            moved_on = len(alike) > ANCHOR
-            return History(alike[-self.window :], anchor=alike[:ANCHOR] if moved_on else (), processes=len(alike))
+            processes = sum(one.processes for one in alike)
+            window = tuple(reversed(_first(tuple(reversed(alike)), self.window)))
+            return History(window, anchor=_first(alike, ANCHOR) if processes > ANCHOR else (), processes=processes)
         if rows:
             return History((), f"its rows are {' and '.join(sorted({one.measurement.mode for one in rows}))}; this one is {mode}")
         return History((), self._nothing(row_key))
@@ -131,6 +137,17 @@ class Baseline:
         if before := self.before.get(row_key):
             return f"its {before} accepted processes are of an epoch that no file here begins"
         return self.note or f"none of the {self.processes} accepted processes holds {row_key}"
+
+
+def _first(rows: Sequence[Accepted], processes: int) -> tuple[Accepted, ...]:
+    """The first rows that make up so many processes; a run of several is taken whole."""
+    found, count = list[Accepted](), 0
+    for row in rows:
+        if count >= processes:
+            break
+        found.append(row)
+        count += row.processes
+    return tuple(found)
 
 
 def assemble(rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, window: int) -> Baseline:
@@ -152,5 +169,5 @@ def assemble(rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, 
         if row.epoch == (on.id if on is not None else None):
             by_key.setdefault(row.key, []).append(row)
         else:
-            before[row.key] = before.get(row.key, 0) + 1
+            before[row.key] = before.get(row.key, 0) + row.processes
     return Baseline({key: tuple(found) for key, found in by_key.items()}, processes, epochs=current, before=before, window=window)

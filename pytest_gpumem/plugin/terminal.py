@@ -38,8 +38,9 @@ def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -
         processes: of this run; the newest measurement may be of more.
     """
     shares = []
-    for rows in baseline.rows.values():
-        measurements = [row.measurement for row in rows if row.measurement is not None]
+    for key, rows in baseline.rows.items():
+        # What a run in the newest one's mode would be compared with.
+        measurements = baseline.history(key, rows[-1].measurement.mode).measurements if rows else ()
         if measurements:
             run = replace(measurements[-1], further=measurements[-1].further[: processes - 1])
             shares.append(compare(run, measurements, allowed(max_regression, measurements)).resolvable)

@@ -31,7 +31,8 @@ def creep(measurement: Measurement, anchor: Sequence[Measurement], processes: in
     found = compare(measurement, alike, 0.0, drift)
     if found.low <= 0:
         return None
+    first = sum(1 + len(past.further) for past in alike)
     return (
-        f"since the anchor {change(found.delta)}: slower than the first {len(alike)} of {counted(processes, 'process')} of its epoch "
+        f"since the anchor {change(found.delta)}: slower than the first {first} of {counted(processes, 'process')} of its epoch "
         f"by {format_share(found.low)} or more with 99.9 %"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,17 +12,19 @@ from known_devices import H100
 from stored_rows import row
 
 from pytest_gpumem.baselines.history import ANCHOR, WINDOW, Accepted, Baseline, Epoch, Process, assemble
+from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.settings import Settings
 
 START = datetime(2026, 11, 1, tzinfo=timezone.utc)
 KEY = row().key
 
 
-def accepted(day: int, *, mode: str = "clean-cold", epoch: str | None = None, name: str = "test_triad") -> Accepted:
+def accepted(day: int, *, mode: str = "clean-cold", epoch: str | None = None, name: str = "test_triad", processes: int = 1) -> Accepted:
     stored = row(name, mode=mode, latency=(100 + day) * 1e-6)
     assert stored.measurement is not None
     process = Process(f"p{day}", START + timedelta(days=day), None, H100)
-    return Accepted(stored.nodeid, stored.measurement, process, epoch)
+    further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
+    return Accepted(stored.nodeid, replace(stored.measurement, further=further), process, epoch)
 
 
 def epoch(day: int, id: str) -> Epoch:
@@ -53,6 +56,17 @@ def test_a_window_of_another_length() -> None:
 def test_an_anchor_is_something_to_have_moved_on_from(processes: int, anchor: list[int]) -> None:
     assert days(of([accepted(day) for day in range(processes)]).history(KEY, "clean-cold").anchor) == anchor
     assert ANCHOR == 3
+
+
+def test_runs_of_several_processes_are_counted_by_their_processes() -> None:
+    """A window of 20 is none of 60, and an anchor of three is the first run alone."""
+    history = of([accepted(day, processes=3) for day in range(10)]).history(KEY, "clean-cold")
+    assert (days(history.accepted), days(history.anchor), history.processes) == (list(range(3, 10)), [0], 30)
+    # From 20 processes on a baseline is no longer forming: a window must reach that.
+    assert sum(one.processes for one in history.accepted) >= WINDOW
+    assert of([accepted(0, processes=3)]).history(KEY, "clean-cold").anchor == ()
+    mixed = of([accepted(0), accepted(1, processes=3), accepted(2)], window=1).history(KEY, "clean-cold")
+    assert (days(mixed.accepted), days(mixed.anchor)) == ([2], [0, 1])
 
 
 def test_the_window_is_of_the_mode() -> None:

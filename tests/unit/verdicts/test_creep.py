@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.verdicts.creep import creep
 
 START = 268e-6
@@ -18,6 +19,13 @@ def test_many_small_slow_downs_are_seen_together(bench: Any, h100: DeviceFacts) 
     assert said is not None
     assert said.startswith("since the anchor +2.12 %: slower than the first 3 of 10 processes of its epoch by ")
     assert said.endswith(" or more with 99.9 %")
+
+
+def test_processes_of_one_run_count_each(bench: Any, h100: DeviceFacts) -> None:
+    one = bench.measurement(START)
+    said = creep(bench.measurement(START * 1.02), [replace(one, further=(Repeat(one.medians, None),) * 2)], 30, h100)
+    assert said is not None
+    assert "slower than the first 3 of 30 processes of its epoch" in said
 
 
 def test_what_is_not_beyond_doubt_is_not_said(bench: Any, h100: DeviceFacts) -> None:
