@@ -13,6 +13,8 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import format_bytes, parse_margin
+from pytest_gpumem.verdicts.judge import is_failure
+from pytest_gpumem.verdicts.report import headline
 from pytest_gpumem.verdicts.spread import level
 
 SIDES = (BASE, HEAD)
@@ -56,15 +58,23 @@ def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
     return {row.key: row for row in process.rows if wanted.holds(row.nodeid, row.key)}
 
 
-def problem(row: Row | None) -> str | None:
-    """Why a row cannot be compared whatever its conditions; None if it can. A row that broke its own limits was measured all the same."""
+def problem(row: Row | None, process: Process) -> str | None:
+    """Why a row of a process cannot be compared whatever its conditions; None if it can.
+
+    A test that only broke limits of its own, by this row or another, was measured all the same.
+    """
     if row is None:
         return "it measured nothing"
     if row.measurement is None:
         return row.verdict.reason
-    if row.failed and row.verdict.outcome is not Outcome.FAIL:
-        return "its test failed"
-    return None
+    return "its test failed" if row.failed and not _by_limits(row.nodeid, process) else None
+
+
+def _by_limits(nodeid: str, process: Process) -> bool:
+    """Whether a test that failed did so by its rows' verdicts, and not by an assertion or an error beside them."""
+    broken = [headline(row) for row in process.rows if row.nodeid == nodeid and is_failure(row.verdict, strict=False)]
+    _, said = process.outcomes.get(nodeid, ("", ""))
+    return bool(broken) and (not said or said.startswith(tuple(broken)))
 
 
 def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
@@ -80,7 +90,7 @@ def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> st
     rows = rows_of(process, wanted)
     for key in rows if open_ is None else open_:
         row = rows.get(key)
-        if open_ is not None and (why := problem(row)) is not None:
+        if open_ is not None and (why := problem(row, process)) is not None:
             return f"{key}: {_said(process, key, why)}"
         if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
             return f"{key}: {row.verdict.reason}"
@@ -133,7 +143,7 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
     for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
         said = []
         for side in SIDES:
-            if (why := problem(rows[side].get(key))) is not None:
+            if (why := problem(rows[side].get(key), processes[side])) is not None:
                 said.append(f"{side}: {_said(processes[side], key, why)}")
         if said:
             found[key] = Unjudged(None, "; ".join(said))
@@ -226,7 +236,7 @@ def pairs_of(key: str, rounds: Rounds) -> tuple[list[float], Unjudged | None]:
         for side, row in rows.items():
             if sides[side].error is not None:
                 return found, Unjudged(None, f"{side} crashed in round {number}: {sides[side].error}")
-            if (why := problem(row)) is not None:
+            if (why := problem(row, sides[side])) is not None:
                 return found, Unjudged(None, f"{side} in round {number}: {_said(sides[side], key, why)}")
             if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
                 return found, Unjudged(Outcome.UNRELIABLE, f"{side} in round {number}, also when repeated: {row.verdict.reason}")

@@ -17,6 +17,7 @@ from pytest_gpumem.duet.journal import Journal
 from pytest_gpumem.duet.reading import Wanted
 from pytest_gpumem.duet.rounds import ATTEMPTS, Duet, Progress, Result
 from pytest_gpumem.duet.schedule import BASE, HEAD, Turn
+from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
@@ -167,6 +168,24 @@ def test_a_row_that_breaks_its_own_limits_was_measured_all_the_same(tmp_path: Pa
         return [row(A, NOISE(turn, 1), Outcome.FAIL, failed=True)]
 
     assert outcomes(play(tmp_path, answer)) == {A: Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("broken", "said", "other"),
+    [
+        (Outcome.FAIL, f"FAIL {A}[x]: 2 us is above max_latency 1 us", Outcome.PASS),
+        (Outcome.FAIL, "AssertionError: wrong result", None),
+        (Outcome.NO_BASELINE, "AssertionError: wrong result", None),
+    ],
+)
+def test_a_limit_that_one_row_breaks_does_not_hide_the_other_rows_of_its_test(
+    tmp_path: Path, broken: Outcome, said: str, other: Outcome | None
+) -> None:
+    def answer(turn: Turn, attempt: int) -> Process:
+        rows = [row(A, NOISE(turn, 1), broken, label="x", failed=True), row(A, NOISE(turn, 2), label="y", failed=True)]
+        return process(turn, rows, attempt, outcomes={A: ("failed", said)})
+
+    assert outcomes(play(tmp_path, answer)) == {f"{A}[x]": other, f"{A}[y]": other}
 
 
 def test_a_test_that_fails_in_one_round_is_repeated_and_then_no_verdict(tmp_path: Path) -> None:
