@@ -71,7 +71,7 @@ def duet(
     from pytest_gpumem.duet.workers import Workers, check_arguments
     from pytest_gpumem.duet.worktree import two_sides
     from pytest_gpumem.files import unwritable, write_whole
-    from pytest_gpumem.reporting.terminal import wants_colour
+    from pytest_gpumem.reporting.terminal import one_place, wants_colour
     from pytest_gpumem.units import QuantityError, parse_margin
 
     begun, here = time.monotonic(), Path.cwd()
@@ -119,7 +119,7 @@ def duet(
             files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
             workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
             stack.callback(workers.close)
-            click.echo(f"base: {base_side.what}; head: {head_side.what}", err=True)
+            click.echo(report.named(sides), err=True)
             with _progress() as tell:
                 played = Duet(
                     sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
@@ -127,7 +127,8 @@ def duet(
             seconds = time.monotonic() - begun
             code = report.exit_code(played, strict=strict or played.strict)
             width = shutil.get_terminal_size((120, 24)).columns
-            click.echo(report.text(played, sides, width=width, colour=wants_colour(sys.stdout, os.environ), seconds=seconds))
+            colour, unnamed = wants_colour(sys.stdout, os.environ), None if one_place(sys.stdout, sys.stderr) else sides
+            click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
             if not played.told:
                 click.echo("nothing was measured: no test among those that were selected measures on the GPU")
             if file is not None:

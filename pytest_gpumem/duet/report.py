@@ -39,11 +39,11 @@ def exit_code(result: Result, *, strict: bool) -> int:
     return FINE
 
 
-def text(result: Result, sides: Mapping[str, Side], *, width: int, colour: bool, seconds: float) -> str:
-    """The table and one sentence for each verdict, without a trailing line break."""
+def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
+    """The table and one sentence for each verdict, without a trailing line break; `sides` is None where they have been named already."""
     device = next((process for process in result.processes if process.device), None)
     simulated = " (simulated)" if device is not None and device.simulated else ""
-    lines = [f"base: {sides[BASE].what}; head: {sides[HEAD].what}"]
+    lines = [] if sides is None else [named(sides)]
     if device is not None:
         driver = f", driver {device.driver}" if device.driver else ""
         lines.append(f"{device.name}{simulated}{driver}")
@@ -59,6 +59,11 @@ def text(result: Result, sides: Mapping[str, Side], *, width: int, colour: bool,
     resumed = f", {result.resumed} of them taken from the journal" if result.resumed else ""
     lines.append(f"{measured}{resumed}; bounds are one-sided, 99.9 % below and 99 % above")
     return "\n".join(lines)
+
+
+def named(sides: Mapping[str, Side]) -> str:
+    """What is compared."""
+    return f"base: {sides[BASE].what}; head: {sides[HEAD].what}"
 
 
 def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:

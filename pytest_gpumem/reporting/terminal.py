@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -68,6 +69,14 @@ def baseline_line(processes: int, resolvable: float | None, where: str) -> str:
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Whether to colour output: only on a terminal, and not where NO_COLOR is set (https://no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+def one_place(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams end in the same terminal, file or pipe, so that who reads the one reads the other."""
+    try:
+        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
+    except (OSError, ValueError):  # closed, or none of the operating system's
+        return False
 
 
 def _device(facts: DeviceFacts) -> str:

@@ -216,6 +216,18 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
             os.kill(json.loads(line)["pid"], 0)
 
 
+def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
+    project.write("test_other.py", "def test_nothing():\n    pass\n")
+    project.commit()
+    arguments = project.command("main", "--", "test_other.py", *QUICKLY)
+    one = subprocess.run(
+        arguments, cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert one.stdout.count("base: revision main (") == 1, one.stdout
+    apart = subprocess.run(arguments, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    assert (apart.stdout.count("base: revision main ("), apart.stderr.count("base: revision main (")) == (1, 1)
+
+
 def refused(*arguments: str) -> Done[str]:
     """The command inside this process, for what it refuses before it starts another."""
     result = CliRunner().invoke(main, ["duet", *arguments])

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.reporting.terminal import baseline_line, header, wants_colour
+from pytest_gpumem.reporting.terminal import baseline_line, header, one_place, wants_colour
 
 
 def test_header_of_a_gpu(facts: DeviceFacts) -> None:
@@ -44,6 +45,14 @@ def test_a_real_device_has_no_banner(facts: DeviceFacts) -> None:
 def test_baseline_lines() -> None:
     assert baseline_line(0, None, ".benchmarks") == "none for this device in .benchmarks; --gpumem-save makes one"
     assert baseline_line(1, None, ".benchmarks") == "1 process in .benchmarks"
+
+
+def test_streams_that_end_in_one_place(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as one, (tmp_path / "a").open("a") as same, (tmp_path / "b").open("w") as other:
+        assert one_place(one, same)
+        assert not one_place(one, other)
+        assert not one_place(one, io.StringIO())
+    assert not one_place(one, same)  # closed
 
 
 class Terminal(io.StringIO):
