@@ -142,10 +142,10 @@ def ranges_of(tables: Tables) -> RangesByThread:
         elif kind == CATEGORY and name == NODEID_CATEGORY:
             categories.add((*key, category))
         elif kind == MARK:
-            marks[key].append((start, thread, name, category))
+            marks[key].append((start, thread or 0, name, category))
         elif kind == PUSH_POP and name:
             # One that was never closed has no end, or one of 0.
-            ranges[key].append(Range(name, start, end if end is not None and end >= start else last, thread))
+            ranges[key].append(Range(name, start, end if end is not None and end >= start else last, thread or 0))
     for key, found in ranges.items():
         if key not in named and key[1] and any(one.name.endswith(f".{MEASURE}") for one in found):
             ours.add(key)

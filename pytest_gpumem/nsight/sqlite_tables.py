@@ -25,6 +25,11 @@ CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_
 GPU_FAULTS, CPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS", "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
+TEXTS = ("name", "text", "value")
+"""Columns of text; all others that are read hold whole numbers."""
+NEVER_NULL = ("start", "end", "bytes", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "numberOfPageFaults")
+"""Columns without which a row tells nothing. A range that was never closed has no end."""
+
 
 class BadReport(ValueError):
     """What a profiler wrote cannot be read: one line with the cause and, where there is one, the remedy."""
@@ -46,6 +51,8 @@ class Tables:
     """
 
     def __init__(self, path: Path) -> None:
+        self.schema = ""
+        """Version of the schema; empty where the file does not say."""
         self._connection = _opened(path)
         try:
             self._names = {str(row[0]) for row in self._read("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
@@ -60,7 +67,7 @@ class Tables:
                 raise BadReport(
                     f"of schema {self.schema}, which is newer than {NEWEST_SCHEMA}.x; export it by an older nsys, or update pytest-gpumem"
                 )
-            self._strings: dict[int, str] = dict(self.rows(STRINGS, ("id", "value")))
+            self._strings: dict[int, str] = {key: value or "" for key, value in self.rows(STRINGS, ("id", "value"))}
         except BaseException:
             self._connection.close()
             raise
@@ -102,7 +109,7 @@ class Tables:
             where: a condition in SQL.
 
         Raises:
-            BadReport: a needed column is missing, or the file is broken.
+            BadReport: a needed column is missing, a value is of another type, or the file is broken.
         """
         if not self.has(table):
             return
@@ -110,8 +117,21 @@ class Tables:
         if missing := [name for name in needed if name not in present]:
             version = f"schema {self.schema}" if self.schema else "a schema without a version"
             raise BadReport(f"{table} has no column {', '.join(missing)}: {version} is not one that is known")
+        self._check([name for name in (*needed, *wanted) if name in present], table, where)
         columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in (*needed, *wanted))
         yield from self._read(f'SELECT {columns} FROM "{table}"{f" WHERE {where}" if where else ""}')
+
+    def _check(self, columns: Sequence[str], table: str, where: str) -> None:
+        """Refuse values of other types than the schema's: SQLite itself takes any in any column."""
+        for name in columns:
+            accepted = ["'text'" if name in TEXTS else "'integer'"]
+            if name not in NEVER_NULL or (table, name) == (RANGES, "end"):
+                accepted.append("'null'")
+            wrong = f'typeof("{name}") NOT IN ({", ".join(accepted)})'
+            condition = f"({where}) AND {wrong}" if where else wrong
+            for (value,) in self._read(f'SELECT "{name}" FROM "{table}" WHERE {condition} LIMIT 1'):
+                shown = "NULL" if value is None else repr(value)[:60]
+                raise BadReport(f"damaged: {table} has {shown} for {name}, accepted is {accepted[0][1:-1]}; export the report again")
 
     def _read(self, statement: str) -> Iterator[tuple[Any, ...]]:
         try:

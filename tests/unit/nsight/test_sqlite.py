@@ -258,6 +258,14 @@ def test_a_test_within_a_test_is_told_by_the_inner_one(path: Path) -> None:
 # What is no export
 
 
+DAMAGED = {
+    "time": "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"end\" = 'late'",
+    "no time": 'UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET "start" = NULL',
+    "range": 'UPDATE NVTX_EVENTS SET "end" = 1.5 WHERE eventType = 59',
+    "string": "UPDATE StringIds SET value = x'07'",
+}
+
+
 def broken(path: Path, how: str) -> None:
     if how == "empty":
         path.write_bytes(b"")
@@ -278,6 +286,10 @@ def broken(path: Path, how: str) -> None:
             one_test(export, samples=40)
         if how == "column":
             export._db.execute('ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"')
+        if how == "version":
+            export._db.execute("ALTER TABLE META_DATA_EXPORT RENAME COLUMN name TO title")
+        if how in DAMAGED:
+            export._db.execute(DAMAGED[how])
         export.close()
         if how == "truncated":
             path.write_bytes(path.read_bytes()[:-8192])
@@ -294,6 +306,11 @@ def broken(path: Path, how: str) -> None:
         ("no ranges", "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
         ("column", r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is not one that is known"),
         ("truncated", "cut off or damaged"),
+        ("version", "META_DATA_EXPORT has no column name: a schema without a version is not one that is known"),
+        ("time", "damaged: CUPTI_ACTIVITY_KIND_KERNEL has 'late' for end, accepted is integer; export the report again"),
+        ("no time", "CUPTI_ACTIVITY_KIND_RUNTIME has NULL for start"),
+        ("range", "NVTX_EVENTS has 1.5 for end"),
+        ("string", r"StringIds has b'\\x07' for value, accepted is text"),
     ],
 )
 def test_what_is_no_export_is_refused_in_one_line(path: Path, how: str, said: str) -> None:
