@@ -93,7 +93,7 @@ def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, cou
         str(why),
         "--keep",
         str(kept),
-        *(["--ncu", "--no-nsys"] if counters else ["--no-ncu"]),
+        *(["--ncu", "--no-nsys"] if counters and not asked.device.startswith("sim") else ["--no-ncu"]),
         *tests,
         "--",
     ]

@@ -60,6 +60,8 @@ def explain(
         return 0
     if file is not None and (why := unwritable(file)) is not None:
         raise click.UsageError(f"--json: {file}: {why}.")
+    if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
+        raise click.UsageError(f"--keep: {keep}: {why}.")
     try:
         if base is None:
             if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
@@ -70,6 +72,7 @@ def explain(
         else:
             tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
             rest = tuple(one for one in arguments if one not in tests)
+            _check_tools(counters, traces)
             sides = _measured(base, tests, rest, pairs or PAIRS, counters is not False, traces)
         found = explanations(*sides)
     except ExplainError as error:
@@ -81,7 +84,7 @@ def explain(
     click.echo(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{' (simulated)' if sides[1].facts.simulated else ''}")
     for key, one in found.items():
         click.echo("\n" + text(key, one, width=width))
-    notes = [*sides[0].notes, *sides[1].notes, *_alone(*sides)]
+    notes = [*_of_sides(*sides), *_alone(*sides)]
     for note in notes:
         click.echo(f"\nnote: {note}")
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -128,11 +131,40 @@ def explanations(base: Side, head: Side) -> dict[str, Explanation]:
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
 
 
+def _of_sides(base: Side, head: Side) -> Iterator[str]:
+    """What is to be known of each side, said once where it is the same of both."""
+    yield from (f"base and head: {note}" for note in base.notes if note in head.notes)
+    for name, one, other in (("base", base, head), ("head", head, base)):
+        yield from (f"{name}: {note}" for note in one.notes if note not in other.notes)
+
+
 def _alone(base: Side, head: Side) -> Iterator[str]:
     """What only one side measured, of which nothing can be said."""
     for name, one, other in (("base", base, head), ("head", head, base)):
         if missing := [key for key in one.measured if key not in other.measured]:
             yield f"only {name} measured {', '.join(missing)}"
+
+
+def _deepest(folder: Path) -> Path:
+    """The part of a path that is there."""
+    return next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
+
+
+def _check_tools(counters: bool | None, traces: bool | None) -> None:
+    """Refuse a tool that was asked for and is not there, before anything is measured.
+
+    Raises:
+        ExplainError: the tool, and the remedy.
+    """
+    from pytest_gpumem.explain.errors import ExplainError
+    from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
+
+    for asked, tool in ((counters, NCU), (traces, NSYS)):
+        if asked:
+            try:
+                find(tool, os.environ)
+            except ToolMissing as error:
+                raise ExplainError(f"--{tool.program}: {error}") from None
 
 
 def _measured(

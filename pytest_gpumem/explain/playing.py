@@ -150,11 +150,11 @@ def _side(
         if asked.counters and not facts.simulated:
             profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
     except NotCounted as reason:
-        notes.append(f"{name}: {reason}")
+        notes.append(str(reason))
     try:
         if asked.traces or (asked.traces is None and not facts.simulated and needed(measured.values())):
             traces = trace(run, echo)
     except NotCounted as reason:
-        notes.append(f"{name}: {reason}")
+        notes.append(str(reason))
     nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
     return Side(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))

@@ -37,7 +37,7 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
 def _slow_down(explanation: Explanation) -> str:
     found = explanation.slow_down
     low, high = found.low / found.base, found.high / found.base
-    ends = f"{change(low)} to {change(high)}, {found.confidence:.0%}"
+    ends = f"{change(low)} to {change(high)}, {100 * found.confidence:.0f} %"
     return f"{format_time(found.base)} → {format_time(found.head)}, {change(found.share)} ({ends})"
 
 
