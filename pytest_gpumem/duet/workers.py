@@ -20,7 +20,7 @@ from typing import IO, Any
 import pytest_gpumem
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import Turn
-from pytest_gpumem.duet.worktree import Side, moved_path, spared
+from pytest_gpumem.duet.worktree import Side, held_folder, moved_path, spared
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
 
@@ -149,7 +149,10 @@ class Workers:
         self._environment = environment
         self._ahead = ahead
         self._waiting: deque[_Worker] = deque()
-        self._nothing = tempfile.mkdtemp(prefix="gpumem-no-baseline-")
+        self._stack = contextlib.ExitStack()
+        self._folder = held_folder(self._stack)
+        self._nothing = self._folder / "no-baseline"
+        self._nothing.mkdir()
         self.early = False
         """Processes wait before they import test modules: some module opens the GPU when it is imported."""
 
@@ -184,8 +187,7 @@ class Workers:
     def close(self) -> None:
         """End what still runs."""
         self._end_waiting()
-        with contextlib.suppress(OSError):
-            os.rmdir(self._nothing)
+        self._stack.close()
 
     def _end_waiting(self) -> None:
         while self._waiting:
@@ -212,14 +214,14 @@ class Workers:
             "spared": spared(),
             "arguments": arguments,
         }
-        return _Worker(turn, side, job, environment)
+        return _Worker(turn, side, job, environment, self._folder)
 
 
 class _Worker:
-    def __init__(self, turn: Turn, side: Side, job: dict[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(self, turn: Turn, side: Side, job: dict[str, Any], environment: Mapping[str, str], within: Path) -> None:
         self.turn = turn
         self._side = side
-        self._folder = tempfile.TemporaryDirectory(prefix="gpumem-process-")
+        self._folder = tempfile.TemporaryDirectory(prefix="process-", dir=within)
         self._results = Path(self._folder.name, "results.json")
         self._log: IO[str] = open(Path(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
         told, tell = os.pipe()
@@ -321,7 +323,8 @@ class _Worker:
         self._log.flush()
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read()[-SHOWN:].splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(("ERROR", "E  ", "gpumem:"))]
+        # pytest's parser says what is wrong on the line after its usage.
+        errors = [line for line in lines if (line.startswith(("ERROR", "E  ")) and "usage:" not in line) or ": error: " in line]
         return " | ".join((errors or lines)[-3:]) or "it said nothing"
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ from pytest_gpumem.duet.errors import DuetError
 
 PREFIX = "gpumem-duet-"
 """Of the temporary folders, by which one that was left behind is found."""
+LOCK, HELD = "lock", "held"
+"""In a temporary folder: the file that its owner locks, and the one that says that it has."""
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Untracked files that tell one state of a tree from another: code and settings, not what tests write."""
 SAID = 1500
@@ -71,7 +73,7 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
     """
     here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
     with ExitStack() as stack:
-        temporary = _temporary(stack)
+        temporary = held_folder(stack)
         tree = _tree(here, left_out)
         if head is None or _same(here, head):
             head_side = tree
@@ -90,6 +92,7 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
             base_side = _folder(Path(here, base).resolve(), temporary / "base", left_out)
         else:
             base_side = _revision(base, kind, here, temporary, stack)
+        remove_folders()
         yield base_side, head_side
 
 
@@ -97,14 +100,35 @@ def _same(here: Path, head: str) -> bool:
     return Path(here, head).resolve() == here
 
 
-def _temporary(stack: ExitStack) -> Path:
-    """A folder that is removed at the end; its lock tells others that its owner lives."""
+def held_folder(stack: ExitStack) -> Path:
+    """A temporary folder that is removed at the end; its lock tells others that its owner lives."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    lock = FileLock(folder / "lock")
+    lock = FileLock(folder / LOCK)
     lock.acquire()
     stack.callback(lock.release)
+    # From here on a lock that is free is one of an owner that is gone.
+    (folder / HELD).touch()
     return folder
+
+
+def _abandoned(folder: Path) -> bool:
+    """Whether nobody holds a folder's lock any more, or nobody can."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return False
+    lock.release()
+    return True
+
+
+def remove_folders() -> None:
+    """Remove the temporary folders of duets that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's
+            if (folder / HELD).exists() and folder.stat().st_uid == os.getuid() and _abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 # Git
@@ -191,13 +215,8 @@ def remove_leftovers(top: Path) -> None:
         owner = tree.parent.parent if tree is not None else None
         if tree is None or owner is None or not owner.name.startswith(PREFIX):
             continue
-        if owner.is_dir():
-            lock = FileLock(owner / "lock")
-            try:
-                lock.acquire(timeout=0)
-            except (Timeout, OSError):
-                continue
-            lock.release()
+        if owner.is_dir() and not _abandoned(owner):
+            continue
         _remove(top, tree)
         shutil.rmtree(owner, ignore_errors=True)
 

@@ -180,6 +180,28 @@ def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(re
     assert worktrees(repository) == 1
 
 
+def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an environment that was made for a wheel, or the results of a process."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+    program = (
+        "import os; from contextlib import ExitStack; from pytest_gpumem.duet.worktree import held_folder\n"
+        "with ExitStack() as stack: (held_folder(stack) / 'process-1').mkdir(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == -9
+    # One that is being made has no owner yet; a journal is no folder.
+    (tmp_path / f"{PREFIX}young").mkdir()
+    (tmp_path / f"{PREFIX}0-1.jsonl").touch()
+    killed = set(temporary(tmp_path / "new"))
+    with two_sides("../old", None, tmp_path / "new"):
+        assert len(killed & set(temporary(tmp_path / "new"))) == 2
+        with two_sides("../old", None, tmp_path / "new"):
+            assert len(set(temporary(tmp_path / "new")) - killed) == 2
+    assert {path.name for path in temporary(tmp_path / "new")} == {f"{PREFIX}young", f"{PREFIX}0-1.jsonl"}
+
+
 @pytest.fixture
 def project(repository: Path) -> Path:
     """The module moved into a project that has to be installed."""
