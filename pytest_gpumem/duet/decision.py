@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +77,9 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     return None if is_failure(verdict, strict=False) else verdict
 
 
-def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
+def settled(
+    rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool, in_itself: Collection[str] = ()
+) -> tuple[Row, ...]:
     """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged.
 
     Args:
@@ -85,12 +87,12 @@ def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged],
         facts: of the device.
         duet: what it said.
         strict: the screen failed every row that is no PASS.
+        in_itself: node ids of tests that failed by an assertion or an error, where that is known; whatever they measured, they fail.
     """
     by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
-    # A test that fails in itself may measure what it likes.
-    in_itself = {row.nodeid for row in rows if row.failed} - by_verdict
-    after = [row if row.nodeid in in_itself else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
-    failing = in_itself.union(row.nodeid for row in after if is_failure(row.verdict, strict))
+    failing = {row.nodeid for row in rows if row.failed} - by_verdict | set(in_itself)
+    after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
+    failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
     # All rows of a test fail with one of them, and no longer once none does.
     return tuple(replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
 
@@ -118,7 +120,7 @@ def decide(
     duet: Mapping[str, Judged] | None,
     *,
     strict: bool,
-    by_verdict: int | None = None,
+    in_itself: Collection[str] = (),
     strict_screen: bool = False,
 ) -> Decision:
     """The gate's end.
@@ -130,7 +132,7 @@ def decide(
         facts: of the device; None where pytest wrote no results.
         duet: what the duet said, by `Row.key`; None where there was none.
         strict: green takes a PASS of every row, on a real GPU.
-        by_verdict: how many of the failures are of a row's verdict, and not of an assertion or an error; None: all that can be.
+        in_itself: node ids of tests that failed by an assertion or an error, and not by a row's verdict alone.
         strict_screen: the screen failed every row that is no PASS.
     """
     if code == PYTEST_USAGE:
@@ -143,16 +145,13 @@ def decide(
         if code == PYTEST_FAILED:
             return Decision(RED, tuple(rows), ("red: tests failed, and nothing was measured",))
         return Decision(NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
-    after = settled(rows, facts, duet or {}, strict=strict_screen)
+    after = settled(rows, facts, duet or {}, strict=strict_screen, in_itself=in_itself)
     cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
     remarks = [f"cleared by the duet: {key}" for key in cleared]
     # A test is cleared once all its rows are: others of it may fail.
     tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
     bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
     others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
-    if not bad and by_verdict is not None:
-        # A test that fails by an assertion says nothing of its verdict: both may be against it.
-        others = max(others, failures - by_verdict)
     if code == PYTEST_FAILED and failures == 0:
         return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:

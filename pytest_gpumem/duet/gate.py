@@ -24,6 +24,8 @@ RESULTS, JUNIT, REPORT = "results.json", "junit.xml", "report.html"
 SUMMARY, QUALITY, DUET = "summary.md", "code-quality.json", "duet.json"
 FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
 """What the gate writes into its folder."""
+PROPERTY = "gpumem"
+"""As `plugin.judging.PROPERTY`, which is on a floor above: of JUnit, with a row's summary."""
 OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
 """Options of pytest that say where to write what the gate reads or writes itself."""
 
@@ -95,7 +97,7 @@ def gate(
         facts,
         duet,
         strict=strict,
-        by_verdict=screened.by_verdict,
+        in_itself=screened.in_itself,
         strict_screen=bool(settings.get("strict")),
     )
     if document is not None:
@@ -127,8 +129,8 @@ class Screened:
     """Failures and errors that it counted."""
     document: Document | None
     """Its results; None if it wrote none."""
-    by_verdict: int = 0
-    """How many of the failures are of a row's verdict, and not of an assertion or an error."""
+    in_itself: frozenset[str] = frozenset()
+    """Node ids of tests that measured, and failed by an assertion or an error."""
 
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
@@ -153,19 +155,26 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
         document = load(output / RESULTS)
         suites = list(ElementTree.parse(output / JUNIT).getroot().iter("testsuite"))
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
-        by_verdict = _by_verdict(suites, document.rows if document is not None else ())
+        in_itself = _in_itself(suites, document.rows if document is not None else ())
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
-    return Screened(code, failures, document, by_verdict)
+    return Screened(code, failures, document, in_itself)
 
 
-def _by_verdict(suites: Iterable[ElementTree.Element], rows: Iterable[Row]) -> int:
-    """How many failures say a row's verdict."""
+def _in_itself(suites: Iterable[ElementTree.Element], rows: Sequence[Row]) -> frozenset[str]:
+    """Node ids of tests whose failure is not that of a row's verdict. JUnit has no node ids; the range's name is a test's own."""
     from pytest_gpumem.verdicts.report import headline
 
     verdicts = tuple(headline(row) for row in rows)
-    messages = (failure.get("message", "").removeprefix("Failed: ") for suite in suites for failure in suite.iter("failure"))
-    return sum(message.startswith(verdicts) for message in messages)
+    ranges = set[str]()
+    for case in (case for suite in suites for case in suite.iter("testcase")):
+        said = [failure.get("message", "").removeprefix("Failed: ") for failure in case.iter("failure")]
+        if case.find("error") is None and all(message.startswith(verdicts) for message in said):
+            continue
+        for one in case.iter("property"):
+            if one.get("name", "").partition("[")[0] == PROPERTY:
+                ranges.add(json.loads(one.get("value", ""))["range"])
+    return frozenset(row.nodeid for row in rows if row.range_name in ranges)
 
 
 def duet_arguments(arguments: Sequence[str]) -> list[str]:

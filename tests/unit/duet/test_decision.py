@@ -20,14 +20,14 @@ def decided(
     *rows: Row,
     failures: int | None = None,
     strict: bool = False,
-    by_verdict: int | None = None,
+    in_itself: tuple[str, ...] = (),
     strict_screen: bool = False,
     **duet: Judged,
 ) -> Decision:
     failures = sum(one.failed for one in rows) if failures is None else failures
     said = {f"t.py::{name}": judged for name, judged in duet.items()}
     code = 1 if failures else 0
-    return decide(code, failures, rows, H100, said, strict=strict, by_verdict=by_verdict, strict_screen=strict_screen)
+    return decide(code, failures, rows, H100, said, strict=strict, in_itself=in_itself, strict_screen=strict_screen)
 
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
@@ -85,18 +85,19 @@ def test_an_unchanged_row_is_cleared_though_it_measured_faster(outcome: Outcome)
 def test_an_assertion_that_failed_is_not_cleared_by_a_duet_in_which_it_held(outcome: Outcome) -> None:
     """Wrong results now and then are a mistake, and none that a duet looks for."""
     flaky = replace(row(outcome), failed=True)
-    assert decided(flaky, failures=1, by_verdict=0, a=PASSED).code == RED
-    assert decided(row(Outcome.FAIL), failures=1, by_verdict=1, a=PASSED).code == FINE
+    decision = decided(flaky, row(name="b"), failures=1, in_itself=("t.py::a",), a=PASSED)
+    assert (decision.code, decision.remarks, decision.rows[0].failed) == (RED, ("red: 1 of 2 rows fail",), True)
+    assert decided(row(Outcome.FAIL), failures=1, a=PASSED).code == FINE
 
 
 def test_the_other_rows_of_a_test_are_cleared_with_the_one_that_failed_it() -> None:
     beside = replace(row(label="y"), failed=True)
     both = (row(Outcome.FAIL, label="x"), beside)
-    decision = decide(1, 1, both, H100, {"t.py::a[x]": PASSED}, strict=True, by_verdict=1)
+    decision = decide(1, 1, both, H100, {"t.py::a[x]": PASSED}, strict=True)
     assert decision.code == FINE
     assert not any(one.failed for one in decision.rows)
     claim = replace(beside, verdict=replace(beside.verdict, outcome=Outcome.INCONCLUSIVE, fails=True, comparison=None))
-    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False, by_verdict=1).code == RED
+    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False).code == RED
 
 
 def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:

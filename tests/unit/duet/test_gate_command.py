@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             (output / gate.QUALITY).write_text(code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows}))
             (output / gate.SUMMARY).write_text("the screen's")
             document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
-            return gate.Screened((1 if failures else 0) if code is None else code, failures, document, by_verdict=failures)
+            return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
 
         def play(*, file: Path, **given: Any) -> int:
             assert duet is not None, "nothing was to be decided"
@@ -110,6 +110,17 @@ def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
 def test_wrong(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
     raise AssertionError("FAIL (simulated) by itself")
+
+@pytest.fixture
+def messy():
+    yield
+    raise ValueError
+
+def test_torn(messy, gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="a")
+
+def test_nothing_measured():
+    pass
 """
     )
     monkeypatch.chdir(tmp_path)
@@ -118,7 +129,8 @@ def test_wrong(gpu_benchmark, device_buffer, gpu_kernels):
     (tmp_path / "out").mkdir()
     screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
     assert screened.document is not None
-    assert (screened.code, screened.failures, screened.by_verdict, len(screened.document.rows)) == (1, 2, 1, 2)
+    wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
+    assert (screened.code, screened.failures, set(screened.in_itself), len(screened.document.rows)) == (1, 3, wrong, 3)
 
 
 def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
