@@ -51,12 +51,14 @@ def _reasons(declared: Record, counted: Record, l2_bytes: int) -> Iterator[str]:
     for what, done in (("reads", "read"), ("writes", "written")):
         more, asked = counted[what] - declared[what], counted[f"l2_{what}"]
         if more > SHARE * max(declared[what], 1) and more > SHARE * declared["total"]:
-            if asked is not None and asked > (1 + SHARE) * declared[what] and declared[what]:
-                yield f"the SMs ask L2 for {asked / declared[what]:.2g} times what is {done}: sectors used in part, or asked for again"
-            elif declared[what]:
-                yield f"{more / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
-            else:
+            if not declared[what]:
                 yield f"{more / MB:.1f} MB are {done} that the kernel does not ask for"
+                continue
+            if asked is not None and asked > (1 + SHARE) * declared[what]:
+                yield f"the SMs ask L2 for {asked / declared[what]:.2g} times what is {done}: sectors used in part, or asked for again"
+            beyond = counted[what] - max(asked or 0, declared[what])
+            if beyond > max(SHARE * declared["total"], MB):
+                yield f"{beyond / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
         elif -more > SHARE * max(declared[what], 1):
             held = f"{-more / MB:.1f} MB"
             yield f"{held} of what was {done} are in L2 at the end" if -more <= l2_bytes else f"{held} less than declared are {done}"
