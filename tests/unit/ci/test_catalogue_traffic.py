@@ -46,8 +46,8 @@ M = 1_000_000
         ),
         (
             row("stride_copy", (128 * M, 128 * M), (512 * M, 128 * M, 256 * M, 128 * M)),
-            "the SMs ask L2 for 2 times what is read: sectors used in part, or asked for again; 256.0 MB are read beyond what the SMs ask of "
-            "L2: lines fetched again, or filled up",
+            "the SMs ask L2 for 2 times what is read: sectors used in part, or asked for again; 256.0 MB are read beyond what the SMs ask "
+            "of L2: lines fetched again, or filled up",
         ),
         (
             row("chase", (M // 10, 0), (6 * M // 10, 0, 4 * M // 10, 0)),
