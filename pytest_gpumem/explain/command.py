@@ -46,8 +46,8 @@ def explain(
     With --base, measures both sides in alternating fresh processes, watches one launch of each measurement (CUPTI), and counts under
     Nsight Compute. With two files of results or evidence it needs neither a GPU nor the code.
 
-    TEST is a node id, with "::" in it; what else stands there goes to pytest. Exits with 0 where everything was looked at, with 6 where
-    a side measured nothing.
+    TEST is a node id, with "::" in it; what else stands there goes to pytest. Exits with 0 where there is an explanation or
+    nothing to explain, with 6 where a side measured nothing.
     """
     from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
     from pytest_gpumem.explain.evidence import load, to_json

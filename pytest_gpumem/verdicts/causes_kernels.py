@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import format_time
-from pytest_gpumem.verdicts.causes_names import base_names
+from pytest_gpumem.verdicts.causes_names import base_name, base_names
 from pytest_gpumem.verdicts.causes_rule import GAP_SECONDS, Found
 
 if TYPE_CHECKING:
@@ -35,54 +36,53 @@ def _names(kernels: Sequence[OneKernel]) -> str:
 
 
 def fewer_threads(sides: Sides, threshold: float) -> Found | None:
-    """A grid that no longer fills the device."""
-    shares = []
-    for total, figures in ((sides.kernels.base, sides.base), (sides.kernels.head, sides.head)):
-        room = figures.facts.sm_count * figures.facts.max_threads_per_sm
-        longest = max(total.kernels, key=lambda kernel: kernel.seconds, default=None)
-        if longest is None or not room:
-            return None
-        shares.append((min(1.0, longest.blocks * longest.threads / room), longest))
-    (was, before), (now, after) = shares
+    """The longest kernel's grid no longer fills the device."""
+    rooms = [figures.facts.sm_count * figures.facts.max_threads_per_sm for figures in (sides.base, sides.head)]
+    if not sides.kernels.alike or not all(rooms):
+        return None
+    before, after = max(sides.kernels.alike, key=lambda one: one[1].seconds)
+    was, now = (min(1.0, kernel.blocks * kernel.threads / room) for kernel, room in zip((before, after), rooms, strict=True))
     if now > was * (1 - threshold):
         return None
     sentence = (
-        f"grid {before.blocks} × {before.threads} → {after.blocks} × {after.threads}: the launch fills {100 * now:.3g} % of the device's "
-        f"threads where it was {100 * was:.3g} %"
+        f"{_whose(sides, after)}grid {before.blocks} × {before.threads} → {after.blocks} × {after.threads}: the launch fills "
+        f"{100 * now:.3g} % of the device's threads where it was {100 * was:.3g} %"
     )
-    return Found(sentence, sides.kernel_seconds * (1 - now / was), (("resident_share", was, now),))
+    return Found(sentence, _seconds(sides, after) * (1 - now / was), (("resident_share", was, now),))
 
 
 def occupancy(sides: Sides, threshold: float) -> Found | None:
     """Fewer warps at once on an SM, for a kernel that lives on memory."""
-    was, now = sides.kernels.base.occupancy, sides.kernels.head.occupancy
-    if not was or not now or now > was * (1 - threshold) or not _lives_on_memory(sides):
+    peak = sides.base.facts.peak_bandwidth or math.inf
+    fewer = [
+        (before, after)
+        for before, after in sides.kernels.alike
+        if before.occupancy and after.occupancy and after.occupancy <= before.occupancy * (1 - threshold)
+        if before.dram and before.seconds and before.dram / before.seconds > LIVES_ON_MEMORY * peak
+    ]
+    if not fewer:
         return None
-    # Of kernels that belong together; what is a group on one side has no shape of its own.
-    pairs = [(was.kernels[0], now.kernels[0]) for was, now in sides.kernels.pairs if len(was.kernels) == len(now.kernels) == 1]
-    regs = _changed([(k.registers, o.registers) for k, o in pairs])
-    block = _changed([(k.threads, o.threads) for k, o in pairs])
-    why = [f"registers {regs}" if regs else "", f"threads of a block {block}" if block else ""]
-    shown = f" ({', '.join(one for one in why if one)})" if any(why) else ""
-    sentence = f"occupancy {100 * was:.0f} → {100 * now:.0f} %{shown}: fewer loads in flight"
-    return Found(sentence, 0.0, (("occupancy", was, now),), reserve=sides.kernel_seconds * (1 - now / was))
+    before, after = max(fewer, key=lambda one: one[1].seconds)
+    was, now = before.occupancy or 0.0, after.occupancy or 0.0
+    moved = (("registers", before.registers, after.registers), ("threads of a block", before.threads, after.threads))
+    why = ", ".join(f"{name} {one} → {other}" for name, one, other in moved if None not in (one, other) and one != other)
+    sentence = f"{_whose(sides, after)}occupancy {100 * was:.0f} → {100 * now:.0f} %{f' ({why})' if why else ''}: fewer loads in flight"
+    return Found(sentence, 0.0, (("occupancy", was, now),), reserve=_seconds(sides, after) * (1 - now / was))
 
 
 LIVES_ON_MEMORY = 0.3
-"""Share of the DRAM peak that base reached, from which on its kernels' time is that of memory."""
+"""Share of the DRAM peak that a kernel reached in base, from which on its time is that of memory."""
 
 
-def _lives_on_memory(sides: Sides) -> bool:
-    total, peak = sides.kernels.base, sides.base.facts.peak_bandwidth
-    seconds = min(total.seconds, sides.base.latency) or sides.base.latency
-    return bool(total.dram and peak and total.dram / seconds > LIVES_ON_MEMORY * peak)
+def _whose(sides: Sides, kernel: OneKernel) -> str:
+    """ "triad: ", where a launch has several kernels."""
+    return f"{base_name(kernel.name)}: " if len(sides.kernels.pairs) > 1 else ""
 
 
-def _changed(pairs: Sequence[tuple[int | None, int | None]]) -> str:
-    for was, now in pairs:
-        if was is not None and now is not None and was != now:
-            return f"{was} → {now}"
-    return ""
+def _seconds(sides: Sides, kernel: OneKernel) -> float:
+    """Seconds of head's launch that one of its kernels takes."""
+    whole = sides.kernels.head.seconds
+    return sides.kernel_seconds * (kernel.seconds / whole if whole else 1.0)
 
 
 def _sm(conditions: Conditions) -> float | None:

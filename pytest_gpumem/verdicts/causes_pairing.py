@@ -154,6 +154,11 @@ class Paired:
     """Kernels of base that `added` stands for, such as a fused one that was split; empty where nothing went."""
 
     @property
+    def alike(self) -> tuple[tuple[OneKernel, OneKernel], ...]:
+        """The pairs of one kernel each."""
+        return tuple((was.kernels[0], now.kernels[0]) for was, now in self.pairs if len(was.kernels) == len(now.kernels) == 1)
+
+    @property
     def base(self) -> Total:
         """Base's kernels that have a counterpart."""
         return Total(tuple(kernel for was, _ in self.pairs for kernel in was.kernels))

@@ -424,3 +424,14 @@ def test_the_pattern_of_a_kernel_that_takes_next_to_no_time_is_not_worth_a_word(
     worse = counted(small, sectors_per_request=32.0, used_of_load=0.125, times_l2_read=8)
     (cause,) = why(side(404e-6, (KERNEL, small)), side(444e-6, (HALF_USED, worse))).causes
     assert cause.sentence.startswith("triad: sectors per load 4 → 8: stride 2")
+
+
+def test_another_kernel_that_became_the_longest_is_no_smaller_grid_and_no_lower_occupancy() -> None:
+    small = counted(SECOND, grid=(8, 1, 1), occupancy=0.1)
+    slower = counted(small, nanoseconds=5 * 600_000)
+    found = why(side(490e-6, (KERNEL, small)), side(1e-3, (slower, KERNEL)))
+    assert found.causes == ()
+    fewer = counted(SECOND, grid=(32, 1, 1), nanoseconds=5 * 600_000)
+    (cause,) = why(side(490e-6, (KERNEL, SECOND)), side(1e-3, (fewer, KERNEL))).causes
+    assert cause.sentence.startswith("scale: grid 1056 × 256 → 32 × 256")
+    assert cause.estimate == pytest.approx(1e-3 * 0.6 * (1 - 32 / 1056))
