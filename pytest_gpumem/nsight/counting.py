@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_gpumem.nsight import ncu, running
 from pytest_gpumem.nsight.places import Place, place_of, place_of_row
-from pytest_gpumem.nsight.profile_tests import selection
+from pytest_gpumem.nsight.profile_tests import gpu, selection
 from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -82,8 +82,8 @@ def count(
     program = find_ncu(environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-        # The user's arguments come second, so that a device of theirs wins; on a GPU is the default, since nothing else has counters.
-        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *selection(tests)]
+        # The user's arguments come second, so that a device of theirs wins.
+        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(tests)]
         command = ncu.counting_command(program, [*child, *arguments, *tests, f"--benchmark-json={results}"], log)
         echo(f"gpumem: {running.shown(command)}")
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import profile_tools, running
-from pytest_gpumem.nsight.profile_tests import BadCall, Selected, select, selection
+from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, select, selection
 from pytest_gpumem.nsight.profile_tools import NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
 
@@ -134,8 +134,8 @@ def _profile(
     tests = select(wanted.arguments, wanted.tests, environment, echo)
     file = _with_ending(wanted.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
     _check_file(file, wanted.overwrite)
-    # The user's arguments come second, so that a device of theirs wins; a GPU is the default, since nothing else can be profiled.
-    child = [sys.executable, "-u", "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", *selection(wanted.tests)]
+    # The user's arguments come second, so that a device of theirs wins.
+    child = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(wanted.tests)]
     command = command_of(program, [*child, *wanted.arguments, *wanted.tests], file, tests)
     before = _stamp(file)
     echo(f"gpumem: {running.shown(command)}")
@@ -177,6 +177,9 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 def _check(wanted: Wanted, environment: Mapping[str, str]) -> None:
     """Refuse what cannot lead to a report before anything is run."""
+    # An ini file's device gives way to a GPU; somebody who names it for this call means it.
+    if (device := environment.get("GPUMEM_DEVICE", "")).startswith("sim"):
+        raise BadCall(f"GPUMEM_DEVICE={device}: Nsight sees nothing of the simulated device; use a GPU")
     for position, argument in enumerate(wanted.arguments):
         name, _, value = argument.partition("=")
         if name in ("--collect-only", "--co"):

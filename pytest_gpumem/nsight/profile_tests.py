@@ -41,6 +41,12 @@ def selection(tests: Sequence[str]) -> list[str]:
     return ["-p", PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
 
 
+def gpu(environment: Mapping[str, str]) -> list[str]:
+    """Options of pytest that choose the GPU of GPUMEM_DEVICE, else any: nothing else can be profiled, whatever an ini file says."""
+    chosen = environment.get("GPUMEM_DEVICE", "")
+    return ["--gpumem-device", chosen if chosen.startswith("cuda") else "cuda"]
+
+
 def select(
     arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]
 ) -> tuple[Selected, ...]:

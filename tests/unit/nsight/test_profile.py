@@ -131,6 +131,16 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
+        monkeypatch.setenv("GPUMEM_DEVICE", device)
+        result = gpumem("nsys", "--force-overwrite", does=': > "$report"')
+        assert f"--gpumem --gpumem-device {chosen} -p " in result.stderr
+    monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
+    said = complaint(gpumem("nsys"), 4)
+    assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of the simulated device; use a GPU" in said
+
+
 def test_without_ranges_nothing_is_run(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_DISABLE", "1")
     assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(gpumem("nsys"), 4)
