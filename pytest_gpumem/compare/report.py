@@ -10,7 +10,7 @@ from pytest_gpumem.compare.pairs import Compared, Pair
 from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
 from pytest_gpumem.units import format_share, format_time
 from pytest_gpumem.verdicts.finding import bounds, change, counted
 
@@ -52,9 +52,9 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
     for column in shown:
         drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
     drawn.add_column("verdict", no_wrap=True)
-    for name, row, verdict, pair in zip(names, figures, verdicts, compared.pairs, strict=True):
+    for name, row, verdict, pair in zip(shortened_apart(names, room), figures, verdicts, compared.pairs, strict=True):
         style = _STYLES.get(pair.row.verdict.outcome, "yellow")
-        drawn.add_row(Text(shortened(name, room)), *(Text(row[column]) for column in shown), Text(verdict, style=style))
+        drawn.add_row(Text(name), *(Text(row[column]) for column in shown), Text(verdict, style=style))
     return drawn_as_text(drawn, width, colour)
 
 

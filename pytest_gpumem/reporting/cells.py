@@ -144,6 +144,9 @@ def split_names(rows: Sequence[Row]) -> list[tuple[str, str]]:
     for row, name in zip(rows, names_of(rows), strict=True):
         parameters = row.nodeid[len(function_of(row)) :]
         label = f"[{row.label}]" if row.label else ""
-        apart = ", ".join(part for part in (parameters.removeprefix("[").removesuffix("]"), row.label) if part)
+        inside = parameters.removeprefix("[").removesuffix("]")
+        if f"{row.label}, ".startswith(f"{inside}, "):
+            inside = ""  # the label says it again
+        apart = ", ".join(part for part in (inside, row.label) if part)
         found.append((name.removesuffix(parameters + label), apart))
     return found

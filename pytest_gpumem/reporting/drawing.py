@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
 from rich.box import Box
@@ -21,12 +21,56 @@ _UNBOUNDED = 1000
 """Columns given to rich, so that it never cuts a figure: the widths are worked out by whoever draws."""
 
 
-def shortened(name: str, width: int) -> str:
-    """`name` in at most `width` characters: the middle goes, and of the rest two thirds are the end, which tells tests apart."""
+_CUT = "..."
+_SHARES = (2 / 3, 1 / 3, 5 / 6, 1 / 6)
+"""Of a name that has to be cut, how much of what is left is its end, which mostly tells tests apart."""
+
+
+def shortened(name: str, width: int, *, share: float = _SHARES[0]) -> str:
+    """`name` in at most `width` characters. What tells tests apart goes last: folders from the left, the file, then words in the middle.
+
+    Args:
+        name: of a test, its node id or any text.
+        width: at least 4.
+        share: of what is left of a name without its middle, how much is its end, roughly.
+    """
     if len(name) <= width:
         return name
-    end = (width - 3) * 2 // 3
-    return f"{name[: width - 3 - end]}...{name[-end:]}"
+    file, colons, test = name.partition("::")
+    if colons and "[" not in file:
+        folders = file.split("/")
+        for first in range(1, len(folders)):
+            without = f"{_CUT}/{'/'.join(folders[first:])}::{test}"
+            if len(without) <= width:
+                return without
+        return shortened(test, width, share=share)
+    room = width - len(_CUT)
+    end = round(room * share)
+    head, tail = _between_words(name, room, end) or (room - end, end)
+    return f"{name[:head]}{_CUT}{name[len(name) - tail :]}"
+
+
+def shortened_apart(names: Sequence[str], width: int) -> list[str]:
+    """Names of one list as `shortened` gives them, cut elsewhere where two of them would look the same."""
+    wanted = len(set(names))
+    every = ([shortened(name, width, share=share) for name in names] for share in _SHARES)
+    first = next(every)
+    return first if len(set(first)) == wanted else next((cut for cut in every if len(set(cut)) == wanted), first)
+
+
+def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:
+    """How many characters of the beginning and of the end to keep so that no word is cut; None where words are too long for that.
+
+    As many as fit, with the end within a quarter of the room about `end`; brackets at the end stay whole where they can.
+    """
+    first = next((index for index, letter in enumerate(name) if letter.isalnum()), room)
+    before = [index for index in range(first + 1, room) if not name[index - 1].isalnum()]
+    after = [len(name) - index for index in range(len(name) - room, len(name)) if not name[index].isalnum()]
+    fitting = [(head, tail) for tail in after if abs(tail - end) <= room / 4 for head in before if head + tail <= room]
+    bracket = len(name) - name.find("[") if name.endswith("]") and "[" in name else 0
+    fitting = [(head, tail) for head, tail in fitting if tail >= bracket] or fitting
+    best = max(fitting, key=lambda kept: (sum(kept), -abs(kept[1] - end)), default=(0, 0))
+    return best if sum(best) >= room / 2 else None
 
 
 def ruled() -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import HEADINGS, Cells, access_interval, cells_of, names_of, sectors, split_names
-from pytest_gpumem.reporting.drawing import GAP, lines_as_text, shortened, wrapped
+from pytest_gpumem.reporting.drawing import GAP, lines_as_text, shortened, shortened_apart, wrapped
 from pytest_gpumem.reporting.order import by_function, ordered
 from pytest_gpumem.reporting.sentences import sentences, usual_way
 
@@ -68,6 +68,8 @@ class _Line:
 
     name: str
     cells: Cells | None = None
+    parts: tuple[str, str] = ("", "")
+    """Of the only row of its test: the test, and the indented rest of the name, which get lines of their own where one is too short."""
     style: str = ""
     outcome: Outcome = Outcome.PASS
     beside: list[str] = field(default_factory=list)
@@ -81,7 +83,8 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     tell tests apart, these give way, one after the other: the word "simulated", the bars, `of peak`, the noise where there are
     changes, the bandwidth, the intervals of changes; what still has a column is never cut, and the table gets wider than `width` where
     the last look needs more. `of peak` has a figure only where `Measurement.share_of_peak` has one. Names go without their file where
-    they are unique without it, and are shortened in the middle if need be.
+    they are unique without it. A name that is too long gets a line for its test and one for what is in its brackets, then loses words
+    in the middle.
 
     Args:
         rows: in the order in which they are shown, unless `grouped`.
@@ -127,7 +130,8 @@ def _of_test(
         if row.measurement is not None and notes:
             below += [sectors(row.measurement) or "", access_interval(row.measurement) or ""]
         outcome = Outcome.FAIL if row.failed else cells.outcome
-        lines.append(_Line(name, cells, outcome=outcome, beside=[line for line in below if line]))
+        parts = (function, _INDENT + apart) if len(rows) == 1 and apart else ("", "")
+        lines.append(_Line(name, cells, parts, outcome=outcome, beside=[line for line in below if line]))
     if len(rows) > 1:
         lines.insert(0, _Line(names[0][1] + (f" ({shared})" if shared else "")))
     return lines
@@ -176,6 +180,8 @@ def _drawn(lines: Sequence[_Line], look: _Look, columns: Sequence[tuple[str, lis
     widths = [max(len(heading), *map(len, texts)) for heading, texts in columns]
     headings = [heading.rjust(w) for (heading, _), w in zip(columns[:-1], widths, strict=False)]
     blank = " " * GAP
+    lines = [part for line in lines for part in _parted(line, name_width)]
+    names = iter(_shortened(lines, name_width))
     yield Text(blank.join(["test".ljust(name_width), *headings, "verdict"]), style="bold")
     yield Text("-" * (name_width + _room(columns)))
     at = 0
@@ -185,8 +191,31 @@ def _drawn(lines: Sequence[_Line], look: _Look, columns: Sequence[tuple[str, lis
             yield Text(shortened(line.name, max(width, name_width)), style=line.style)
             continue
         figures = [texts[at].rjust(w) for (_, texts), w in zip(columns[:-1], widths, strict=False)]
-        text = Text(blank.join([shortened(line.name, name_width).ljust(name_width), *figures, ""]))
+        text = Text(blank.join([next(names).ljust(name_width), *figures, ""]))
         yield text.append(columns[-1][1][at], style=_STYLES[line.outcome])
         indent = _INDENT + _INDENT * line.name.startswith(_INDENT)
         yield from (Text(shortened(indent + below, width), style="dim") for below in line.beside)
         at += 1
+
+
+def _parted(line: _Line, width: int) -> list[_Line]:
+    """The line, or where its name is too long for it two: its test, and what stands under tests of several rows."""
+    function, apart = line.parts
+    return [line] if len(line.name) <= width or not apart else [_Line(function), replace(line, name=apart)]
+
+
+def _shortened(lines: Sequence[_Line], width: int) -> list[str]:
+    """The names of the rows in at most `width` characters, those under one heading told apart, and those without one."""
+    found = [""] * sum(line.cells is not None for line in lines)
+    groups: dict[int | None, list[tuple[int, str]]] = {}
+    heading, at = 0, 0
+    for number, line in enumerate(lines):
+        if line.cells is None:
+            heading = number
+            continue
+        groups.setdefault(heading if line.name.startswith(_INDENT) else None, []).append((at, line.name))
+        at += 1
+    for group in groups.values():
+        for (place, _), name in zip(group, shortened_apart([name for _, name in group], width), strict=True):
+            found[place] = name
+    return found

@@ -11,7 +11,7 @@ from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.traffic import Account, Finding, account, size
 from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
 from pytest_gpumem.units import format_share
 
 _NOT_COUNTED = "not counted"
@@ -44,9 +44,9 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
     for heading in _FIGURES:
         drawn.add_column(heading, justify="right", no_wrap=True)
     drawn.add_column("the count says", no_wrap=True)
-    for name, shown, said, words in zip(names, figures, accounts, says, strict=True):
+    for name, shown, said, words in zip(shortened_apart(names, room), figures, accounts, says, strict=True):
         style = _STYLES.get(said.finding, "") if said is not None else ""
-        drawn.add_row(Text(shortened(name, room)), *map(Text, shown), Text(words, style=style))
+        drawn.add_row(Text(name), *map(Text, shown), Text(words, style=style))
     text = [drawn_as_text(drawn, width, colour)]
     for row, said in zip(rows, accounts, strict=True):
         if said is not None and said.notable:

@@ -78,7 +78,7 @@ def test_every_simulated_verdict_says_so_on_its_own_line(width: int, word: str, 
     ],
 )
 def test_columns_give_way_as_the_terminal_narrows(width: int, columns: list[str], facts: DeviceFacts, make_row: MakeRow) -> None:
-    lines = draw([make_row("t.py::test_lookup", label="persisting", comparison=COMPARISON)], facts, width)
+    lines = draw([make_row("t.py::test_lookup_persisting", comparison=COMPARISON)], facts, width)
     assert fields(lines[0])[1:] == columns
     assert max(map(len, lines[:3])) <= width
     assert ("#" in lines[2]) == (width == 110)
@@ -92,6 +92,33 @@ def test_rows_of_one_test_stand_under_its_name(facts: DeviceFacts, make_row: Mak
     assert lines[2] == "test_" + "x" * 80
     assert [line.split("  268.3")[0].rstrip() for line in lines[3:6]] == ["  off", "  on", "test_y[1-2][last]"]
     assert lines[6] == "  hot, graph"
+
+
+def test_a_name_that_is_too_long_gets_a_line_for_its_test(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [
+        make_row("t.py::test_the_link_bounds_what_is_read_in_place", label="mapped, 1 x", mode="hot"),
+        make_row("t.py::test_a_host_that_reads_results_in_place_gets_them"),
+        make_row("t.py::test_short", label="mapped"),
+    ]
+    lines = draw(rows, facts, 80)
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  268.3")[0].rstrip() for line in lines[2:7]] == [
+        "test_the_link_bounds_what_is_read_in_place",
+        "  mapped, 1 x",
+        "    hot, graph",
+        "test_a_host_..._place_gets_them",
+        "test_short[mapped]",
+    ]
+    wide = draw(rows, facts, 140)
+    assert wide[2].startswith("test_the_link_bounds_what_is_read_in_place[mapped, 1 x]  268.3")
+
+
+def test_rows_whose_names_are_cut_are_told_apart(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_copy_of_a_{size}_buffer_to_the_device_and_back_again") for size in ("small", "large")]
+    rows += [make_row("t.py::test_a", label=f"from the {where} node of the host into a buffer of the device") for where in ("near", "far")]
+    names = [line.split("  268.3")[0].rstrip() for line in draw(rows, facts, 70)[2:7]]
+    assert len(set(names)) == 5
+    assert all("..." in name for name in names if name != "test_a")
 
 
 def test_a_way_that_all_rows_of_a_test_share_is_said_once(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -214,12 +241,25 @@ def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow)
 
 
 def test_long_names_are_shortened_in_the_middle_and_the_table_fits(facts: DeviceFacts, make_row: MakeRow) -> None:
-    name = "test_lookup_table_stays_in_l2_" + "x" * 60 + "[264-8MiB]"
-    rows = [make_row(f"tests/memory/test_l2.py::{name}", Outcome.PASS, comparison=COMPARISON, simulated=True, label="off")]
+    name = "test_lookup_table_stays_in_l2_" + "x" * 90
+    rows = [
+        make_row(f"tests/memory/test_l2.py::{name}{rest}", Outcome.PASS, comparison=COMPARISON, simulated=True)
+        for rest in ("", "x[264-8MiB]")
+    ]
     lines = draw(rows, facts)
     assert max(map(len, lines)) <= 100
-    shown = lines[2].split("  ")[0]
-    assert re.fullmatch(r"test_.*\.\.\..*\]\[off\]", shown)
+    assert re.match(r"test_\w+\.\.\.x+  ", lines[2])
+    assert re.fullmatch(r"test_\w+\.\.\.x+", lines[3])
+    assert lines[4].startswith("  264-8MiB  ")
+
+
+def test_a_label_that_repeats_its_parameters_is_shown_alone(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_a[{how}]", label=f"{how}, 4 MiB") for how in ("near", "far")]
+    rows += [make_row("t.py::test_b[near]", label="near"), make_row("t.py::test_b[4]", label="4 MiB")]
+    lines = draw(rows, facts)
+    assert [line.split("  268.3")[0].rstrip() for line in lines[2:8]] == [
+        "test_a", "  near, 4 MiB", "  far, 4 MiB", "test_b", "  near", "  4, 4 MiB",
+    ]  # fmt: skip
 
 
 def test_figures_are_never_cut_however_narrow_the_terminal(facts: DeviceFacts, make_row: MakeRow) -> None:
