@@ -14,7 +14,7 @@ from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, Process
 from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat, Taken
+from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.verdicts.judge import how, is_failure
@@ -133,7 +133,7 @@ def merged(rows: Sequence[Accepted]) -> Measurement:
     """The processes of one row as one measurement: the newest, with those that were measured like it as its further ones."""
     newest = rows[-1].measurement
     others = [one.measurement for one in rows[:-1] if (one.measurement.mode, *how(one.measurement)) == (newest.mode, *how(newest))]
-    further = [repeat for other in others for repeat in (Repeat(other.medians, other.overhead), *other.further)]
+    further = [repeat for other in others for repeat in (other.repeat, *other.further)]
     return replace(newest, further=(*newest.further, *further))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_gpumem.compare.sides import SideError, merged, side
 from pytest_gpumem.explain.errors import ExplainError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement, Repeat
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.profile import TestProfile, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json
@@ -55,7 +55,7 @@ def together(rows: Sequence[Row]) -> Measurement:
     found = [row.measurement for row in rows if row.measurement is not None]
     newest, others = found[-1], found[:-1]
     alike = [one for one in others if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)]
-    further = tuple(repeat for one in alike for repeat in (Repeat(one.medians, one.overhead), *one.further))
+    further = tuple(repeat for one in alike for repeat in (one.repeat, *one.further))
     seen = [one.activity for one in reversed(found) if one.activity is not None and one.activity.not_counted is None]
     counts = [one.migrations for one in reversed(found) if one.migrations is not None and one.migrations.launch is not None]
     return replace(

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.running import uses
+from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
@@ -36,9 +37,8 @@ class RepeatHooks:
             arguments = [str(argument) for argument in config.invocation_params.args]
             if gpu.settings.total_budget is not None:
                 arguments += [f"--gpumem-budget={gpu.settings.total_budget / gpu.settings.processes!r} s total"]
-            further = repeats(
-                arguments, config.invocation_params.dir, gpu.settings.processes - 1, gpu.facts.key, environment=environment_of()
-            )
+            environment = environment_of() | {FURTHER_PROCESS: READS_CONTROLS if gpu.reads_controls else "1"}
+            further = repeats(arguments, config.invocation_params.dir, gpu.settings.processes - 1, gpu.facts.key, environment=environment)
             try:
                 for rows in further:
                     gpu.further.append({row.key: row for row in rows})

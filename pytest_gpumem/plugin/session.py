@@ -40,7 +40,17 @@ from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.records.sweep_schema import KEY as SWEEPS
 from pytest_gpumem.records.sweep_schema import sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import DEFAULT_BUDGET, Overrides, Settings, SettingsError, marker_keywords, marker_overrides, override
+from pytest_gpumem.settings import (
+    DEFAULT_BUDGET,
+    FURTHER_PROCESS,
+    READS_CONTROLS,
+    Overrides,
+    Settings,
+    SettingsError,
+    marker_keywords,
+    marker_overrides,
+    override,
+)
 from pytest_gpumem.units import format_share
 from pytest_gpumem.verdicts.drift import KINDS, LIMIT, kind_of
 from pytest_gpumem.verdicts.suite import Family
@@ -237,9 +247,15 @@ class GpuSession:
         """When and where this process measures, with its control readings; the first use takes them."""
         return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, self._controls())
 
+    @property
+    def reads_controls(self) -> bool:
+        """Whether control kernels are read: something is compared or stored, here or in the run that this process is one of."""
+        asked = bool(self.baseline.processes) or self.settings.save or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
+        return asked and not self.ranges.tool_attached()
+
     def _controls(self) -> Controls | None:
         """Control readings where something is compared or stored; None else, and where the device cannot take them."""
-        if not (self.baseline.processes or self.settings.save) or self.ranges.tool_attached():
+        if not self.reads_controls:
             return None
         try:
             self.conductor.ready()
@@ -389,6 +405,11 @@ class SessionHooks:
         node.workerinput[WORKER_BASELINE] = str(self._session.baseline_folder)
 
     # pytest-benchmark
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
+        # Nobody reads that of a further process, and py-cpuinfo starts a process for it, which takes a second.
+        return {} if FURTHER_PROCESS in os.environ else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class Controls:
     launch: float | None = None
     """Seconds between two events with an idle launch between them; None where it was not measured."""
     source: str = ""
-    """Which control kernels, as a digest of their source: readings of others do not compare."""
+    """Which control kernels, as a digest of their source and of the arrays that they read: readings of others do not compare."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,12 @@ class Taken:
     """Readings of the control kernels at the session's start; None where none were taken."""
 
 
+NOTHING_RAN = 1.5
+"""Times `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
+NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
+"""Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
+
+
 @dataclass(frozen=True)
 class Repeat:
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
@@ -131,12 +137,8 @@ class Repeat:
     """Seconds: median of each buffer placement."""
     overhead: float | None = None
     """Seconds of launch overhead in that process, as `Measurement.overhead`."""
-
-
-NOTHING_RAN = 1.5
-"""Times `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
-NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
-"""Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
+    controls: Controls | None = None
+    """Readings of the control kernels in that process; None where none were taken."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,11 @@ class Measurement:
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run: comparisons take the mean over all processes, the other figures are of this one
     alone."""
+
+    @property
+    def repeat(self) -> Repeat:
+        """What a measurement of another process takes of this one."""
+        return Repeat(self.medians, self.overhead, self.taken.controls if self.taken is not None else None)
 
     @property
     def samples(self) -> tuple[float, ...]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Controls, Measurement
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.verdicts.noise import placement_spread, process_spread
 from pytest_gpumem.verdicts.spread import PROCESS_PRIOR, Variance
 
@@ -62,17 +62,22 @@ def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
 
 
 def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
-    """The device's drift between the history's processes and this run, for a row of this kind; None where it is not known."""
-    kind, now = kind_of(measurement, facts), _controls(measurement)
-    if kind is None or now is None:
+    """The device's drift between the history's processes and this run's, for a row of this kind; None where it is not known."""
+    kind, own = kind_of(measurement, facts), measurement.repeat.controls
+    if kind is None or own is None:
         return None
-    then = [controls for m in history if (controls := _controls(m)) is not None and controls.source == now.source]
-    return between(getattr(now, kind), [s for controls in then if (s := getattr(controls, kind)) is not None], kind)
+
+    def read(measurements: Iterable[Measurement]) -> list[float]:
+        processes = (process.controls for one in measurements for process in (one.repeat, *one.further))
+        found = [controls for controls in processes if controls is not None and controls.source == own.source]
+        return [seconds for controls in found if (seconds := getattr(controls, kind)) is not None]
+
+    return between(read([measurement]), read(history), kind)
 
 
-def between(now: float | None, then: Sequence[float], kind: str) -> Drift | None:
-    """The drift of one control from the baseline's readings to this run's, in seconds; None without either."""
-    if now is None or not then:
+def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | None:
+    """The drift of one control from the baseline's readings to this run's, in seconds, one of each process; None without either."""
+    if not now or not then:
         return None
     logs = [math.log(seconds) for seconds in then]
     mean, count = statistics.fmean(logs), len(logs)
@@ -80,9 +85,5 @@ def between(now: float | None, then: Sequence[float], kind: str) -> Drift | None
     expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2 / CONTROL_PLACEMENTS
     squares = math.fsum((log - mean) ** 2 for log in logs)
     freedom = PROCESS_PRIOR + count - 1
-    variance = Variance((PROCESS_PRIOR * expected + squares) / freedom, freedom).times(1 + 1 / count)
-    return Drift(math.log(now) - mean, variance, kind)
-
-
-def _controls(measurement: Measurement) -> Controls | None:
-    return measurement.taken.controls if measurement.taken is not None else None
+    variance = Variance((PROCESS_PRIOR * expected + squares) / freedom, freedom).times(1 / len(now) + 1 / count)
+    return Drift(statistics.fmean(math.log(seconds) for seconds in now) - mean, variance, kind)

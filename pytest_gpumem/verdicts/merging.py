@@ -24,7 +24,7 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
         if (why := _unlike(measurement, other)) is not None:
             left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
         elif other is not None:
-            counted.append(Repeat(other.medians, other.overhead))
+            counted.append(other.repeat)
     return replace(measurement, further=tuple(counted), notes=(*measurement.notes, *left_out))
 
 

@@ -90,9 +90,22 @@ def test_what_a_drift_is_taken_out_of(bench: Any, h100: DeviceFacts) -> None:
 
 
 def test_a_drift_has_the_variance_of_two_readings() -> None:
-    few, many = between(60e-6, [60e-6], "dram"), between(60e-6, [60e-6] * 30, "dram")
+    few, many = between([60e-6], [60e-6], "dram"), between([60e-6], [60e-6] * 30, "dram")
     assert few is not None
     assert many is not None
     assert few.variance.value > 1.9 * many.variance.value
-    assert between(None, [60e-6], "dram") is None
-    assert between(60e-6, [], "dram") is None
+    assert between([], [60e-6], "dram") is None
+    assert between([60e-6], [], "dram") is None
+
+
+def test_every_process_of_a_run_has_read_the_controls(bench: Any, h100: DeviceFacts) -> None:
+    """One of three that reads them 3 % slower is no device that is 3 % slower."""
+    bound: Measurement = bench.measurement(268e-6)
+    history = [controlled(bound, 60e-6)] * 20
+    strange, usual = controlled(bound, 61.8e-6), controlled(bound, 60e-6)
+    alone = drift_of(strange, history, h100)
+    of_three = drift_of(replace(strange, further=(usual.repeat, usual.repeat)), history, h100)
+    assert alone is not None
+    assert of_three is not None
+    assert alone.log == pytest.approx(3 * of_three.log)
+    assert alone.variance.value == pytest.approx(of_three.variance.value * (1 + 1 / 20) / (1 / 3 + 1 / 20))
