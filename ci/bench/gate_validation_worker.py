@@ -46,6 +46,10 @@ class Hold:
         session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
+        return {}  # nobody reads it, and py-cpuinfo starts a process for it, which takes a second
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         importlib.import_module("scipy.stats")
         session.config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION].chosen.prepare()

@@ -97,6 +97,10 @@ class Gate:
             chosen = set(self._tests)
             session.items[:] = [item for item in session.items if item.nodeid in chosen]
 
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
+        return {}  # nobody reads it, and py-cpuinfo starts a process for it, which takes a second
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.outcomes[report.nodeid] = ["failed", f"its collection failed: {_last_line(report.longreprtext)}"]
