@@ -15,7 +15,7 @@ import click
     "--history",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Earlier result files, or a baseline: each row is shown over the processes that it holds.",
+    help="Other result files, or a baseline: each row is shown over the files, or over the processes of the baseline.",
 )
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
 def report(results: Path, output: Path | None, history: Path | None) -> None:

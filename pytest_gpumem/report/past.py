@@ -1,4 +1,4 @@
-"""What earlier processes measured, from result files and from a baseline's: only what a plot over processes needs of them.
+"""What other runs measured, from result files and from a baseline's: only what a plot over processes needs of them.
 
 Files are read without the strict look at every field that a comparison takes: there may be hundreds, and nothing is judged by them.
 """
@@ -19,7 +19,7 @@ from pytest_gpumem.report.results import ResultsError
 from pytest_gpumem.reporting.plots.history import Past
 
 MOST = 60
-"""Newest processes of a row that are shown."""
+"""Newest files and processes of a row that are shown."""
 
 
 class _Key(msgspec.Struct):
@@ -65,7 +65,7 @@ class _Kind(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Found:
-    """A row of an earlier process."""
+    """A row of another run."""
 
     key: str
     mode: str
@@ -156,7 +156,7 @@ def _of_results(path: Path, text: bytes) -> tuple[str, Iterator[_Found]]:
     info = run.commit_info
     revision = revision_of({"id": info.id, "dirty": info.dirty}) if info is not None else None
     return run.gpumem.device.key, (
-        _Found(key_of(row.nodeid, row.label), taken.mode, Past(utc, taken.latency, taken.half_width, revision))
+        _Found(key_of(row.nodeid, row.label), taken.mode, Past(utc, taken.latency, taken.half_width, revision, file=True))
         for row in run.gpumem.rows
         if not row.failed and (taken := row.measurement) is not None and math.isfinite(taken.latency) and taken.latency > 0
     )

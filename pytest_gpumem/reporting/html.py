@@ -30,7 +30,7 @@ from pytest_gpumem.reporting.families import families, said_of
 from pytest_gpumem.reporting.order import FINE, SLOWER, attention, ordered
 from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.forest import MOST, Delta, forest
-from pytest_gpumem.reporting.plots.history import Past, history
+from pytest_gpumem.reporting.plots.history import Past, history, of_what
 from pytest_gpumem.reporting.plots.l2_grid import l2_grid
 from pytest_gpumem.reporting.plots.ladder import Rung, ladder
 from pytest_gpumem.reporting.plots.strip import strip
@@ -73,7 +73,7 @@ def page(
         facts: the device that was measured.
         settings: plain values that the run was taken under.
         utc: when, as ISO 8601.
-        past: by `Row.key`, what earlier processes measured, oldest first.
+        past: by `Row.key`, what was measured in other runs, oldest first.
         sweeps: of persisting L2, each with its test's id.
         revision: of the code that was measured; None if unknown.
     """
@@ -186,7 +186,7 @@ def _section(row: Row, facts: DeviceFacts, name: str, past: Sequence[Past]) -> d
     if measurement is not None:
         figures.append(_Figure("samples and medians", strip(measurement.placements, measurement.medians)))
         if past:
-            figures.append(_Figure("earlier processes", history(past, measurement.latency, measurement.half_width)))
+            figures.append(_Figure(f"history: {of_what(past)}", history(past, measurement.latency, measurement.half_width)))
         if measurement.overlap is not None:
             figures.append(_Figure("parts alone and together", timeline(measurement.overlap, measurement.latency)))
     return {

@@ -172,10 +172,10 @@ def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:
     result.stdout.fnmatch_lines(["--gpumem-report: wrote *out.html"])
     text = (pytester.path / "out.html").read_text()
     assert "test_triad" in text
-    assert "earlier processes" not in text
+    assert "earlier process" not in text
     # The baseline of before is the history of now.
     gpumem("--gpumem-report=out.html")
-    assert "latency over 1 earlier processes" in (pytester.path / "out.html").read_text()
+    assert "latency over 1 earlier process, in" in (pytester.path / "out.html").read_text()
     (pytester.path / "out.html").unlink()
     result = gpumem("--gpumem-report=out.html", "-k", "nothing")
     result.stdout.fnmatch_lines(["--gpumem-report: nothing was measured, so *out.html is not written"])

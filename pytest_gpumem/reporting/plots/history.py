@@ -1,4 +1,4 @@
-"""One row over the processes that measured it: latency by day, with what is measured now at the right."""
+"""One row over the processes or files that hold it: latency by day, with what is measured now at the right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_INTERVAL = 1.2
 
 @dataclass(frozen=True)
 class Past:
-    """What an earlier process measured of a row."""
+    """What was measured of a row in another run."""
 
     utc: datetime
     latency: float
@@ -29,6 +29,17 @@ class Past:
     """Half of its 95 % interval, in seconds."""
     revision: str | None = None
     """Of the code that was measured."""
+    file: bool = False
+    """It is from a file of results, of whatever time and however many processes; else from a process of the baseline."""
+
+
+def of_what(past: Sequence[Past]) -> str:
+    """Where a history is from, in words: "3 files", "1 earlier process", or both."""
+    files = sum(one.file for one in past)
+    processes = len(past) - files
+    parts = [f"{files} file{'s' * (files != 1)}"] if files else []
+    parts += [f"{processes} earlier process{'es' * (processes != 1)}"] if processes else []
+    return " and ".join(parts)
 
 
 def history(past: Sequence[Past], now: float, half_width: float | None) -> Markup:
@@ -67,7 +78,7 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     if last != first:
         parts.append(text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end"))
     parts.append(text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return drawing(_HEIGHT - 12, parts, f"latency over {len(past)} earlier processes, in {unit.name}")
+    return drawing(_HEIGHT - 12, parts, f"latency over {of_what(past)}, in {unit.name}")
 
 
 def _ends(value: float, half_width: float | None, most: float) -> tuple[float, float]:

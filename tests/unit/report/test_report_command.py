@@ -75,8 +75,8 @@ def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:
     assert result.output.startswith(f"history of 4 files from {folder.path / 'past'}\n")
     text = page(folder)
     # Another mode and failed tests are no history.
-    assert text.count("<figcaption>earlier processes") == 1
-    assert "latency over 4 earlier processes" in text
+    assert text.count("<figcaption>history: 3 files and 1 earlier process<") == 1
+    assert "latency over 3 files and 1 earlier process, in" in text
 
 
 def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) -> None:
@@ -89,7 +89,15 @@ def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) 
         f"; 1 file of other devices than {H100.key} left out; 2 files without results of this plugin left out"
     )
     assert result.output.startswith("history of 0 files from")
-    assert "earlier processes" not in page(folder)
+    assert "history: " not in page(folder)
+
+
+def test_files_are_not_called_processes(folder: Folder) -> None:
+    for name in ("now.json", "other.json"):
+        folder.write(name, [folder.row()])
+    assert report(folder, "now.json", "--history", "other.json").exit_code == 0
+    assert "latency over 1 file, in" in page(folder)
+    assert "earlier process" not in page(folder)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,8 @@ def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_r
     first = datetime(2026, 11, 1, tzinfo=timezone.utc)
     past = {row.key: [Past(first + timedelta(days=day), 268e-6 + day * 1e-8, 1e-7, f"rev{day}") for day in range(3)]}
     text = page([row, make_row("t.py::test_new")], facts, {}, utc=UTC, past=past)
-    assert text.count("<figcaption>earlier processes") == 1
+    assert text.count("<figcaption>history: 3 earlier processes") == 1
+    assert "latency over 3 earlier processes, in us" in text
     assert "11-01 rev0 268.0 us" in text
 
 
