@@ -11,7 +11,6 @@ from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side, SideError, merged
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.finding import counted
 from pytest_gpumem.verdicts.judge import judge
 from pytest_gpumem.verdicts.screen import SPREAD_KNOWN, baseline_latency
 from pytest_gpumem.verdicts.suite import Family
@@ -108,7 +107,7 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         verdict = replace(verdict, outcome=Outcome.NO_BASELINE, reason=f"not in {base.name}" + (f": {absent}" if absent else ""))
     elif head.stock and len(past) < SPREAD_KNOWN and limits.max_regression is not None and verdict.outcome is Outcome.PASS:
         # What is expected of processes is that of device-timed kernels; how these differ is not known of one or two.
-        told = f"{counted(len(past), 'process')} timed by the host's clock say nothing of how processes differ, which takes {SPREAD_KNOWN}"
+        told = f"times are the host's, and how processes differ in them takes {SPREAD_KNOWN} of the base to know, not {len(past)}"
         verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"{told}: {verdict.reason}")
     changed = changes(measurement, facts, now[-1].test_source, past)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)

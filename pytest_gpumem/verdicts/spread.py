@@ -112,9 +112,19 @@ def _processes(measurements: Sequence[Known], placement: Variance) -> Variance:
     seen = sum(map(_squares, groups)) / within
     # What the placements leave in a mean over them is counted with them already.
     seen = max(0.0, seen - placement.value * _one_over_placements(measurements))
+    if not _expected_holds(measurements):
+        return Variance(max(expected, seen), within)
     freedom = PROCESS_PRIOR + within
     moderated = (PROCESS_PRIOR * expected + within * seen) / freedom
     return Variance(max(moderated, seen), freedom)
+
+
+def _expected_holds(measurements: Sequence[Known]) -> bool:
+    """Whether what is expected of processes says anything of these: it is that of device-timed kernels over several placements.
+
+    What is timed by the host's clock on one placement, as in files of stock pytest-benchmark, has its own spread alone.
+    """
+    return any(m.sampler != "host" or len(m.medians) > 1 for m in measurements)
 
 
 def between_sessions(measurements: Sequence[Known]) -> Variance:
@@ -172,6 +182,9 @@ def of_difference(now: Known | Sequence[Known], history: Sequence[Known]) -> Var
     old = placement.times(_one_over_placements(history) / count)
     # Worked out once: a suite asks for hundreds of them.
     process = _processes(history, placement)
+    if count < ENOUGH_PROCESSES <= len(run):
+        # A baseline that says nothing of how processes differ is no reason to overlook what this run's own say.
+        process = max(process, _processes(run, between_placements(run)), key=lambda variance: variance.value)
     session = _sessions(history, placement, process)
     return new + old + process.times(1 / len(run) + 1 / count) + session.times(_sessions_apart(run, history))
 

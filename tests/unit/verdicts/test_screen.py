@@ -14,6 +14,7 @@ from pytest_gpumem.records.measurement import Limits, Measurement, Repeat, Windo
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge
 from pytest_gpumem.verdicts.limits import loosened
+from pytest_gpumem.verdicts.screen import compare
 from pytest_gpumem.verdicts.spread import Variance, between_placements, between_processes, level
 
 ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
@@ -202,6 +203,30 @@ def test_three_processes_speak_for_themselves(bench: Any) -> None:
     assert between_processes(apart[:2]).value == pytest.approx(between_processes(quiet[:2]).value, rel=0.05)
     # Agreement lowers the expected spread only little by little.
     assert 0.5 < between_processes(quiet).value / between_processes(quiet[:2]).value < 1
+
+
+def test_host_times_on_one_placement_have_their_own_spread_alone(bench: Any, h100: DeviceFacts) -> None:
+    """What a file of stock pytest-benchmark holds: three that happen to agree are no kernel timed by the device."""
+    past = [bench.measurement(50e-3 * factor, placements=1, sampler="host") for factor in (0.999, 1.0, 1.001)]
+    assert between_processes(past).freedom == 2
+    now = bench.measurement(50e-3 * 1.01, placements=1, sampler="host")
+    found = compare(now, past, 0.01)
+    assert found.low < 0.005
+    assert found.resolvable > 0.02
+    same = [bench.measurement(50e-3, placements=1, sampler="host") for _ in range(3)]
+    assert between_processes(same).value > 0
+    # Twenty that agree are believed.
+    assert compare(now, past * 7, 0.01).low > 0
+
+
+def test_processes_of_the_run_speak_where_those_of_the_baseline_cannot(bench: Any, h100: DeviceFacts) -> None:
+    base = [bench.measurement(268e-6)]
+    calm, apart = ([bench.measurement(268e-6 * factor) for factor in factors] for factors in ((1.05, 1.05, 1.05), (1.0, 1.05, 1.10)))
+    one, other = (replace(run[0], further=tuple(Repeat(m.medians, m.overhead) for m in run[1:])) for run in (calm, apart))
+    assert compare(one, base, 0.01).low > 0.04
+    assert compare(other, base, 0.01).low < 0
+    # A baseline that knows its spread is asked alone: what differs in the run may be what is to be found.
+    assert compare(other, base * 3, 0.01).low > 0.04
 
 
 def test_what_placements_explain_is_not_counted_twice(bench: Any) -> None:
