@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,8 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_from_json
 
 WATCHING = "--gpumem-explain"
+MOST_REASONS = 3
+"""Of tests that did not measure, that are said."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ def play(base: Tree, head: Tree, asked: Asked, environment: Mapping[str, str], e
         for row in rows[name]:
             if row.measurement is not None:
                 by_key.setdefault(row.key, []).append(row)
-        if not by_key:
-            raise NothingMeasured(f"{name} ({tree.what}) measured nothing")
         other = next(one for which, one in trees.items() if which != name)
         sides[name] = _side(name, tree, other, asked, by_key, facts[name], environment, echo)
     return sides[BASE], sides[HEAD]
@@ -77,6 +77,7 @@ def _processes(
     files = sorted({nodeid.partition("::")[0] for nodeid in asked.tests})
     workers = Workers(trees, (*asked.arguments, WATCHING), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
     rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
+    outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}
     schedule = list(islice(turns(asked.seed), 2 * asked.pairs))
     try:
@@ -90,11 +91,45 @@ def _processes(
             if process.facts:
                 facts[turn.side] = device_from_json(dict(process.facts))
             rows[turn.side] += process.rows
-            failed = "".join(f"; {nodeid} {outcome}: {why}" for nodeid, (outcome, why) in process.outcomes.items())
+            outcomes[turn.side] = process.outcomes
+            failed = "".join(f"; {nodeid} {why}" for nodeid, why in _why(process.outcomes))
             echo(f"gpumem: process {number + 1} of {len(schedule)}, {turn.side}, {process.seconds:.1f} s{failed}")
+            if number == 1:
+                _check_first_pair(trees, rows, outcomes)
     finally:
         workers.close()
     return rows, facts
+
+
+def _check_first_pair(
+    trees: Mapping[str, Tree], rows: Mapping[str, Sequence[Row]], outcomes: Mapping[str, Mapping[str, tuple[str, str]]]
+) -> None:
+    """Refuse to go on where every test of a side skipped or failed before it measured: further processes would do the same."""
+    without = [side for side in (BASE, HEAD) if all(row.measurement is None for row in rows[side])]
+    if without:
+        names = " and ".join(f"{side} ({trees[side].what})" for side in without)
+        raise NothingMeasured(f"{names} measured nothing: {reasons([outcomes[side] for side in without]) or 'no test came to it'}")
+
+
+def reasons(outcomes: Sequence[Mapping[str, tuple[str, str]]]) -> str:
+    """Why tests did not measure, each reason once: "t.py::test_a skipped: no library", or "3 tests skipped: no library".
+
+    Args:
+        outcomes: of each side, by node id, as `Process.outcomes`.
+    """
+    tests: dict[str, dict[str, None]] = {}
+    for of in outcomes:
+        for nodeid, why in _why(of):
+            tests.setdefault(why, {})[nodeid] = None
+    said = [f"{next(iter(ids)) if len(ids) == 1 else f'{len(ids)} tests'} {why}" for why, ids in tests.items()]
+    more = [f"and {len(said) - MOST_REASONS} further reasons"] if len(said) > MOST_REASONS else []
+    return "; ".join([*said[:MOST_REASONS], *more])
+
+
+def _why(outcomes: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Node ids with what became of them: "skipped: no library"."""
+    # pytest puts its own word for it before the reason.
+    return ((nodeid, f"{outcome}: {why.removeprefix('Skipped: ')}") for nodeid, (outcome, why) in outcomes.items())
 
 
 def absent(tests: Sequence[str]) -> str:
@@ -126,8 +161,9 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
             if row.measurement is not None:
                 by_key.setdefault(row.key, []).append(with_medians(row))
         echo(f"gpumem: process {number + 1} of {asked.pairs}, head")
-    if facts is None or not by_key:
-        raise NothingMeasured("head measured nothing")
+        if not by_key:
+            raise NothingMeasured(f"head ({tree.what}) measured nothing: its tests skipped or failed; what pytest said is above")
+    assert facts is not None
     return _side("head", tree, tree, asked, by_key, facts, environment, echo)
 
 

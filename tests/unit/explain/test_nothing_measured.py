@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_gpumem.duet.schedule import HEAD
 from pytest_gpumem.explain import playing
 from pytest_gpumem.explain.errors import NothingMeasured
-from pytest_gpumem.explain.playing import Asked, play
+from pytest_gpumem.explain.playing import Asked, alone, play
 
+BOTH = "base (revision main) and head (working tree)"
 TREES: Any = [SimpleNamespace(what=what) for what in ("revision main", "working tree")]
 
 
@@ -35,7 +39,14 @@ class Workers:
     [
         (("t.py::test_a",), {}, 1, "measured nothing: it has no test t.py::test_a, or its module is skipped"),
         ((), {}, 1, "measured nothing: it has no test that measures"),
-        (("t.py::test_a",), {"t.py::test_a": ("skipped", "no library")}, 4, "measured nothing"),
+        (
+            ("t.py::test_a",),
+            {"t.py::test_a": ("skipped", "Skipped: no library")},
+            2,
+            f"{BOTH} measured nothing: t.py::test_a skipped: no library",
+        ),
+        ((), {f"t.py::test_{one}": ("skipped", "no library") for one in "abc"}, 2, f"{BOTH} measured nothing: 3 tests skipped: no library"),
+        ((), {f"t.py::test_{one}": ("failed", one) for one in "abcde"}, 2, "t.py::test_c failed: c; and 2 further reasons"),
     ],
 )
 def test_the_reason_is_said(
@@ -43,6 +54,30 @@ def test_the_reason_is_said(
 ) -> None:
     workers = Workers(outcomes)
     monkeypatch.setattr(playing, "Workers", lambda *given, **named: workers)
-    with pytest.raises(NothingMeasured, match=said):
+    with pytest.raises(NothingMeasured, match=re.escape(said) + "$" if "it has no" not in said else said):
         play(*TREES, Asked(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
     assert (workers.runs, workers.closed) == (runs, True)
+
+
+def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneSide(Workers):
+        def run(self, turns: Any, tests: object, round: int) -> Any:
+            done = super().run(turns, tests, round)
+            return done if turns[0].side == HEAD else SimpleNamespace(**{**vars(done), "rows": (measured,), "outcomes": {}})
+
+    measured = SimpleNamespace(key="t.py::test_a", measurement=object())
+    workers = OneSide({"t.py::test_a": ("skipped", "no library")})
+    monkeypatch.setattr(playing, "Workers", lambda *given, **named: workers)
+    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
+        play(*TREES, Asked(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
+    assert workers.runs == 2
+
+
+def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs: list[object] = []
+    tree: Any = SimpleNamespace(what="working tree", folder=tmp_path, root=tmp_path, python="python")
+    monkeypatch.setattr(playing.running, "run", lambda *given, **named: runs.append(given))
+    monkeypatch.setattr(playing, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
+    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; what pytest said"):
+        alone(Asked(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None, tree)
+    assert len(runs) == 1
