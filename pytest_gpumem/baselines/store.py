@@ -8,6 +8,7 @@ never see half a file.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import secrets
 import stat
@@ -83,7 +84,7 @@ class Store:
             BaselineError: a file that cannot be read, is of another layout, another device or mixes simulated and real, was edited, or
                 holds a row that may not be in a baseline; or two files of one process. Nothing is skipped.
         """
-        if self._root.exists() and not self._root.is_dir():
+        if os.path.lexists(self._root) and not self._root.is_dir():
             raise BaselineError(f"{self._root} is no folder; a baseline is a folder, with one for each GPU in it")
         with _uncollected():
             found = dict(_files(self.folder))
@@ -251,7 +252,12 @@ def load_file(path: Path) -> Content:
 def _files(folder: Path) -> Iterator[tuple[Path, Content]]:
     """Every file of a folder, in the order of their names."""
     try:
-        paths = sorted(p for p in folder.iterdir() if p.suffix == ".json") if folder.is_dir() else []
+        paths = sorted(p for p in folder.iterdir() if p.suffix == ".json")
+    except FileNotFoundError:
+        # A folder that is not there is an empty baseline; a link to one that is not is a baseline out of reach.
+        if (link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)) is not None and not link.exists():
+            raise BaselineError(f"{link}: a link to what is not there") from None
+        paths = []
     except OSError as error:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
     seen: dict[str, Path] = {}

@@ -746,3 +746,22 @@ def test_a_file_is_no_baseline(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("{}")
     with pytest.raises(BaselineError, match=r"old\.json is no folder; a baseline is a folder"):
         Store(tmp_path / "old.json", H100).load()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_took_a_folders_place_is_no_empty_baseline(tmp_path: Path, depth: int, kind: str) -> None:
+    """A share that is not mounted behind a link, say: NO BASELINE would be green."""
+    root = tmp_path / "shared"
+    place = [root, root / H100.key, root / H100.key / "gpumem"][depth]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "file":
+        place.write_text("")
+    else:
+        place.symlink_to(tmp_path / "not mounted")
+    with pytest.raises(BaselineError, match=re.escape(str(root))):
+        Store(root, H100).load()
+
+
+def test_a_baseline_that_is_not_begun_is_none(tmp_path: Path) -> None:
+    assert Store(tmp_path / "shared", H100).load().processes == 0
