@@ -177,8 +177,12 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     found = document_in(value)
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
     rows, left_out = [], {}
+    # Where a limit of some row failed the test, times are as good as any; where it failed by itself, nobody knows what was timed.
+    broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
     for row in found.rows:
-        why = _unfit(row, strict=bool(found.settings.get("strict")))
+        why = "its test failed" if row.failed and row.nodeid not in broken else None
+        if why is None and row.measurement is not None:
+            why = unfit(row.measurement)
         if row.measurement is None or why is not None:
             left_out[row.key] = why or "nothing was measured"
             continue
@@ -188,13 +192,6 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     _refuse_twice(rows)
     held_to = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
     return File(path, digest, found.device, tuple(rows), held_to=held_to, left_out=left_out)
-
-
-def _unfit(row: Row, *, strict: bool) -> str | None:
-    # Where a limit failed the test, the time is as good as any; where it failed by itself, nobody knows what was timed.
-    if row.failed and not is_failure(row.verdict, strict):
-        return "its test failed"
-    return unfit(row.measurement) if row.measurement is not None else None
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:

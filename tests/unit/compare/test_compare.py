@@ -13,6 +13,7 @@ from result_files import H100, Folder
 
 from pytest_gpumem.baselines.store import Store, accept
 from pytest_gpumem.compare import pairs
+from pytest_gpumem.compare.sides import side
 from pytest_gpumem.records.measurement import Conditions, Limits, Repeat
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge as judging
@@ -122,6 +123,15 @@ def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad
     outcome = "UNRELIABLE" if bad == "b.json" else "NO BASELINE"
     assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
     assert why in result.stdout
+
+
+def test_a_limit_that_one_row_breaks_leaves_the_other_rows_of_its_test(folder: Folder) -> None:
+    broken = Verdict(Outcome.FAIL, "above max_latency")
+    rows = [folder.row(label="x", failed=True, verdict=broken), folder.row(label="y", failed=True)]
+    found = side(folder.write("a.json", rows))
+    assert ({key.rpartition("[")[2] for key in found.rows}, found.left_out) == ({"x]", "y]"}, {})
+    by_itself = side(folder.write("b.json", rows[1:]))
+    assert list(by_itself.left_out.values()) == ["its test failed"]
 
 
 def test_a_row_that_its_limit_failed_was_measured_all_the_same(folder: Folder, compare: Compare) -> None:
