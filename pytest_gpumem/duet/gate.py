@@ -143,8 +143,8 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
     own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
-    # What comes after the first failure is judged too: the duet may clear that one.
-    own.append("--maxfail=0")
+    # What comes after the first failure is judged too: the duet may clear that one. The ini file may ask to save what a gate does not.
+    own += ["--maxfail=0", "--override-ini=gpumem_save=false"]
     command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "GPUMEM_SAVE")}
     sys.stdout.flush()

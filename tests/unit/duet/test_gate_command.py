@@ -127,10 +127,12 @@ def test_nothing_measured():
     for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "one"]):
         subprocess.run(["git", *words], check=True)
     (tmp_path / "out").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\n")
     screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
     assert screened.document is not None
     wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
     assert (screened.code, screened.failures, set(screened.in_itself), len(screened.document.rows)) == (1, 3, wrong, 3)
+    assert not list(tmp_path.rglob("*/gpumem/*.json"))
 
 
 def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
