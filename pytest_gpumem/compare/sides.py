@@ -16,7 +16,6 @@ from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.verdicts.judge import how, is_failure
 
 STOCK = "pytest-benchmark"
