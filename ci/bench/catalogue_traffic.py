@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {
         "kind": "catalogue_traffic",
         **plain,
-        "command": running.shown(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
+        "command": running.recorded(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
         "mib": asked.size,
         "absent": absent(plain["rows"], wanted),
         "seconds": round(time.monotonic() - begun, 1),

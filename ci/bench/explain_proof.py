@@ -103,6 +103,7 @@ def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, cou
         said, error = done.stdout, None if done.returncode == 0 else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said, error = "", f"ended after {SECONDS:g} s"
+    said = said.replace(f"{place}{os.sep}", "")  # of the machine that it ran on
     print(said, flush=True)
     found = json.loads(why.read_text(encoding="utf-8"))["explanations"] if why.exists() else []
     return {"explanations": found, "text": said, "error": error, "seconds": time.monotonic() - begun}

@@ -47,6 +47,7 @@ from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.units import MB, MiB
 
+ROOT = Path(__file__).resolve().parents[2]
 KERNEL = "reset_data"
 TABLES = (8, 24)
 """MiB of the tables that are counted: 2 blocks an SM gained most at 8, by the table that was read again and again from DRAM at 24."""
@@ -218,9 +219,9 @@ def _count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[st
         try:
             finished = running.run(command, os.environ, echo)
         except (OSError, subprocess.SubprocessError) as error:
-            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": running.shown(command)}
+            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": running.recorded(command, ROOT)}
         said = log.read_text(errors="replace") if log.exists() else ""
-    record: Record = {"command": running.shown(command), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
+    record: Record = {"command": running.recorded(command, ROOT), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
     try:
         kernels = ncu.parse(said, more)
     except ncu.BadOutput as error:
@@ -267,7 +268,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
     except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
     rows = {row.label: asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
-    return {"rows": rows, "error": None, "command": running.shown(found.command), "seconds": time.monotonic() - begun}
+    return {"rows": rows, "error": None, "command": running.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}
 
 
 # What a record says

@@ -472,7 +472,8 @@ def _by_module(program: Path, report: Path) -> Record:
     command = [sys.executable, "-c", code, str(program), str(report), str(Path(__file__).resolve().parent)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        return {"error": f"ended with {done.returncode}: {done.stderr.strip()[-300:]}"}
+        # The last line of a traceback is the error; those before it are paths of this machine.
+        return {"error": f"ended with {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2][-300:]}"}
     kernels = json.loads(done.stdout.strip().splitlines()[-1])
     return {"error": "there is none"} if kernels is None else {"kernels": kernels}
 

@@ -46,7 +46,7 @@ def session(folder: Path, device: str, planted: float, *options: str) -> dict[st
             "test": row["nodeid"],
             "latency_s": row["measurement"]["latency"],
             "verdict": row["verdict"]["outcome"],
-            "reason": row["verdict"]["reason"],
+            "reason": row["verdict"]["reason"].replace(f"{folder}{os.sep}", ""),
             "delta": (row["verdict"]["comparison"] or {}).get("delta"),
         }
         for row in document["rows"]

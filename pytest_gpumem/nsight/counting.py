@@ -201,7 +201,7 @@ def to_json(found: Count, *, utc: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "datetime": utc,
-        "command": running.shown(found.command),
+        "command": running.recorded(found.command),
         "device": device_to_json(found.facts),
         "rows": [_row_to_json(row, found) for row in found.rows],
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+_PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,33 @@ def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[
 def shown(command: Sequence[str]) -> str:
     """A command as a shell takes it."""
     return shlex.join(os.fspath(part) for part in command)
+
+
+def recorded(command: Sequence[str], root: Path | None = None) -> str:
+    """A command as a record keeps it, without paths of the machine that it ran on, as a shell takes it.
+
+    Python is `python`; a path below `root` is relative to it; of any other the name stays, of a node id with the test behind it.
+
+    Args:
+        command: the program and its arguments; `--option=PATH` is one.
+        root: the repository. Default: the working folder.
+    """
+    here = Path.cwd() if root is None else root
+
+    def kept(part: str) -> str:
+        path, colons, test = part.partition("::")
+        if not os.path.isabs(path) or path == os.devnull:
+            return part
+        if _PYTHON.fullmatch(Path(path).name):
+            return "python"
+        try:
+            own = Path(path).relative_to(here).as_posix()
+        except ValueError:
+            own = Path(path).name
+        return f"{own}{colons}{test}"
+
+    def without(part: str) -> str:
+        option, equals, value = part.partition("=")
+        return f"{option}={kept(value)}" if equals and option.startswith("-") else kept(part)
+
+    return shown([without(os.fspath(part)) for part in command])

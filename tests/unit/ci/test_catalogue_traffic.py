@@ -116,6 +116,7 @@ done
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["kind"], record["absent"], record["mib"]) == ("catalogue_traffic", ["mul"], 256)
     assert record["rows"][0]["counted"]["reads"] > 0
+    assert record["command"] == "python ci/bench/catalogue_traffic.py --kernel triad --kernel mul --json record.json"
     printed = capsys.readouterr().out
     assert "NOT COUNTED: mul" in printed
     assert "triad" in printed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +115,12 @@ def test_what_is_no_module_of_cases_is_refused(tmp_path: Path, text: str, why: s
     with pytest.raises(BadCases) as refused:
         load(file)
     assert why in str(refused.value)
+
+
+def test_what_was_said_is_kept_without_the_folder_that_it_was_said_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"base: folder {tmp_path / 'base'}; head: folder {tmp_path / 'head'}; GPU"
+    monkeypatch.setattr(explain_proof.subprocess, "run", lambda *given, **named: subprocess.CompletedProcess(given, 0, said))
+    asked = argparse.Namespace(pairs=1, device="sim", budget="1 s")
+    found = explain_proof.explain(tmp_path, ["test_planted.py::test_a"], asked, counters=False)
+    assert found["text"] == "base: folder base; head: folder head; GPU"
+    assert os.fspath(tmp_path) not in str(found)

@@ -164,6 +164,8 @@ def test_a_warm_count_leaves_the_caches_alone_and_says_when_ncu_counts_nothing(t
     assert "--cache-control none" in found["command"]
     assert "--replay-mode application" in found["command"]
     assert ncu.L2_READ_HIT in found["command"]
+    assert found["command"].startswith("ncu --clock-control")
+    assert found["command"].endswith("--log-file ncu.log python ci/bench/l2_proof.py launches cuda 8 64")
 
 
 def test_a_metric_that_this_gpu_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

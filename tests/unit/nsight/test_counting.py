@@ -85,7 +85,12 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
     assert one.measurement is not None
     counts = Counted(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
     rows = (replace(one, measurement=replace(one.measurement, counted=counts)), row("test_b"), replace(row("test_c"), measurement=None))
-    found = Count(H100, rows, {one.key: (kernel(),) * 10}, ("ncu", "--csv", "a b"))
+    found = Count(
+        H100,
+        rows,
+        {one.key: (kernel(),) * 10},
+        ("/opt/cuda/ncu", "--csv", "a b", "/opt/venv/bin/python3.12", "--benchmark-json=/tmp/x/results.json"),
+    )
     plain = to_json(found, utc="2026-11-21T12:00:00+00:00")
     path = tmp_path / "traffic.json"
     path.write_text(json.dumps(plain, allow_nan=False))
@@ -97,7 +102,7 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
     assert first["seconds_per_launch"] == pytest.approx(2e-3)
     assert first["finding"] == "agrees"
     assert first["declared"]["total"] == 768 * MiB
-    assert plain["command"] == "ncu --csv 'a b'"
+    assert plain["command"] == "ncu --csv 'a b' python --benchmark-json=results.json"  # nothing of the machine
 
 
 @pytest.mark.parametrize(
