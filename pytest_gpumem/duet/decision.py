@@ -9,13 +9,14 @@ from typing import Any
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.verdicts.judge import is_failure, judge
 
 FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
 """Exit codes of the gate."""
 PYTEST_PASSED, PYTEST_FAILED, PYTEST_USAGE, PYTEST_NOTHING = 0, 1, 4, 5
 """pytest's."""
-_FLAGGED = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE)
+_FLAGGED = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.UNRELIABLE)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class Decision:
 
 def flagged(rows: Sequence[Row]) -> list[Row]:
     """Rows that a duet is to judge: those that the screen finds slower, or cannot tell."""
-    return [row for row in rows if row.verdict.outcome in _FLAGGED and (row.verdict.comparison is not None or _changed(row))]
+    return [row for row in rows if row.verdict.outcome in _FLAGGED and (row.verdict.comparison is not None or _not_compared(row))]
 
 
-def _changed(row: Row) -> bool:
-    """Whether the screen had nothing to compare a row with because it is now measured in another way, such as another kernel."""
-    return row.verdict.outcome is Outcome.SUSPECT and row.limits.max_regression is not None
+def _not_compared(row: Row) -> bool:
+    """Whether the screen could not hold a row to its limit: it is now measured in another way, such as another kernel, or the conditions
+    forbade it."""
+    return row.verdict.outcome in (Outcome.SUSPECT, Outcome.UNRELIABLE) and row.limits.max_regression is not None
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
@@ -66,13 +68,16 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
     """
     comparison, measurement = row.verdict.comparison, row.measurement
-    if measurement is None or (comparison is None and not _changed(row)):
+    if measurement is None or (comparison is None and not _not_compared(row)):
         return None
     # Faster than the baseline by too much is no slow-down: such a row fails because its baseline is stale.
     if comparison is not None and comparison.delta <= 0 and row.verdict.outcome is Outcome.FAIL:
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
     others = replace(row.limits, max_regression=None, fail_if_faster=None)
+    if row.verdict.outcome is Outcome.UNRELIABLE and all(getattr(others, name) is None for name in LIMITS):
+        # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
+        return replace(row.verdict, outcome=Outcome.PASS)
     verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
     return None if is_failure(verdict, strict=False) else verdict
 
@@ -158,6 +163,8 @@ def decide(
         slower = f"{len(bad)} of {len(after)} rows fail" if bad else ""
         besides = f"{others} failures of tests are not about what was measured" if others else ""
         return Decision(RED, after, (*remarks, f"red: {'; '.join(part for part in (slower, besides) if part)}"))
+    if all(row.verdict.outcome is Outcome.UNRELIABLE for row in after):
+        return Decision(NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
     doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
     if strict and (doubtful or facts.simulated):
         why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"

@@ -32,7 +32,7 @@ def decided(
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     rows = [row(outcome, outcome.name) for outcome in Outcome] + [row(Outcome.FAIL, "absolute", delta=None)]
-    assert {one.nodeid for one in flagged(rows)} == {"t.py::FAIL", "t.py::SUSPECT", "t.py::INCONCLUSIVE"}
+    assert {one.nodeid for one in flagged(rows)} == {"t.py::FAIL", "t.py::SUSPECT", "t.py::INCONCLUSIVE", "t.py::UNRELIABLE"}
 
 
 def test_what_is_measured_in_another_way_than_the_baseline_is_for_the_duet_to_decide() -> None:
@@ -43,6 +43,27 @@ def test_what_is_measured_in_another_way_than_the_baseline_is_for_the_duet_to_de
     cleared = decided(changed, strict=True, a=PASSED)
     assert (cleared.code, cleared.rows[0].verdict.outcome) == (FINE, Outcome.PASS)
     assert decided(changed, a=Judged(None, "the sampler has changed")).rows[0].verdict.outcome is Outcome.SUSPECT
+
+
+def test_what_conditions_kept_the_screen_from_judging_is_for_the_duet_to_decide() -> None:
+    """A slow-down under throttling would be green."""
+    throttled = row(Outcome.UNRELIABLE, delta=None)
+    assert decided(throttled, row(name="b"), a=FAILED).code == RED
+    cleared = decided(throttled, strict=True, a=PASSED)
+    assert (cleared.code, cleared.rows[0].verdict.outcome) == (FINE, Outcome.PASS)
+    # Another limit was not judged by anybody.
+    assert throttled.measurement is not None
+    hot = tuple(replace(one, throttle_reasons=("sw_power_cap",)) for one in throttled.measurement.conditions)
+    limited = row(Outcome.UNRELIABLE, delta=None, max_latency="1 s")
+    limited = replace(limited, measurement=replace(throttled.measurement, conditions=hot))
+    assert decided(limited, row(name="b"), a=PASSED).rows[0].verdict.outcome is Outcome.UNRELIABLE
+
+
+def test_conditions_that_let_nothing_be_judged_are_not_green() -> None:
+    rows = (row(Outcome.UNRELIABLE, delta=None), row(Outcome.UNRELIABLE, "b", delta=None))
+    decision = decided(*rows, a=Judged("UNRELIABLE", "throttled"))
+    assert (decision.code, decision.remarks) == (NO_VERDICT, ("no verdict: the conditions let no row be judged",))
+    assert decided(*rows, row(name="c")).code == FINE
 
 
 def test_all_passed() -> None:
