@@ -150,7 +150,10 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
         elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
             found[key] = Unjudged(None, changed)
     for key in sorted((wanted.keys or wanted.tests or frozenset()) - _covered(rows, wanted)):
+        # A name without them selects no test that has parameters, unlike on pytest's command line.
+        hint = "" if key.endswith("]") else " (of a test with parameters each is named, such as test_copy[64])"
         said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
+        said[-1] += hint if said[-1].endswith("no such measurement") else ""
         found[key] = Unjudged(None, "; ".join(said))
     return found
 

@@ -213,6 +213,7 @@ def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
 def test_a_test_that_nobody_has_is_named(tmp_path: Path) -> None:
     result = play(tmp_path, plain, wanted=Wanted(frozenset([A, "test_x.py::test_gone"])))
     assert outcomes(result) == {A: Outcome.PASS, "test_x.py::test_gone": None}
+    assert "no such measurement (of a test with parameters each is named, such as test_copy[64])" in result.told[0].sentence
 
 
 def test_only_the_flagged_measurement_of_a_test_is_judged(tmp_path: Path) -> None:
