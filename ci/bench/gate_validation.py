@@ -8,9 +8,11 @@ twins of others, slower by a known share (`gate_validation_rows`). The verdicts 
     python ci/bench/gate_validation.py --device cuda:0 --device cuda:1 --seconds 300 --json FILE    # two cards at the same time
     python ci/bench/gate_validation.py --replay ci/records/nvidia-h200/gate_validation.json
 
-`--raw` leaves out the verdicts, which need no GPU, and `--judge FILE` adds them. `--replay FILE` gives every verdict anew from the raw
-data and exits with 1 if one differs. `--simulated` draws the raw data at random; no device takes part. Exits with 1 if a target is missed
-or nothing could be measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
+How much more work makes a launch slower by a share, two processes find out at the beginning; `--works FILE` takes it from the twins of an
+earlier record instead, as far as that has them; of several, the mean. `--raw` leaves out the verdicts, which need no GPU, and
+`--judge FILE` adds them. `--replay FILE` gives every verdict anew from the raw data and exits with 1 if one differs. `--simulated` draws
+the raw data at random; no device takes part. Exits with 1 if a target is missed or nothing could be measured. Ended by SIGTERM or Ctrl-C,
+it writes what it has.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from gate_validation_collect import OPTIONS, PILOTS, Stop, measured, simulated
 from gate_validation_rows import SETS
-from gate_validation_summary import targets
+from gate_validation_summary import seen_slopes, targets
 from gate_validation_tables import table
 from gate_validation_verdicts import BASELINE, judged
 
@@ -50,8 +52,8 @@ JUDGING = 25.0
 PROCESSES = 10_000
 
 
-def collect(devices: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The cards' raw data, all cards at the same time; those that measured nothing are left out."""
+def collect(devices: list[str], options: argparse.Namespace, known: dict[str, float]) -> list[dict[str, Any]]:
+    """The cards' raw data, all cards at the same time; those that measured nothing are left out. `known` slopes of rows are taken."""
     stop = Stop(options.seconds - (0 if options.raw else JUDGING), options.processes, time.monotonic())
 
     def tell(line: str) -> None:
@@ -61,7 +63,9 @@ def collect(devices: list[str], options: argparse.Namespace) -> list[dict[str, A
         places = [Path(folder, str(index)) for index in range(len(devices))]
         for place in places:
             place.mkdir()
-        waiting = [pool.submit(measured, device, places[i], options.seed + i, stop, tell, options.rows) for i, device in enumerate(devices)]
+        waiting = [
+            pool.submit(measured, device, places[i], options.seed + i, stop, tell, options.rows, known) for i, device in enumerate(devices)
+        ]
         return [card for one in waiting if (card := one.result())["processes"]]
 
 
@@ -137,7 +141,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most, pilots included")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
-    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, measured shortly, or few, measured as by default")
+    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, measured shortly; few, or those of 32 MiB, as by default")
+    parser.add_argument("--works", type=Path, metavar="FILE", action="append", help="a record whose twins say how latency grows with work")
     parser.add_argument("--raw", action="store_true", help="no verdicts now")
     parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
     parser.add_argument("--judge", type=Path, metavar="FILE", help="add the verdicts to a record of raw data")
@@ -165,7 +170,7 @@ def main() -> int:
             record["simulated"] = any(choose(device).facts.simulated for device in devices)
         except NoDevice as missing:
             parser.error(str(missing))
-        record["cards"] = collect(devices, options)
+        record["cards"] = collect(devices, options, seen_slopes(json.loads(file.read_text()) for file in options.works or ()))
         if not record["cards"]:
             print("nothing was measured", file=sys.stderr)
             return 1

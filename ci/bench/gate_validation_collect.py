@@ -28,7 +28,7 @@ from pytest_gpumem.files import write_whole
 
 UNIT = 1e-10
 """Seconds of what is kept as a whole number."""
-OPTIONS: dict[str, tuple[str, ...]] = {"all": ("--gpumem-placements=4", "--gpumem-budget=15ms"), "small": ()}
+OPTIONS: dict[str, tuple[str, ...]] = {"all": ("--gpumem-placements=4", "--gpumem-budget=15ms"), "small": (), "32": ()}
 """How every row is measured, by set: short, so that a process measures many (four placements grow to sixteen where arrays are small), or
 as the plugin does by default."""
 STATS = ("rounds", "stddev", "mean", "min", "q1", "median", "q3")
@@ -99,7 +99,15 @@ def job(number: int, seed: int, rows: Sequence[Row] = ROWS) -> dict[str, Any]:
 # On a device
 
 
-def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[str], object], rows: str = "all") -> Card:
+def measured(
+    device: str,
+    folder: Path,
+    seed: int,
+    stop: Stop,
+    tell: Callable[[str], object],
+    rows: str = "all",
+    known: Mapping[str, float] | None = None,
+) -> Card:
     """Run processes on one card until it is time to stop.
 
     Args:
@@ -109,6 +117,7 @@ def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[s
         stop: when.
         tell: takes a line for what went wrong.
         rows: which set of them, and with it how a row is measured.
+        known: by row, how latency grows with work; goes before what the pilots find.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
     slopes_file = folder / "slopes.json"
@@ -141,7 +150,7 @@ def measured(device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[s
             about = outcome.answer | {"number": number, "seconds": round(outcome.seconds, 2), "slow": outcome.job["slow"]}
             if number < PILOTS:
                 pilots.append(json.loads(Path(outcome.job["results"]).read_text()))
-                card["slopes"] = piloted(pilots)
+                card["slopes"] = piloted(pilots) | dict(known or {})
                 write_whole(slopes_file, json.dumps(card["slopes"]))
             else:
                 # Read while the next process measures.

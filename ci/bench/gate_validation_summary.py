@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gate_validation_rows import BY_NAME
+from gate_validation_rows import BY_NAME, SLOPES, work_of
 from gate_validation_verdicts import ALLOCATION, HALVED, MISSING, SEVERAL, UNCHANGED, planned_name, ratios
 from scipy.stats import beta
 
 CONFIDENCE = 0.95
-FLAGGED, UNDECIDED = "FS", "SIO"
-"""Letters of verdicts that flag a row, and of those that a duet goes on from."""
+FLAGGED = "FS"
+"""Letters of verdicts that flag a row."""
 ALARMS, POWER, POWER_OF_HALF = 1e-3, 0.99, 0.95
-TRIALS, VERDICTS = 299, 3000
+CONFIRMED = 0.1
+"""Share of its plan by which a twin's slow-down, over all processes, may differ from it and still be counted."""
+TRIALS, TRIALS_OF_HALF, VERDICTS = 299, 59, 3000
 """The least numbers that a target asks for."""
 
 
@@ -61,9 +65,7 @@ class Tally:
     rows: int = 0
     runs: int = 0
     letters: Counter[str] = field(default_factory=Counter)
-    """At the end of the pipeline: a duet's where the screen could not decide and there was one."""
-    by_duet: int = 0
-    """Of them, a duet's."""
+    """Of the verdicts."""
     flagged: Counter[tuple[int, int]] = field(default_factory=Counter)
     """By card and run: flagged verdicts."""
     judged: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -81,21 +83,16 @@ class Tally:
         """Verdicts that flag."""
         return sum(self.letters[letter] for letter in FLAGGED)
 
-    def add(self, screen: Mapping[str, Any], duets: Iterable[str]) -> None:
-        """Take in the runs of a row; `duets` are verdicts for those that the screen leaves undecided, as far as they go."""
+    def add(self, screen: Mapping[str, Any]) -> None:
+        """Take in the runs of a row."""
         self.rows += 1
         self.runs = max(self.runs, len(screen["outcomes"]))
-        left = iter(duets)
         for run, letter in enumerate(screen["outcomes"]):
             if letter == MISSING:
                 continue
-            end = letter
-            if letter in UNDECIDED and (further := next(left, None)) is not None:
-                end = further
-                self.by_duet += 1
-            self.letters[end] += 1
+            self.letters[letter] += 1
             self.judged[screen["card"], run] += 1
-            self.flagged[screen["card"], run] += end in FLAGGED
+            self.flagged[screen["card"], run] += letter in FLAGGED
         if screen["resolves"] is not None:
             self.resolves.append(screen["resolves"])
         self.heads.append(screen["head"])
@@ -110,24 +107,22 @@ class Tally:
         return clustered([self.flagged[run] for run in runs], [self.judged[run] for run in runs])
 
 
-def tallies(verdicts: Mapping[str, Any]) -> dict[tuple[str, str], Tally]:
-    """By question and group of rows."""
-    duets: dict[tuple[int, str, str], list[str]] = {}
-    for one in verdicts["duets"]:
-        duets.setdefault((one["card"], one["scenario"], one["row"]), []).append(one["outcome"])
+def off_plan(head: str, ratios: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether a row is a twin that turned out to be slower, or less slow, than it was meant to be."""
+    planned = BY_NAME[head].planned
+    return planned > 0 and head in ratios and abs(ratios[head][0] / planned - 1) > CONFIRMED
+
+
+def tallies(verdicts: Mapping[str, Any], left_out: Container[str] = ()) -> dict[tuple[str, str], Tally]:
+    """By question and group of rows, without the twins that are left out."""
     found: dict[tuple[str, str], Tally] = {}
     for screen in verdicts["screens"]:
+        if screen["head"] != screen["row"] and screen["head"] in left_out:
+            continue
         key = screen["scenario"], BY_NAME[screen["row"]].size
         tally = found.setdefault(key, Tally(screen["limit"], screen["processes"]))
-        tally.add(screen, _of_the_same_limit(screen, duets))
+        tally.add(screen)
     return found
-
-
-def _of_the_same_limit(screen: Mapping[str, Any], duets: Mapping[tuple[int, str, str], list[str]]) -> list[str]:
-    if screen["limit"] != "1%":
-        return []
-    scenario = UNCHANGED if screen["scenario"] == SEVERAL else screen["scenario"]
-    return duets.get((screen["card"], scenario, screen["row"]), [])
 
 
 def together(several: Iterable[Tally]) -> Tally:
@@ -136,7 +131,6 @@ def together(several: Iterable[Tally]) -> Tally:
     for tally in several:
         found.rows += tally.rows
         found.runs = max(found.runs, tally.runs)
-        found.by_duet += tally.by_duet
         for name in ("letters", "flagged", "judged"):
             setattr(found, name, getattr(found, name) + getattr(tally, name))
         # Counters drop zeros when they are added: a run without a flagged verdict is one all the same.
@@ -154,6 +148,19 @@ def measured_ratios(record: Mapping[str, Any]) -> dict[str, tuple[float, float]]
         name: (sum(share for share, _ in ones) / len(ones), sum(error**2 for _, error in ones) ** 0.5 / len(ones))
         for name, ones in seen.items()
     }
+
+
+def seen_slopes(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """By twin, how latency grew with its work, logarithm over logarithm: the mean of the records that have it and saw it slower at all."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        slopes = [card["slopes"] for card in record["cards"]]
+        for name, (share, error) in measured_ratios(record).items():
+            row = BY_NAME[name]
+            more = statistics.fmean(math.log(work_of(row, one) / row.work) for one in slopes)
+            if row.planned and share > 3 * error and more > 0:
+                found.setdefault(name, []).append(min(max(math.log1p(share) / more, SLOPES[0]), SLOPES[1]))
+    return {name: statistics.fmean(seen) for name, seen in found.items()}
 
 
 def peer_counts(verdicts: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Counter[str]]]:
@@ -175,10 +182,16 @@ class Target:
     """None: too few verdicts to say."""
 
 
-def targets(record: Mapping[str, Any]) -> list[Target]:
-    """What must be shown, and whether it was."""
-    verdicts = record["verdicts"]
-    found = tallies(verdicts)
+def targets(*records: Mapping[str, Any]) -> list[Target]:
+    """What must be shown, and whether it was, by one record or by several together."""
+    duets, commons, found = list[Mapping[str, Any]](), list[Mapping[str, Any]](), dict[tuple[str, str], Tally]()
+    for record in records:
+        ratios = measured_ratios(record)
+        off = {name for name in ratios if off_plan(name, ratios)}
+        duets += [one for one in record["verdicts"]["duets"] if one["head"] == one["row"] or one["head"] not in off]
+        commons += record["verdicts"]["common"]
+        for key, tally in tallies(record["verdicts"], off).items():
+            found[key] = together((found[key], tally)) if key in found else tally
     every = together(tally for (name, _), tally in found.items() if name == UNCHANGED)
     said = [
         Target(
@@ -186,7 +199,8 @@ def targets(record: Mapping[str, Any]) -> list[Target]:
             None if every.count < VERDICTS and not every.caught else every.caught == 0,
         )
     ]
-    if (several := found.get((SEVERAL, "32 MiB"))) is not None and several.count:
+    several = together(tally for (name, _), tally in found.items() if name == SEVERAL)
+    if several.count:
         said.append(
             Target(f"unchanged code, several processes: {several.caught} alarms in {several.count} verdicts (0)", several.caught == 0)
         )
@@ -197,18 +211,23 @@ def targets(record: Mapping[str, Any]) -> list[Target]:
     for name, size, least, trials in (
         (planned_name(0.01), "256 MiB", POWER, TRIALS),
         (planned_name(0.01), "32 MiB", POWER, TRIALS),
-        (HALVED, "256 MiB", POWER_OF_HALF, 59),
+        (HALVED, "256 MiB", POWER_OF_HALF, TRIALS_OF_HALF),
     ):
         if (tally := found.get((name, size))) is not None and tally.count:
             share = tally.caught / tally.count
             said.append(
                 Target(
-                    f"{name}, {size}: {tally.caught} of {tally.count} caught ({least:.0%} of {trials} or more)",
+                    f"{name}, {size}: {tally.caught} of {tally.count} caught, {tally.letters['I']} undecided, {tally.letters['P']} passed "
+                    f"({least:.0%} of {trials} or more caught)",
                     None if tally.count < trials and share >= least else share >= least,
                 )
             )
-    slower = [one["outcome"] for one in verdicts["common"] if one["scenario"] != UNCHANGED]
-    same = [one["outcome"] for one in verdicts["common"] if one["scenario"] == UNCHANGED]
+    for name, letter, what in ((UNCHANGED, "F", "are a FAIL"), (planned_name(0.01), "P", "PASS")):
+        letters = [one["outcome"] for one in duets if one["scenario"] == name and BY_NAME[one["row"]].size == "32 MiB"]
+        if letters:
+            said.append(Target(f"duets, {name}, 32 MiB: {letters.count(letter)} of {len(letters)} {what} (0)", letter not in letters))
+    slower = [one["outcome"] for one in commons if one["scenario"] != UNCHANGED]
+    same = [one["outcome"] for one in commons if one["scenario"] == UNCHANGED]
     if slower:
         sentence = f"the common shift is a FAIL in {slower.count('F')} of {len(slower)} duets"
         said.append(Target(f"all rows 1 % slower: {sentence} (all)", set(slower) == {"F"}))

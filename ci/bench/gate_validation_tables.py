@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 from gate_validation_peers import CHECKS, NVBENCH, ROBUST
 from gate_validation_rows import BY_NAME, ROWS, SIZES
 from gate_validation_summary import (
+    CONFIRMED,
     Tally,
     interval,
     measured_ratios,
+    off_plan,
     peer_counts,
     tallies,
     targets,
     together,
 )
-from gate_validation_verdicts import ALLOCATION, BASELINE, HALVED, SEVERAL, UNCHANGED, planned_name
+from gate_validation_verdicts import ALLOCATION, BASELINE, HALVED, PAIRS, SEVERAL, UNCHANGED, planned_name
 
 MET = {True: "met", False: "NOT MET", None: "too few"}
 SHORT = {NVBENCH: "nvbench", ROBUST: "nvb. robust"}
@@ -28,10 +31,13 @@ def table(record: Mapping[str, Any]) -> str:
     lines = list(_head(record))
     if "verdicts" not in record:
         return "\n".join([*lines, "", "not judged yet"])
-    found, ratios = tallies(record["verdicts"]), measured_ratios(record)
+    ratios = measured_ratios(record)
+    off = {name for name in ratios if off_plan(name, ratios)}
+    found, as_planned = tallies(record["verdicts"]), tallies(record["verdicts"], off)
+    others = tallies(record["verdicts"], ratios.keys() - off) if off else {}
     for part in (
         _unchanged(found),
-        _slower(found, ratios),
+        _slower(as_planned, others, ratios),
         _duets(record["verdicts"]),
         _common(record["verdicts"]),
         _peers(record["verdicts"]),
@@ -65,7 +71,7 @@ def _counted(count: int, thing: str, plural: str = "s") -> str:
 
 
 def _outcomes(tally: Tally) -> str:
-    return f"{tally.by_duet or '':>5} " + " ".join(f"{tally.letters[letter]:>5}" for letter in "FSIP")
+    return " ".join(f"{tally.letters[letter]:>5}" for letter in "FSIP")
 
 
 def _share(hits: int, count: int) -> str:
@@ -86,7 +92,7 @@ def _resolves(tally: Tally) -> str:
     return f"{100 * statistics.median(tally.resolves):.2f}" if tally.resolves else ""
 
 
-_ENDS = f"{'duets':>5} {'FAIL':>5} {'SUSP.':>5} {'INC.':>5} {'PASS':>5}"
+_ENDS = f"{'FAIL':>5} {'SUSP.':>5} {'INC.':>5} {'PASS':>5}"
 
 
 def _unchanged(found: Mapping[tuple[str, str], Tally]) -> Iterator[str]:
@@ -106,30 +112,33 @@ def _line(name: str, tally: Tally) -> str:
     return f"{name:<19} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
 
 
-def _slower(found: Mapping[tuple[str, str], Tally], ratios: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    yield "slower code: caught are FAIL and SUSPECT"
+def _slower(
+    as_planned: Mapping[tuple[str, str], Tally], others: Mapping[tuple[str, str], Tally], ratios: Mapping[str, tuple[float, float]]
+) -> Iterator[str]:
+    yield "slower code: caught are FAIL and SUSPECT" + (
+        f"; * twins that turned out more than {CONFIRMED:.0%} off their plan, which no target counts" if others else ""
+    )
     yield (
         f"{'rows of':<8} {'planned':>7} {'measured, %':>14} {'limit':>5} {'run':>3} {'rows':>4} {'count':>5} {_ENDS} {'resolves':>8}  "
         f"{'caught, %':<22} by run, %"
     )
     names = [planned_name(share) for share in sorted({row.planned for row in ROWS if row.planned})]
     for size in SIZES:
-        for name in [*names, HALVED]:
-            tally = found.get((name, size))
+        for name, star in itertools.product([*names, HALVED], ("", "*")):
+            tally = (others if star else as_planned).get((name, size))
             if tally is None or not tally.count:
                 continue
             true = [100 * ratios[head][0] for head in dict.fromkeys(tally.heads) if head in ratios]
             seen = f"{min(true):.2f}" + (f" to {max(true):.2f}" if len(true) > 1 else "") if true else ""
             asked = f"{tally.limit:>5} {tally.processes:>3} {tally.rows:>4} {tally.count:>5}"
             bounds = f"{_share(tally.caught, tally.count):<22} {_bounds(tally.bounds_by_run())}"
-            yield f"{size:<8} {name.partition(' held')[0]:>7} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
+            yield f"{size:<8} {star + name.partition(' held')[0]:>7} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
 
 
 def _duets(verdicts: Mapping[str, Any]) -> Iterator[str]:
     if not verdicts["duets"]:
         return
-    pairs = max(one["pairs"] for one in verdicts["duets"])
-    yield f"duets of {pairs} pairs at max_regression 1%"
+    yield f"duets of {PAIRS} pairs at most, max_regression 1%"
     yield f"{'rows of':<8} {'code':>10} {'duets':>6} {'FAIL':>6} {'INC.':>6} {'PASS':>6} {'resolves':>8}"
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in verdicts["duets"]:

@@ -1,10 +1,9 @@
 """The verdicts of the gate's validation, from its raw data alone, by the shipped code: `gpumem compare`'s, `gpumem duet`'s, and the peers'.
 
-The first processes of a card are the baseline. All others are heads, which the rows take up as their group says (`Size`): the screen of
-one or of three processes, and where what the screen cannot decide goes on to a duet, the last ones are kept for the pairs of the duets.
-No process is the head of a row twice in the same question. A question (`Scenario`) puts for each row what the new code's measurement of it
-is: its own (unchanged code), that of a twin, or the one after an unrelated allocation. A twin is shown with the bytes of its row: the
-slow-down is one that nobody declares.
+The first processes of a card are the baseline. All others are heads, which the screen takes up in runs of as many processes as their
+group says (`Size`), and a duet in pairs. No process is the head of a row twice in the same question. A question (`Scenario`) puts for each
+row what the new code's measurement of it is: its own (unchanged code), that of a twin, or the one after an unrelated allocation. A twin is
+shown with the bytes of its row: the slow-down is one that nobody declares.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from pytest_gpumem.verdicts.spread import level
 
 BASELINE = 20
 """Processes of the baseline."""
-PAIRS = 12
-"""Pairs of processes of a duet (`--rounds-max`)."""
+PAIRS = 16
+"""Pairs of processes of a duet (`--rounds-max`): the fewest that a suite of so many rows can fail with."""
 LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.SUSPECT: "S", Outcome.INCONCLUSIVE: "I", Outcome.UNRELIABLE: "U", None: "O"}
 """One for each verdict; "O" is a duet that has reached no look that could decide it, "-" a row that its process could not measure."""
 MISSING = "-"
 DUET_LIMIT = "1%"
-HALF = Asked("0.5%", 3)
+HALF = Asked("0.5%", 8)
 """What half a per cent more is held to besides."""
 UNCHANGED, SEVERAL, ALLOCATION = "unchanged", "unchanged, several processes", "an unrelated allocation first"
 HALVED = "+0.5 % held to 0.5 %"
@@ -111,19 +110,11 @@ class Data:
         self.processes: Mapping[int, Mapping[str, Any]] = {one["number"]: one for one in card["processes"] if one["rows"]}
         numbers = sorted(self.processes)
         self.baseline, self.heads = numbers[:BASELINE], numbers[BASELINE:]
-        # Half of the heads at most: a short run is for the screen first.
-        self.pairs = PAIRS if len(self.heads) >= 4 * PAIRS else 0
         self._seen: dict[tuple[int, str, str], Measurement | None] = {}
 
-    def duet_pool(self) -> list[int]:
-        """Processes that are kept for duets."""
-        return self.heads[len(self.heads) - 2 * self.pairs :] if self.pairs else []
-
-    def runs(self, row: str, processes: int) -> list[tuple[int, ...]]:
-        """The screen's runs of a row."""
-        kept = self.duet_pool() if SIZES[BY_NAME[row].size].duet else []
-        free = self.heads[: len(self.heads) - len(kept)]
-        return [tuple(free[first : first + processes]) for first in range(0, len(free) - processes + 1, processes)]
+    def runs(self, processes: int) -> list[tuple[int, ...]]:
+        """The heads that follow each other, in groups of so many."""
+        return [tuple(self.heads[first : first + processes]) for first in range(0, len(self.heads) - processes + 1, processes)]
 
     def measurement(self, number: int, row: str, of: str) -> Measurement | None:
         """What a process measured of a row, shown as `of`; None where it could not be judged."""
@@ -215,7 +206,7 @@ def screens(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
     # Rows of the same runs are one suite: that is what Holm's procedure counts.
     suites: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for row in scenario.rows:
-        suites.setdefault(tuple(data.runs(row, scenario.processes[row])), []).append(row)
+        suites.setdefault(tuple(data.runs(scenario.processes[row])), []).append(row)
     for runs, rows in suites.items():
         known = Side(baseline.name, baseline.files, {row: baseline.rows[row] for row in rows if row in baseline.rows}, {})
         for run in runs:
@@ -243,28 +234,29 @@ def screens(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
 
 
 def duets(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """Duets of the rows that go on to one, over the processes that are kept for it; twice, with the sides of every pair swapped."""
-    rows = {row: head for row, head in scenario.rows.items() if SIZES[BY_NAME[row].size].duet}
-    if not data.pairs or not rows:
-        return
-    for swapped in (False, True):
-        if swapped and scenario.name == UNCHANGED:
-            continue  # the same data with the signs turned
-        jury = _jury(data, data.duet_pool(), rows, data.pairs, swapped=swapped)
-        for row in jury.family:
-            verdict = jury.found.get(row) or jury.last.get(row)
-            paired = verdict if verdict is not None and hasattr(verdict, "pairs") else None
-            yield {
-                "scenario": scenario.name,
-                "row": row,
-                "head": rows[row],
-                "limit": DUET_LIMIT,
-                "swapped": swapped,
-                "outcome": LETTERS[verdict.outcome] if verdict is not None else MISSING,
-                "pairs": paired.pairs if paired is not None else 0,
-                "change": round(paired.change, 6) if paired is not None else None,
-                "resolves": round(paired.resolvable, 6) if paired is not None and math.isfinite(paired.resolvable) else None,
-            }
+    """Duets of the groups that have them, each of rows of one group."""
+    for size in SIZES:
+        rows = {row: head for row, head in scenario.rows.items() if BY_NAME[row].size == size and SIZES[size].duet}
+        for pool in data.runs(2 * PAIRS) if rows else ():
+            yield from _duet(data, scenario.name, pool, rows)
+
+
+def _duet(data: Data, scenario: str, pool: Sequence[int], rows: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    jury = _jury(data, pool, rows, PAIRS)
+    for row in jury.family:
+        verdict = jury.found.get(row) or jury.last.get(row)
+        paired = verdict if verdict is not None and hasattr(verdict, "pairs") else None
+        yield {
+            "scenario": scenario,
+            "row": row,
+            "head": rows[row],
+            "limit": DUET_LIMIT,
+            "first": pool[0],
+            "outcome": LETTERS[verdict.outcome] if verdict is not None else MISSING,
+            "pairs": paired.pairs if paired is not None else 0,
+            "change": round(paired.change, 6) if paired is not None else None,
+            "resolves": round(paired.resolvable, 6) if paired is not None and math.isfinite(paired.resolvable) else None,
+        }
 
 
 def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
@@ -276,8 +268,7 @@ def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
         return
     looks = common_plan(plan(len(rows)))
     pairs = next(n for n, share in zip(looks.looks, looks.alarm, strict=True) if share)
-    for first in range(0, len(data.heads) - 2 * pairs + 1, 2 * pairs):
-        numbers = data.heads[first : first + 2 * pairs]
+    for numbers in data.runs(2 * pairs):
         jury = _jury(data, numbers, rows, None)
         common = jury.common
         yield {
@@ -290,13 +281,12 @@ def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
         }
 
 
-def _jury(data: Data, pool: Sequence[int], rows: Mapping[str, str], rounds_max: int | None, *, swapped: bool = False) -> Jury:
+def _jury(data: Data, pool: Sequence[int], rows: Mapping[str, str], rounds_max: int | None) -> Jury:
     """A duet's jury after all its looks; without `rounds_max`, after those that the pool is enough for."""
     rounds: dict[int, dict[str, Played]] = {}
     own = {row: row for row in rows}
     for number, turn in zip(pool, turns(0), strict=False):
-        side = turn.side if not swapped else {BASE: HEAD, HEAD: BASE}[turn.side]
-        rounds.setdefault(turn.round, {})[side] = data.played(number, turn, own if side == BASE else rows, DUET_LIMIT)
+        rounds.setdefault(turn.round, {})[turn.side] = data.played(number, turn, own if turn.side == BASE else rows, DUET_LIMIT)
     first = {side: {row.key: row for row in rounds[1][side].rows} for side in (BASE, HEAD)}
     family = [row for row in rows if all(row in first[side] for side in first)]
     schedule = plan(len(family), rounds_max) if rounds_max is not None else plan(len(family))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ import gate_validation_peers as peers
 import gate_validation_rows as rows
 import gate_validation_summary as summary
 import gate_validation_tables as tables
+import gate_validation_together as together
 import gate_validation_verdicts as verdicts
 import numpy as np
 import pytest
@@ -196,12 +198,11 @@ def test_a_process_that_would_end_too_late_is_not_begun() -> None:
 def test_no_process_is_the_head_of_a_row_twice_nor_of_its_baseline(record: dict[str, Any]) -> None:
     data = verdicts.Data(record["cards"][0])
     assert len(data.baseline) == verdicts.BASELINE
-    for row, processes in (("triad-256", 1), ("triad-32", 1), ("triad-32", 4)):
-        heads = [number for run in data.runs(row, processes) for number in run]
-        kept = data.duet_pool() if rows.SIZES[rows.BY_NAME[row].size].duet else []
-        assert len({*heads, *kept, *data.baseline}) == len(heads) + len(kept) + len(data.baseline)
-        assert all(len(run) == processes for run in data.runs(row, processes))
-    assert len(data.duet_pool()) == 2 * verdicts.PAIRS
+    for processes in (1, 4, 2 * verdicts.PAIRS):
+        heads = [number for run in data.runs(processes) for number in run]
+        assert len({*heads, *data.baseline}) == len(heads) + len(data.baseline)
+        assert all(len(run) == processes for run in data.runs(processes))
+        assert len(data.heads) - processes < len(heads) <= len(data.heads)
 
 
 def test_unchanged_code_raises_no_alarm_and_slower_code_is_caught(record: dict[str, Any]) -> None:
@@ -221,7 +222,7 @@ def test_duets_and_the_common_shift_decide(record: dict[str, Any]) -> None:
         scenario: [one["outcome"] for one in record["verdicts"]["common"] if one["scenario"] == scenario]
         for scenario in (verdicts.UNCHANGED, verdicts.planned_name(0.01))
     }
-    assert list(both.values()) == [["P"], ["F"]]
+    assert {scenario: set(found) for scenario, found in both.items()} == dict(zip(both, ({"P"}, {"F"}), strict=True))
 
 
 def test_code_that_is_slower_than_it_should_be_is_an_alarm() -> None:
@@ -230,7 +231,7 @@ def test_code_that_is_slower_than_it_should_be_is_an_alarm() -> None:
         both = tuple(rows.BY_NAME[name] for name in ("triad-256", "triad-256 after an allocation"))
         for module in (collect, verdicts):
             patched.setattr(module, "ROWS", both)
-        card = collect.simulated(DEVICE, 2, collect.PILOTS + verdicts.BASELINE + 3, worse=0.03)
+        card = collect.simulated(DEVICE, 2, collect.PILOTS + verdicts.BASELINE + 9, worse=0.03)
         (asked,) = (one for one in verdicts.scenarios() if one.name == verdicts.ALLOCATION)
         (found,) = verdicts.screens(verdicts.Data(card), asked)
     assert found["outcomes"] == "FFF"
@@ -258,7 +259,7 @@ def test_a_screen_says_what_gpumem_compare_says_of_such_files(record: dict[str, 
     sized = [row for row in asked.rows if rows.BY_NAME[row].size == "32 MiB"]
     for number in data.baseline:
         store(tmp_path / "base", number, {row: row for row in sized})
-    runs = data.runs("triad-32", 4)[:2]
+    runs = data.runs(6)[:2]
     for index, run in enumerate(runs):
         for number in run:
             store(tmp_path / f"head{index}", number, {row: asked.rows[row] for row in sized})
@@ -303,7 +304,7 @@ def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(recor
     assert path.read_text().count("\n") == len(record["cards"][0]["processes"]) + 2
     drawn = renew_tables.bench_table(record)
     assert drawn.startswith("SIMULATED: NVIDIA H200")
-    for part in ("unchanged code", "slower code", "duets of 12 pairs", "common shift", "peers on the same data", "too few"):
+    for part in ("unchanged code", "slower code", "duets of 16 pairs", "common shift", "peers on the same data", "too few"):
         assert part in drawn
     assert "NOT MET" not in drawn
     assert "not judged yet" in tables.table({name: value for name, value in record.items() if name != "verdicts"})
@@ -340,11 +341,49 @@ def test_verdicts_that_hang_together_count_less() -> None:
     assert high - low == pytest.approx(whole[1] - whole[0], rel=0.1)
 
 
-def test_a_duet_ends_what_the_screen_leaves_undecided() -> None:
+def test_what_a_process_could_not_measure_is_no_verdict() -> None:
     tally = summary.Tally("1%", 1)
-    tally.add({"outcomes": "PIISF-", "card": 0, "resolves": 0.01, "head": "x"}, ["P", "F"])
-    assert tally.letters == Counter(P=2, F=2, S=1)
-    assert (tally.by_duet, tally.count, tally.caught) == (2, 5, 3)
+    tally.add({"outcomes": "PIISF-", "card": 0, "resolves": 0.01, "head": "x"})
+    assert tally.letters == Counter(P=1, I=2, F=1, S=1)
+    assert (tally.count, tally.caught) == (5, 2)
+
+
+def test_a_twin_that_is_not_as_slow_as_planned_is_shown_and_not_counted(record: dict[str, Any]) -> None:
+    twin, size = "triad-256+1", "256 MiB"
+    assert not summary.off_plan(twin, {twin: (0.0091, 0.0001)})
+    assert summary.off_plan(twin, {twin: (0.0089, 0.0001)})
+    assert not summary.off_plan("triad-256", {"triad-256": (0.5, 0.0)})  # no twin has a plan to be off
+    key = verdicts.planned_name(0.01), size
+    every, left = summary.tallies(record["verdicts"])[key], summary.tallies(record["verdicts"], {twin})[key]
+    assert left.rows == every.rows - 1
+    assert twin not in left.heads
+    # Where the twin stands for unchanged code, what it was meant to be is no matter.
+    same = verdicts.UNCHANGED, size
+    assert summary.tallies(record["verdicts"], {twin})[same].rows == summary.tallies(record["verdicts"])[same].rows
+    slowed = copy.deepcopy(record)
+    for process in slowed["cards"][0]["processes"]:
+        process["rows"][twin]["m"][0] = round(1.02 * process["rows"][twin]["m"][0])
+    assert f"*{verdicts.planned_name(0.01)}" in tables.table(slowed)
+    assert "*" not in tables.table(record)
+
+
+def test_records_count_together(record: dict[str, Any]) -> None:
+    (alone, both) = (next(one.sentence for one in summary.targets(*many)) for many in ([record], [record, record]))
+    count = int(alone.split(" in ")[1].split()[0])
+    assert f"in {2 * count} verdicts" in both
+    said = list(together.lines([record, record]))
+    assert said[0].startswith("2 records of NVIDIA H200")
+    assert "promised 0.1 %" in said[-1]
+
+
+def test_works_of_twins_follow_from_earlier_records(record: dict[str, Any]) -> None:
+    slopes = summary.seen_slopes([record])
+    true, _ = summary.measured_ratios(record)["triad-256+1"]
+    row, (card,) = rows.BY_NAME["triad-256+1"], record["cards"]
+    more = rows.work_of(row, card["slopes"]) / row.work
+    assert slopes["triad-256+1"] == pytest.approx(math.log1p(true) / math.log(more))
+    assert rows.work_of(row, slopes) / row.work == pytest.approx(1.01 ** (1 / slopes["triad-256+1"]), rel=1e-4)
+    assert summary.seen_slopes([record, record]) == pytest.approx(slopes)
 
 
 # Peers
@@ -392,7 +431,7 @@ def test_every_question_is_asked_once_and_has_its_limits() -> None:
         assert one.rows.keys() == one.limits.keys() == one.processes.keys()
         assert one.rows
     (slower,) = (one for one in asked if one.name == verdicts.planned_name(0.01))
-    assert {(slower.limits[row], slower.processes[row]) for row in slower.rows if row.endswith("-32")} == {("1%", 4)}
+    assert {(slower.limits[row], slower.processes[row]) for row in slower.rows if row.endswith("-32")} == {("1%", 6)}
     assert all(rows.BY_NAME[head].planned == 0.01 for head in slower.rows.values())
 
 
