@@ -19,8 +19,8 @@ RECORD: dict[str, Any] = {
     "device": {"name": "H200", "driver": "1"},
     "ended": "2026-01-01T00:00:00",
     "cases": [
-        {"mib": 32, "more": 0.0, "wall": 30.0, "duet": duet("PASS")},
-        {"mib": 2, "more": 1.0, "wall": 90.0, "duet": duet("FAIL")},
+        {"mib": 32, "slower": 0.0, "wall": 30.0, "duet": duet("PASS")},
+        {"mib": 2, "slower": 1.0, "wall": 90.0, "duet": duet("FAIL")},
     ],
     "killed": {"killed_after": 9},
     "resumed": {"duet": duet("PASS", 9)},
@@ -33,6 +33,11 @@ def test_a_record_as_it_should_be() -> None:
     assert "  32 MiB      +0.0 %          PASS     +1.020  +0.900  +1.100     12    30.0         1.00" in text
     assert "killed after 9 processes and called again: 9 of 2 taken from the journal, PASS" in text
     assert text.endswith("every verdict is as it should be")
+
+
+def test_a_record_has_no_folder_of_the_machine() -> None:
+    document = {"kind": "gpumem duet", "arguments": {"folder": "/tmp/x"}, "base": {"what": "folder /tmp/x"}, "head": {}, "exit": 0}
+    assert duet_proof.kept(document) == {"kind": "gpumem duet", "exit": 0}
 
 
 def test_what_is_wrong_is_said() -> None:
