@@ -78,3 +78,9 @@ def test_notes_are_short_and_tell_where_to_look() -> None:
     assert explained(KEPT / "kmeans_records").notes == ("other kernels run: assign_records where it was assign_planes",)
     (note,) = explained(KEPT / "kepler_steps").notes
     assert "the kernels themselves take longer at about the same bytes and accesses, 255.2 us → 393.3 us" in note
+
+
+def test_wider_data_is_more_bytes_where_the_sectors_of_l1_were_counted() -> None:
+    """Half of one input's width more: without the count it may as well be coalescing, with it it is not."""
+    rules = [cause.rule for cause in explained(KEPT / "gated_residual_sectors").causes]
+    assert rules == ["fewer threads", "more bytes"]
