@@ -69,8 +69,9 @@ def accept(tests: tuple[str, ...], reason: str, baseline: Path | None, gpu: str 
 
 def _selected(rows: Mapping[str, str], test: str) -> list[str]:
     """Keys of the rows that a node id selects, as pytest's command line would."""
-    path = test.rstrip("/")
-    return [key for key, nodeid in rows.items() if test in (key, nodeid) or nodeid.startswith((f"{path}::", f"{path}[", f"{path}/"))]
+    from pytest_gpumem.records.row import selects
+
+    return [key for key, nodeid in rows.items() if test == key or selects(test, nodeid)]
 
 
 def _close(test: str, held: Mapping[str, Mapping[str, str]]) -> str:

@@ -29,7 +29,7 @@ ROUNDS = 96
 
 @click.command()
 @click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
-@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test only; may be given several times.")
+@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test with its parameters; may be given several times.")
 @click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
 @click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.')
 @click.option(

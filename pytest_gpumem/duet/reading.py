@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import BASE, HEAD
 from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import format_bytes, parse_margin
 from pytest_gpumem.verdicts.judge import is_failure
@@ -38,7 +38,7 @@ class Wanted:
     """Which measurements are compared; everything where both are None."""
 
     tests: frozenset[str] | None = None
-    """Node ids."""
+    """Node ids; each selects as on pytest's command line, such as a test with all its parameters."""
     keys: frozenset[str] | None = None
     """Row keys."""
 
@@ -46,7 +46,22 @@ class Wanted:
         """Whether a row is among them."""
         if self.keys is not None:
             return key in self.keys
-        return self.tests is None or nodeid in self.tests
+        return self.tests is None or any(selects(name, nodeid) for name in self.tests)
+
+    @property
+    def names(self) -> list[str]:
+        """What was asked for, without what another name among it selects too; empty where that is everything."""
+        if self.keys is not None:
+            return sorted(self.keys)
+        every = sorted(self.tests or ())
+        return [name for name in every if not any(other != name and selects(other, name) for other in every)]
+
+    def missing(self, rows: Iterable[Row]) -> list[str]:
+        """What was asked for and is none of these rows, nor selects one."""
+        every = list(rows)
+        if self.keys is not None:
+            return sorted(self.keys - {row.key for row in every})
+        return [name for name in sorted(self.tests or ()) if not any(selects(name, row.nodeid) for row in every)]
 
 
 Rounds = Mapping[int, Mapping[str, Process]]
@@ -149,19 +164,10 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
             found[key] = Unjudged(None, "; ".join(said))
         elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
             found[key] = Unjudged(None, changed)
-    for key in sorted((wanted.keys or wanted.tests or frozenset()) - _covered(rows, wanted)):
-        # A name without them selects no test that has parameters, unlike on pytest's command line.
-        hint = "" if key.endswith("]") else " (of a test with parameters each is named, such as test_copy[64])"
+    for key in wanted.missing(row for side in rows.values() for row in side.values()):
         said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
-        said[-1] += hint if said[-1].endswith("no such measurement") else ""
         found[key] = Unjudged(None, "; ".join(said))
     return found
-
-
-def _covered(rows: Mapping[str, Mapping[str, Row]], wanted: Wanted) -> set[str]:
-    """What was asked for and left a row somewhere."""
-    every = [row for side in rows.values() for row in side.values()]
-    return {row.key for row in every} if wanted.keys is not None else {row.nodeid for row in every}
 
 
 def _of(row: Row) -> Measurement:
@@ -196,7 +202,7 @@ def changes(base: Row, head: Row) -> list[str]:
 def _said(process: Process, key: str, otherwise: str) -> str:
     """What a process says about a row that it lacks."""
     for nodeid, (outcome, why) in process.outcomes.items():
-        if key == nodeid or key.startswith(f"{nodeid}["):
+        if key.startswith(f"{nodeid}[") or selects(key, nodeid):
             return f"{outcome}, {why}" if why else outcome
         # A file that cannot be imported fails all tests in it.
         if key.startswith(f"{nodeid}::"):
@@ -260,7 +266,8 @@ def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjud
     base, head = rounds[1][BASE], rounds[1][HEAD]
     if base.error or head.error:
         side, process = (BASE, base) if base.error else (HEAD, head)
-        every = dict.fromkeys([*rows_of(base, wanted), *rows_of(head, wanted), *sorted(wanted.keys or wanted.tests or ())])
+        rows = {**rows_of(base, wanted), **rows_of(head, wanted)}
+        every = [*rows, *wanted.missing(rows.values())]
         return [], {key: Unjudged(None, f"{side} crashed: {process.error}") for key in every}
     out = unpaired(base, head, wanted)
     both = [key for key in rows_of(head, wanted) if key not in out]

@@ -208,7 +208,7 @@ class Duet:
         """
         try:
             # Of the smallest family there can be: the true one is known after the first pair.
-            plan(max(1, len(self._wanted.keys or self._wanted.tests or ())), self._rounds_max)
+            plan(max(1, len(self._wanted.names)), self._rounds_max)
         except TooFewRounds as error:
             raise DuetError(f"--rounds-max: {error}") from None
         rounds: dict[int, dict[str, Process]] = defaultdict(dict)

@@ -94,8 +94,8 @@ class Gate:
         if not self._early:
             self._wait(session.config)
         if self._tests is not None:
-            chosen = set(self._tests)
-            session.items[:] = [item for item in session.items if item.nodeid in chosen]
+            chosen, within = set(self._tests), tuple(f"{name.rstrip('/')}{end}" for name in self._tests for end in ("[", "::", "/"))
+            session.items[:] = [item for item in session.items if item.nodeid in chosen or item.nodeid.startswith(within)]
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:

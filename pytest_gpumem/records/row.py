@@ -37,6 +37,11 @@ class Row:
         return key_of(self.nodeid, self.label)
 
 
+def selects(name: str, nodeid: str) -> bool:
+    """Whether a node id selects a test as on pytest's command line: its own, or that of a file, a class or a test with parameters."""
+    return nodeid == name or nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
+
+
 def key_of(nodeid: str, label: str) -> str:
     """`Row.key` of a measurement whose row is not made yet."""
     return f"{nodeid}[{label}]" if label else nodeid

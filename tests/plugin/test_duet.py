@@ -268,6 +268,18 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
     assert f"did not run its own code: mine from {source / 'mine.py'}" in said
 
 
+def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
+    sized = TESTS.replace("def test_mine(", "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ")
+    project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))
+    project.commit()
+    done = project.duet("main", *ROUNDS, "--json", "out.json", "--test", "test_it.py::test_sized")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((project.folder / "out.json").read_text())
+    assert verdicts(project.folder / "out.json") == {"test_it.py::test_sized[1]": "PASS", "test_it.py::test_sized[2]": "PASS"}
+    assert document["plan"]["family"] == 2
+    assert {len(process["rows"]) for process in document["processes"]} == {2}
+
+
 def test_tests_that_fail_on_one_side_are_no_verdict(project: Project) -> None:
     project.write("test_it.py", TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1") + NEW)
     done = project.duet(

@@ -213,7 +213,38 @@ def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
 def test_a_test_that_nobody_has_is_named(tmp_path: Path) -> None:
     result = play(tmp_path, plain, wanted=Wanted(frozenset([A, "test_x.py::test_gone"])))
     assert outcomes(result) == {A: Outcome.PASS, "test_x.py::test_gone": None}
-    assert "no such measurement (of a test with parameters each is named, such as test_copy[64])" in result.told[0].sentence
+    assert result.told[0].sentence == "base: there is no such measurement; head: there is no such measurement"
+
+
+P = "test_x.py::TestIt::test_p"
+
+
+@pytest.mark.parametrize("name", [P, "test_x.py::TestIt", "test_x.py", f"{P}[1]"])
+def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Path, name: str) -> None:
+    """The looks follow from the measured rows, whatever the number of names."""
+    every = [row(f"{P}[{size}]", NOISE(Turn(1, BASE), 1)) for size in range(3)] + [row("test_y.py::test_p", 1e-5), row(f"{P}ast", 1e-5)]
+    asked = Wanted(frozenset([name, f"{P}[1]"]))
+    result = play(tmp_path, lambda turn, attempt: process(turn, every, attempt), wanted=asked)
+    expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
+    assert sorted(one.key for one in result.told) == expected + ([f"{P}ast"] if P not in name else [])
+    assert result.schedule is not None
+    assert result.schedule.family == len(result.told)
+    # What one name selects and another too is one.
+    assert asked.names == [name]
+
+
+def test_a_name_whose_tests_measured_nothing_has_their_reason(tmp_path: Path) -> None:
+    skipped = {f"{P}[1]": ("skipped", "no cuFFT")}
+    result = play(tmp_path, lambda turn, attempt: process(turn, [], attempt, outcomes=skipped), wanted=Wanted(frozenset([P])))
+    assert [(one.key, one.sentence) for one in result.told] == [(P, "base: skipped, no cuFFT; head: skipped, no cuFFT")]
+
+
+def test_a_crash_names_what_the_other_side_measured_and_nothing_twice(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Process:
+        return process(turn, [row(f"{P}[1]", 1e-5)] if turn.side == BASE else [], error="killed" if turn.side == HEAD else None)
+
+    result = play(tmp_path, answer, wanted=Wanted(frozenset([P, A])))
+    assert outcomes(result) == {f"{P}[1]": None, A: None}
 
 
 def test_only_the_flagged_measurement_of_a_test_is_judged(tmp_path: Path) -> None:
