@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ import click
 if TYPE_CHECKING:
     from pytest_gpumem.duet.reading import Wanted
     from pytest_gpumem.duet.rounds import Progress
+    from pytest_gpumem.records.row import Row
 
 ROUNDS = 96
 """As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
@@ -63,37 +64,92 @@ def duet(
 
     Exits with 1 where something got slower, with 6 where nothing could be judged.
     """
-    from pytest_gpumem.duet import report
     from pytest_gpumem.duet.errors import DuetError
-    from pytest_gpumem.duet.journal import Journal
-    from pytest_gpumem.duet.rounds import Duet
-    from pytest_gpumem.duet.schedule import BASE, HEAD
-    from pytest_gpumem.duet.workers import Workers, check_arguments
-    from pytest_gpumem.duet.worktree import two_sides
-    from pytest_gpumem.files import unwritable, write_whole
-    from pytest_gpumem.reporting.terminal import one_place, wants_colour
+    from pytest_gpumem.duet.report import FINE
+    from pytest_gpumem.duet.workers import check_arguments
+    from pytest_gpumem.files import unwritable
     from pytest_gpumem.units import QuantityError, parse_margin
 
-    begun, here = time.monotonic(), Path.cwd()
     if file is not None and (why := unwritable(file)) is not None:
         raise click.UsageError(f"--json: {file}: {why}.")
-    strict = (
-        strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
-    )
-    arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
     try:
         if max_regression is not None:
             parse_margin(max_regression)
     except QuantityError as error:
         raise click.UsageError(f"--max-regression: {error}") from None
     try:
+        check_arguments(pytest_arguments)
+        wanted = _wanted(tests, flagged)
+    except DuetError as error:
+        raise click.UsageError(f"{error}") from None
+    if wanted is None:
+        click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
+        return FINE
+    return compare(
+        base,
+        wanted,
+        pytest_arguments,
+        head=head,
+        max_regression=max_regression,
+        rounds_max=rounds_max,
+        seed=seed,
+        journal=journal,
+        file=file,
+        strict=strict,
+    )
+
+
+def compare(
+    base: str,
+    wanted: Wanted,
+    pytest_arguments: Sequence[str],
+    *,
+    head: str | None = None,
+    max_regression: str | None = None,
+    rounds_max: int = ROUNDS,
+    seed: int = 0,
+    journal: Path | None = None,
+    file: Path | None = None,
+    strict: bool = False,
+    again: str = "the same command goes on from there",
+) -> int:
+    """Play a duet, print what it found and write it into `file`; the exit code.
+
+    Args:
+        base: a git revision, a folder or a wheel.
+        wanted: the measurements to compare.
+        pytest_arguments: of all processes.
+        head: folder or wheel; None: the working tree.
+        max_regression: allowed slow-down of all of them, as written; None: each test's own.
+        rounds_max: pairs at most.
+        seed: of the order of base and head.
+        journal: file to resume from; None: one in the temporary folder.
+        file: for verdicts and all processes.
+        strict: green takes a PASS of everything, on a real GPU.
+        again: said where a signal ends it: how to go on.
+
+    Raises:
+        click.UsageError: it cannot be played as it was asked for.
+    """
+    from pytest_gpumem.duet import report
+    from pytest_gpumem.duet.errors import DuetError
+    from pytest_gpumem.duet.journal import Journal
+    from pytest_gpumem.duet.rounds import Duet
+    from pytest_gpumem.duet.schedule import BASE, HEAD
+    from pytest_gpumem.duet.workers import Workers
+    from pytest_gpumem.duet.worktree import two_sides
+    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.reporting.terminal import one_place, wants_colour
+    from pytest_gpumem.verdicts.finding import counted
+
+    begun, here = time.monotonic(), Path.cwd()
+    strict = (
+        strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+    )
+    arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
+    try:
         with ExitStack() as stack:
             stack.enter_context(_signals())
-            check_arguments(arguments)
-            wanted = _wanted(tests, flagged)
-            if wanted is None:
-                click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
-                return report.FINE
             ignored = [path.absolute() for path in (journal, file) if path is not None]
             base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
             sides = {BASE: base_side, HEAD: head_side}
@@ -120,10 +176,16 @@ def duet(
             workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
             stack.callback(workers.close)
             click.echo(report.named(sides), err=True)
-            with _progress() as tell:
-                played = Duet(
-                    sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
-                ).play()
+            try:
+                with _progress() as tell:
+                    played = Duet(
+                        sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
+                    ).play()
+            except KeyboardInterrupt:
+                if kept.lines:
+                    held = counted(len(kept.lines), "process")
+                    click.echo(f"gpumem duet: stopped; the journal {kept.path} holds {held}, and {again}", err=True)
+                raise
             seconds = time.monotonic() - begun
             code = report.exit_code(played, strict=strict or played.strict)
             width = shutil.get_terminal_size((120, 24)).columns
@@ -156,11 +218,11 @@ def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
     if flagged is None:
         return Wanted(frozenset(tests) if tests else None)
     rows = _flagged(Path(flagged))
-    return Wanted(frozenset(nodeid for nodeid, _ in rows), frozenset(key for _, key in rows)) if rows else None
+    return Wanted.of(rows) if rows else None
 
 
-def _flagged(path: Path) -> list[tuple[str, str]]:
-    """Node id and key of the rows that a run's screen flagged or could not decide.
+def _flagged(path: Path) -> list[Row]:
+    """The rows that a run's screen flagged or could not decide.
 
     Raises:
         DuetError: the file cannot be read, or holds no results of this plugin.
@@ -173,7 +235,7 @@ def _flagged(path: Path) -> list[tuple[str, str]]:
         document = document_in(parsed(content(path)))
     except FileError as error:
         raise DuetError(f"--flagged {path}: {error}; accepted is a file that pytest --gpumem --benchmark-json=FILE wrote") from None
-    return [(row.nodeid, row.key) for row in flagged(document.rows)]
+    return flagged(document.rows)
 
 
 def _default_journal(asked: dict[str, Any]) -> Path:

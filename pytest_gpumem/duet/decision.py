@@ -10,6 +10,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.settings import LIMITS
+from pytest_gpumem.verdicts.finding import counted
 from pytest_gpumem.verdicts.judge import is_failure, judge
 
 FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
@@ -82,6 +83,27 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     return None if is_failure(verdict, strict=False) else verdict
 
 
+def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool, in_itself: Collection[str] = ()) -> list[Row]:
+    """Flagged rows of which a duet decides whether their test fails: not those that fail whatever it says.
+
+    Arguments as for `settled`.
+    """
+    failing = _failing_in_themselves(rows, strict, in_itself)
+    found = []
+    for row in flagged(rows):
+        rest = without_regression(row, rows, facts)
+        lost = is_failure(row.verdict, strict) and (rest is None or is_failure(rest, strict))
+        if row.nodeid not in failing and not lost:
+            found.append(row)
+    return found
+
+
+def _failing_in_themselves(rows: Sequence[Row], strict: bool, in_itself: Collection[str]) -> set[str]:
+    """Node ids of tests that fail by an assertion or an error, as far as that is known or none of their verdicts explains it."""
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    return {row.nodeid for row in rows if row.failed} - by_verdict | set(in_itself)
+
+
 def settled(
     rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool, in_itself: Collection[str] = ()
 ) -> tuple[Row, ...]:
@@ -94,8 +116,7 @@ def settled(
         strict: the screen failed every row that is no PASS.
         in_itself: node ids of tests that failed by an assertion or an error, where that is known; whatever they measured, they fail.
     """
-    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
-    failing = {row.nodeid for row in rows if row.failed} - by_verdict | set(in_itself)
+    failing = _failing_in_themselves(rows, strict, in_itself)
     after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
     failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
     # All rows of a test fail with one of them, and no longer once none does.
@@ -156,13 +177,17 @@ def decide(
     # A test is cleared once all its rows are: others of it may fail.
     tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
     bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
+    # By what was measured; the others fail with their test.
+    broken = [row for row in bad if row.measurement is not None and is_failure(row.verdict, strict_screen)]
+    in_themselves = {row.nodeid for row in bad} - {row.nodeid for row in broken}
     others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
     if code == PYTEST_FAILED and failures == 0:
         return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:
-        slower = f"{len(bad)} of {len(after)} rows fail" if bad else ""
-        besides = f"{others} failures of tests are not about what was measured" if others else ""
-        return Decision(RED, after, (*remarks, f"red: {'; '.join(part for part in (slower, besides) if part)}"))
+        said = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
+        said += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
+        said += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
+        return Decision(RED, after, (*remarks, f"red: {'; '.join(said)}"))
     if all(row.verdict.outcome is Outcome.UNRELIABLE for row in after):
         return Decision(NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
     doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]

@@ -61,7 +61,7 @@ def gate(
     Exits with 1 where a test fails or something got slower, with 4 where the run could not begin, such as without a GPU in CI, with 6 where
     nothing was measured.
     """
-    from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged
+    from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged, open_to_a_duet
     from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.units import QuantityError, parse_margin
 
@@ -83,13 +83,15 @@ def gate(
     _clear(output)
     screened = _screen(output, base, max_regression, pytest_arguments)
     document, duet = screened.document, None
-    wanted = flagged(document.rows) if document is not None and screened.code in (PYTEST_PASSED, PYTEST_FAILED) else []
-    if wanted and not screen_only:
-        rows_flagged = "1 row; the duet decides it" if len(wanted) == 1 else f"{len(wanted)} rows; the duet decides them"
-        click.echo(f"gpumem gate: the screen flags {rows_flagged}", err=True)
-        duet = _duet(output, base, max_regression, rounds_max, duet_arguments(pytest_arguments))
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
+    strict_screen = bool(settings.get("strict"))
+    found = flagged(rows) if screened.code in (PYTEST_PASSED, PYTEST_FAILED) and not screen_only else []
+    if found and facts is not None:
+        wanted = open_to_a_duet(rows, facts, strict=strict_screen, in_itself=screened.in_itself)
+        click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)
+        if wanted:
+            duet = _duet(output, base, wanted, max_regression, rounds_max, duet_arguments(pytest_arguments))
     decision = decide(
         screened.code,
         screened.failures,
@@ -98,13 +100,25 @@ def gate(
         duet,
         strict=strict,
         in_itself=screened.in_itself,
-        strict_screen=bool(settings.get("strict")),
+        strict_screen=strict_screen,
     )
     if document is not None:
         _tell(output, document, decision, os.environ)
     for remark in decision.remarks:
         click.echo(f"gpumem gate: {remark}")
     return decision.code
+
+
+def _flags(found: int, wanted: int) -> str:
+    """What becomes of the rows that are flagged."""
+    rows, them = ("1 row", "it") if found == 1 else (f"{found} rows", "them")
+    if not wanted:
+        return f"{rows}; what a duet would say changes nothing for {them}"
+    return (
+        f"{rows}; the duet decides {them}"
+        if wanted == found
+        else f"{rows}; the duet decides {wanted} of them, the others fail whatever it says"
+    )
 
 
 def _clear(output: Path) -> None:
@@ -192,24 +206,22 @@ def duet_arguments(arguments: Sequence[str]) -> list[str]:
     return left
 
 
-def _duet(output: Path, base: str, max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:
-    """What the duet says of each row that the screen flagged; nothing of any where it judged none."""
-    from pytest_gpumem.duet.command import ROUNDS, duet
+def _duet(
+    output: Path, base: str, rows: Sequence[Row], max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]
+) -> dict[str, Judged]:
+    """What the duet says of each of these rows; nothing of any where it judged none."""
+    from pytest_gpumem.duet.command import ROUNDS, compare
     from pytest_gpumem.duet.decision import judged
+    from pytest_gpumem.duet.reading import Wanted
 
-    assert duet.callback is not None
-    duet.callback(
-        head=None,
-        tests=(),
-        flagged=str(output / RESULTS),
+    compare(
+        base,
+        Wanted.of(rows),
+        arguments,
         max_regression=max_regression,
         rounds_max=ROUNDS if rounds_max is None else rounds_max,
-        seed=0,
-        journal=None,
         file=output / DUET,
-        strict=False,
-        base=base,
-        pytest_arguments=tuple(arguments),
+        again="the same command measures its screen again, and goes on from there if that flags the same rows",
     )
     return judged(json.loads((output / DUET).read_text(encoding="utf-8")))
 

@@ -30,7 +30,8 @@ class Journal:
         Raises:
             DuetError: it belongs to somebody else, to a duet that is running, to other arguments, or is no journal.
         """
-        self._path = path
+        self.path = path
+        """Of the file."""
         self.lines: list[dict[str, Any]] = []
         """What finished processes answered, in their order."""
         # Plain values as they come back from JSON, so that tuples equal lists.
@@ -53,7 +54,7 @@ class Journal:
 
     def _read(self) -> None:
         if os.fstat(self._file).st_uid != os.getuid():
-            raise DuetError(f"journal {self._path} belongs to another user")
+            raise DuetError(f"journal {self.path} belongs to another user")
         with open(self._file, "rb", closefd=False) as file:
             content = file.read()
         whole, _, torn = content.rpartition(b"\n")
@@ -66,24 +67,24 @@ class Journal:
             try:
                 plain = json.loads(line)
             except ValueError as error:
-                raise DuetError(f"journal {self._path}: line {number} is no JSON: {error}") from None
+                raise DuetError(f"journal {self.path}: line {number} is no JSON: {error}") from None
             if number == 1:
                 self._check(plain)
             elif not isinstance(plain, dict):
-                raise DuetError(f"journal {self._path}: line {number} is no JSON object")
+                raise DuetError(f"journal {self.path}: line {number} is no JSON object")
             else:
                 self.lines.append(plain)
 
     def _check(self, first: Any) -> None:
         if not isinstance(first, dict) or first.get("kind") != KIND or not isinstance(first.get("arguments"), dict):
-            raise DuetError(f"{self._path} is no journal of a duet; accepted is a file that gpumem duet began, or one that does not exist")
+            raise DuetError(f"{self.path} is no journal of a duet; accepted is a file that gpumem duet began, or one that does not exist")
         if first.get("schema") != SCHEMA:
-            raise DuetError(f"journal {self._path} is of schema {first.get('schema')!r}; this version reads {SCHEMA}")
+            raise DuetError(f"journal {self.path} is of schema {first.get('schema')!r}; this version reads {SCHEMA}")
         theirs = first["arguments"]
         for name in {**self._arguments, **theirs}:
             if theirs.get(name) != self._arguments.get(name):
                 raise DuetError(
-                    f"journal {self._path} is of other arguments: {name} was {_shown(theirs.get(name))} and is now "
+                    f"journal {self.path} is of other arguments: {name} was {_shown(theirs.get(name))} and is now "
                     f"{_shown(self._arguments.get(name))}; remove it to measure anew, or name another file"
                 )
 
@@ -99,11 +100,11 @@ class Journal:
             os.write(self._file, text)
             os.fsync(self._file)
         except OSError as error:
-            raise DuetError(f"journal {self._path} cannot be written: {error.strerror or error}") from None
+            raise DuetError(f"journal {self.path} cannot be written: {error.strerror or error}") from None
 
     def remove(self) -> None:
         """Delete the file; nothing is left to resume."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let others open it; a second call does nothing."""

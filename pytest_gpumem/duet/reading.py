@@ -42,6 +42,12 @@ class Wanted:
     keys: frozenset[str] | None = None
     """Row keys."""
 
+    @staticmethod
+    def of(rows: Iterable[Row]) -> Wanted:
+        """These rows and no others of their tests."""
+        every = list(rows)
+        return Wanted(frozenset(row.nodeid for row in every), frozenset(row.key for row in every))
+
     def holds(self, nodeid: str, key: str) -> bool:
         """Whether a row is among them."""
         if self.keys is not None:

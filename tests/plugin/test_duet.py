@@ -210,6 +210,11 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
     assert project.worktrees == 1
     (journal,) = project.left()
     assert journal.endswith(".jsonl")
+    held = lines(project.temporary / journal) - 1
+    stopped = (
+        f"gpumem duet: stopped; the journal {project.temporary / journal} holds {held} processes, and the same command goes on from there"
+    )
+    assert said.splitlines().count(stopped) == 1
     # No process is left that measures on.
     for line in (project.temporary / journal).read_text().splitlines()[1:]:
         with pytest.raises(ProcessLookupError):

@@ -8,7 +8,19 @@ import pytest
 from flagged_rows import row
 from known_devices import H100
 
-from pytest_gpumem.duet.decision import FINE, NO_VERDICT, RED, USAGE, Decision, Judged, decide, flagged, judged, settled
+from pytest_gpumem.duet.decision import (
+    FINE,
+    NO_VERDICT,
+    RED,
+    USAGE,
+    Decision,
+    Judged,
+    decide,
+    flagged,
+    judged,
+    open_to_a_duet,
+    settled,
+)
 from pytest_gpumem.duet.gate import duet_arguments
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
@@ -107,7 +119,8 @@ def test_an_assertion_that_failed_is_not_cleared_by_a_duet_in_which_it_held(outc
     """Wrong results now and then are a mistake, and none that a duet looks for."""
     flaky = replace(row(outcome), failed=True)
     decision = decided(flaky, row(name="b"), failures=1, in_itself=("t.py::a",), a=PASSED)
-    assert (decision.code, decision.remarks, decision.rows[0].failed) == (RED, ("red: 1 of 2 rows fail",), True)
+    assert (decision.code, decision.rows[0].failed) == (RED, True)
+    assert open_to_a_duet([flaky, row(outcome, "b")], H100, strict=False, in_itself=["t.py::a"]) == [row(outcome, "b")]
     assert decided(row(Outcome.FAIL), failures=1, a=PASSED).code == FINE
 
 
@@ -131,6 +144,24 @@ def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
     assert decided(replace(row(), failed=True), failures=1, a=PASSED).code == RED
 
 
+def test_what_fails_whatever_a_duet_says_needs_none() -> None:
+    """A limit of another kind, a stale baseline, a claim: red at once."""
+    lost = [
+        row(Outcome.FAIL, max_latency="1 us"),
+        row(Outcome.FAIL, "b", delta=-0.2, fail_if_faster="5%"),
+        row(Outcome.FAIL, "c", min_bandwidth="1 TB/s"),
+    ]
+    claim = row(Outcome.INCONCLUSIVE, "d", label="y", faster_than="2 x x")
+    lost += [replace(claim, failed=True, verdict=replace(claim.verdict, fails=True)), replace(row(name="d", label="x"), failed=True)]
+    for one in lost[:3]:
+        assert decided(one, a=PASSED, b=PASSED, c=PASSED).code == RED
+    for one in lost[:3] + lost[3:4]:
+        assert flagged([one]) == [one]
+    open_ = [row(Outcome.FAIL, "e"), row(Outcome.SUSPECT, "f", max_latency="1 s"), row(Outcome.UNRELIABLE, "g", delta=None)]
+    assert open_to_a_duet([*lost, *open_, row(name="h")], H100, strict=False) == open_
+    assert open_to_a_duet(open_, H100, strict=True) == open_
+
+
 def test_a_limit_that_is_nearly_broken_stays_a_doubt() -> None:
     near = row(Outcome.FAIL, max_latency="1.004 ms")
     assert near.measurement is not None
@@ -144,11 +175,25 @@ def test_failures_that_no_row_accounts_for_are_red() -> None:
     """An ordinary test, a teardown: pytest counted more failures than the duet cleared tests."""
     decision = decided(row(Outcome.FAIL), failures=2, a=PASSED)
     assert decision.code == RED
-    assert decision.remarks[-1] == "red: 1 failures of tests are not about what was measured"
+    assert decision.remarks[-1] == "red: 1 failure that no row accounts for"
     assert decided(row(), failures=1).code == RED
     two = (row(Outcome.FAIL, label="x"), row(Outcome.FAIL, label="y"))
     assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == FINE
     assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED}, strict=False).code == RED
+
+
+def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
+    beside = (replace(row(label="x"), failed=True), replace(row(label="y"), failed=True))
+    own = "1 test failed by an assertion or an error of its own"
+    assert decide(1, 1, beside, H100, None, strict=False).remarks == (f"red: {own}",)
+    early = replace(row(Outcome.FAIL, "b"), measurement=None)
+    assert decide(1, 1, [early, row()], H100, None, strict=False).remarks == (f"red: {own}",)
+    slow = (row(Outcome.FAIL, "c", label="x"), replace(row(name="c", label="y"), failed=True))
+    every = decide(1, 4, [*slow, *beside, row()], H100, None, strict=False)
+    assert every.remarks == (f"red: 1 of 5 rows fail; {own}; 2 failures that no row accounts for",)
+    # A strict pytest fails by it.
+    doubtful = replace(row(Outcome.INCONCLUSIVE), failed=True)
+    assert decided(doubtful, strict_screen=True).remarks == ("red: 1 of 1 rows fail",)
 
 
 def test_a_session_that_failed_as_a_whole_is_red() -> None:

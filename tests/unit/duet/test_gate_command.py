@@ -16,6 +16,7 @@ from known_devices import H100
 from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
 from pytest_gpumem.duet import command, gate
+from pytest_gpumem.duet.reading import Wanted
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.records.verdict import Outcome
@@ -42,16 +43,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
 
-        def play(*, file: Path, **given: Any) -> int:
+        def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> int:
             assert duet is not None, "nothing was to be decided"
-            (tmp_path / "calls.json").write_text(json.dumps({name: value for name, value in given.items() if name != "head"}))
+            given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
+            (tmp_path / "calls.json").write_text(json.dumps(given))
             verdicts = [{"key": key, "outcome": outcome, "sentence": "so the duet"} for key, outcome in duet.items()]
             file.write_text(json.dumps({"verdicts": verdicts, "common": None}))
             return 1 if "FAIL" in duet.values() else 0
 
         monkeypatch.setattr(gate, "_screen", screen)
         monkeypatch.setattr(revisions, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
-        monkeypatch.setattr(command.duet, "callback", play)
+        monkeypatch.setattr(command, "compare", play)
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
     return invoke
@@ -63,7 +65,7 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
     assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests"])
-    assert call["flagged"] == "gpumem-results/results.json"
+    assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
     assert "2 measured: **2 PASS**" in summary
@@ -139,6 +141,17 @@ def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> Non
     assert run(rows=(row(),)).exit_code == 0
     assert run("--screen-only", rows=(row(Outcome.FAIL),)).exit_code == 1
     assert run(rows=(row(Outcome.FAIL),), code=2).exit_code == 1
+
+
+def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
+    broken = row(Outcome.FAIL, max_latency="1 us")
+    alone = run(rows=(broken, row(name="b")))
+    assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fail\n")
+    assert alone.stderr == "gpumem gate: the screen flags 1 row; what a duet would say changes nothing for it\n"
+    beside = run(rows=(broken, row(Outcome.FAIL, "b")), duet={"t.py::b": "PASS"})
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
+    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fail"]
+    assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever it says" in beside.stderr
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
