@@ -199,28 +199,13 @@ def judged(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def screens(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """The screen's verdicts: a letter for each run of each row, as `gpumem compare` judges a suite of the rows that have such runs."""
-    baseline = data.side(data.baseline, {row: row for row in scenario.rows}, scenario.limits)
+    """The screen's verdicts: a letter for each run of each row."""
     letters: dict[str, list[str]] = {row: [] for row in scenario.rows}
     resolved: dict[str, list[float]] = {row: [] for row in scenario.rows}
-    # Rows of the same runs are one suite: that is what Holm's procedure counts.
-    suites: dict[tuple[tuple[int, ...], ...], list[str]] = {}
-    for row in scenario.rows:
-        suites.setdefault(tuple(data.runs(scenario.processes[row])), []).append(row)
-    for runs, rows in suites.items():
-        known = Side(baseline.name, baseline.files, {row: baseline.rows[row] for row in rows if row in baseline.rows}, {})
-        for run in runs:
-            head = data.side(run, {row: scenario.rows[row] for row in rows}, scenario.limits)
-            verdicts = {pair.row.nodeid: pair.row for pair in compare_sides(known, head, None, force=False).pairs}
-            for row in rows:
-                # A run whose processes did not all measure the row is none of so many processes.
-                if row not in verdicts or len(head.rows.get(row, ())) < len(run):
-                    letters[row].append(MISSING)
-                    continue
-                verdict = verdicts[row].verdict
-                letters[row].append(LETTERS[verdict.outcome])
-                if verdict.comparison is not None:
-                    resolved[row].append(verdict.comparison.resolvable)
+    for row, verdict in screened(data, scenario):
+        letters[row].append(MISSING if verdict is None else LETTERS[verdict.outcome])
+        if verdict is not None and verdict.comparison is not None:
+            resolved[row].append(verdict.comparison.resolvable)
     for row, head_row in scenario.rows.items():
         yield {
             "scenario": scenario.name,
@@ -231,6 +216,24 @@ def screens(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
             "outcomes": "".join(letters[row]),
             "resolves": round(statistics.median(resolved[row]), 6) if resolved[row] else None,
         }
+
+
+def screened(data: Data, scenario: Scenario) -> Iterator[tuple[str, Verdict | None]]:
+    """A verdict for each row and run, the runs of a row in their order, as `gpumem compare` judges a suite of the rows that have such runs;
+    None where the row is missing in a process of the run."""
+    baseline = data.side(data.baseline, {row: row for row in scenario.rows}, scenario.limits)
+    # Rows of the same runs are one suite: that is what Holm's procedure counts.
+    suites: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for row in scenario.rows:
+        suites.setdefault(tuple(data.runs(scenario.processes[row])), []).append(row)
+    for runs, rows in suites.items():
+        known = Side(baseline.name, baseline.files, {row: baseline.rows[row] for row in rows if row in baseline.rows}, {})
+        for run in runs:
+            head = data.side(run, {row: scenario.rows[row] for row in rows}, scenario.limits)
+            verdicts = {pair.row.nodeid: pair.row.verdict for pair in compare_sides(known, head, None, force=False).pairs}
+            for row in rows:
+                # A run whose processes did not all measure the row is none of so many processes.
+                yield row, verdicts.get(row) if len(head.rows.get(row, ())) == len(run) else None
 
 
 def duets(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
