@@ -66,7 +66,7 @@ def results_of(results: Path, finished: Finished, *, problem: str | None = None,
         raise NotCounted(problem or f"pytest's results cannot be read: {error}") from None
     if found is None:
         where = f" under {under}" if under else ""
-        raise NotCounted(problem or f"pytest measured nothing{where} (exit code {finished.exit_code}); what it said is above")
+        raise NotCounted(problem or f"pytest measured nothing{where} ({finished.how}); what it said is above")
     return found
 
 

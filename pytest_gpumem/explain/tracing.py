@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_gpumem.explain.session import NotCounted, Run, by_key, results_of
 from pytest_gpumem.nsight import running
-from pytest_gpumem.nsight.profile_tools import NSYS_REPORT, nsys_command, nsys_trouble
+from pytest_gpumem.nsight.profile_tools import COLLECTED, NSYS_REPORT, nsys_command, nsys_trouble
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.sqlite_tables import BadReport
 from pytest_gpumem.nsight.tools import ToolMissing, find_nsys
@@ -47,7 +47,8 @@ def trace(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
             finished = running.run(command, run.own, echo, folder=run.tree.folder)
         except OSError as error:
             raise NotCounted(f"{program} cannot be started: {error}") from None
-        problem = None if report.exists() else nsys_trouble(finished.output, report, None) or "nsys wrote no report"
+        collected = report.with_suffix(COLLECTED).exists()
+        problem = None if report.exists() else nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
         rows = results_of(results, finished, problem=problem, under="nsys").rows
         if problem is not None:
             raise NotCounted(problem)

@@ -123,7 +123,7 @@ def _results(results: Path, finished: running.Finished, said: str) -> tuple[Devi
     if document is None:
         if problem is None and finished.exit_code == PYTEST_USAGE_ERROR:
             raise BadCall("pytest did not accept its arguments or the device; what it said is above")
-        why = problem or f"pytest measured nothing (exit code {finished.exit_code}); what it said is above"
+        why = problem or f"pytest measured nothing ({finished.how}); what it said is above"
         raise NothingCounted(why)
     if document.device.simulated:
         raise NothingCounted(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")

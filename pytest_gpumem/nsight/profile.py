@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import profile_tools, running
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, select, selection
-from pytest_gpumem.nsight.profile_tools import NCU_REPORT, NSYS_REPORT
+from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
 
 TESTS_FAILED, USAGE_ERROR = 1, 4
@@ -74,8 +74,8 @@ def systems(wanted: Wanted, environment: Mapping[str, str], echo: Callable[[str]
         faults = any(one.managed for one in tests) if managed is None else managed
         return profile_tools.nsys_command(program, child, file, name=_only_name(tests), managed=faults)
 
-    def trouble(said: str, file: Path, tests: Sequence[Selected]) -> str | None:
-        return profile_tools.nsys_trouble(said, file, _only_name(tests))
+    def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
+        return profile_tools.nsys_trouble(said, file, _only_name(tests), collected=collected)
 
     return _profile(NSYS, NSYS_REPORT, wanted, environment, echo, command, trouble)
 
@@ -111,7 +111,7 @@ def compute(
             metrics=metrics,
         )
 
-    def trouble(said: str, file: Path, tests: Sequence[Selected]) -> str | None:
+    def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
         return profile_tools.ncu_trouble(said)
 
     return _profile(NCU, NCU_REPORT, wanted, environment, echo, command, trouble)
@@ -124,7 +124,7 @@ def _profile(
     environment: Mapping[str, str],
     echo: Callable[[str], object],
     command_of: Callable[[Path, Sequence[str], Path, Sequence[Selected]], list[str]],
-    trouble_of: Callable[[str, Path, Sequence[Selected]], str | None],
+    trouble_of: Callable[[str, Path, bool, Sequence[Selected]], str | None],
 ) -> Report:
     _check(wanted, environment)
     if wanted.file is not None:
@@ -137,7 +137,7 @@ def _profile(
     # The user's arguments come second, so that a device of theirs wins.
     child = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(wanted.tests)]
     command = command_of(program, [*child, *wanted.arguments, *wanted.tests], file, tests)
-    before = _stamp(file)
+    written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
     echo(f"gpumem: {running.shown(command)}")
     try:
         finished = running.run(command, environment, echo)
@@ -145,9 +145,11 @@ def _profile(
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == USAGE_ERROR:
         raise BadCall("pytest did not accept its arguments or the device; what it said is above")
-    if _stamp(file) in (None, before):
-        cause = trouble_of(finished.output, file, tests)
-        raise NothingProfiled(cause or f"{tool.program} wrote no report (exit code {finished.exit_code}); what it said is above")
+    if written.anew and not file.stat().st_size:
+        file.unlink()  # as if it had written none: the next call need not replace it
+    if not written.anew:
+        cause = trouble_of(finished.output, file, collected.anew, tests)
+        raise NothingProfiled(cause or f"{tool.program} wrote no report ({finished.how}); what it said is above")
     return Report(file, program, version, tuple(command), tests, finished.exit_code)
 
 
@@ -166,13 +168,24 @@ def _check_file(file: Path, overwrite: bool) -> None:
         raise BadCall(f"{file} is there already; --force-overwrite replaces it, -o FILE writes another")
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """What tells a file from the one that was there before."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+class _Watched:
+    """A file that may have been there before."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._before = self._stamp()
+
+    @property
+    def anew(self) -> bool:
+        """Whether it is there and is not what it was at first."""
+        return self._stamp() not in (None, self._before)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _check(wanted: Wanted, environment: Mapping[str, str]) -> None:

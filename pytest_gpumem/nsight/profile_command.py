@@ -134,6 +134,7 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
     from pytest_gpumem.nsight.profile import NothingProfiled
     from pytest_gpumem.nsight.profile_tests import BadCall
     from pytest_gpumem.nsight.profile_tools import opening
+    from pytest_gpumem.nsight.running import ending
     from pytest_gpumem.nsight.tools import ToolMissing
 
     try:
@@ -149,6 +150,9 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
         click.echo(line)
     if count > 1:
         click.echo(f"the other tests' filters: {_ranges_call(wanted)}")
+    if report.exit_code < 0:
+        click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
+        return FAILED
     if report.exit_code:
         click.echo(
             f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; what it said is above", err=True

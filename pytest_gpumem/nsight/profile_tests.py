@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.nsight.profile_tools import filters
+from pytest_gpumem.nsight.running import ending
 
 PLUGIN = "pytest_gpumem.plugin.profiling"
 """What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
@@ -81,7 +82,7 @@ def select(
     if done.returncode not in (0, NO_TESTS):
         for line in done.stdout.splitlines():
             echo(line)
-        raise BadCall(f"pytest could not collect the tests (exit code {done.returncode}); what it said is above")
+        raise BadCall(f"pytest could not collect the tests ({ending(done.returncode)}); what it said is above")
     found = tuple(Selected(**one) for one in plain)
     if not found:
         chosen = " ".join([*arguments, *tests])

@@ -110,19 +110,20 @@ def opening(program: Path, report: Path, name: str | None) -> list[str]:
 # What the tools say
 
 
-def nsys_trouble(said: str, report: Path, name: str | None) -> str | None:
+def nsys_trouble(said: str, report: Path, name: str | None, *, collected: bool) -> str | None:
     """The cause and the remedy where nsys has written no report, in one line; None if it complained of nothing.
 
     Args:
         said: what nsys printed, and its child.
         report: what it was to write.
         name: of the range that was to be recorded, if it was one.
+        collected: it left what it had collected, not yet imported, beside the report.
     """
-    collected = report.with_suffix(COLLECTED)
-    if collected.exists() or "Importer error" in said:
+    if collected or "Importer error" in said:
         return (
-            f"nsys collected, but its importer could not make a report of {collected}; mostly libdw is missing: install it (libdw1 on "
-            "Debian and Ubuntu, elfutils-libs on Fedora and RHEL) and run again, or import that file elsewhere with QdstrmImporter -i"
+            f"nsys collected, but its importer could not make a report of {report.with_suffix(COLLECTED)}; mostly libdw is missing: "
+            "install it (libdw1 on Debian and Ubuntu, elfutils-libs on Fedora and RHEL) and run again, or import that file elsewhere with "
+            "QdstrmImporter -i"
         )
     unknown = re.search(r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)", said)
     if unknown is not None:

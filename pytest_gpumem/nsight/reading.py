@@ -76,7 +76,7 @@ def _exported(path: Path, environment: Mapping[str, str]) -> Recording:
         if not file.is_file():
             said = [line.strip() for line in finished.output.splitlines() if line.strip()]
             why = next((line for line in said if "error" in line.lower()), said[-1] if said else "it said nothing")
-            raise BadReport(f"nsys export wrote nothing (exit code {finished.exit_code}): {why}")
+            raise BadReport(f"nsys export wrote nothing ({finished.how}): {why}")
         with Tables(file) as tables:
             return read_sqlite(tables)
 
@@ -103,7 +103,7 @@ def _counted(path: Path, environment: Mapping[str, str]) -> Recording:
     except (OSError, subprocess.SubprocessError) as error:
         raise BadReport(f"{program} cannot be started: {error}") from None
     if '"ID"' not in finished.output:
-        raise BadReport(ncu.trouble(finished.output) or f"ncu --import printed no page (exit code {finished.exit_code})")
+        raise BadReport(ncu.trouble(finished.output) or f"ncu --import printed no page ({finished.how})")
     return ncu_report.read_csv(finished.output)
 
 

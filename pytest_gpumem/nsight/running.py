@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,24 @@ class Finished:
     """A command that has ended."""
 
     exit_code: int
+    """Negative for the number of the signal that ended it, as `subprocess` has it."""
     output: str
     """What it and its children printed, both streams together."""
+
+    @property
+    def how(self) -> str:
+        """How it ended."""
+        return ending(self.exit_code)
+
+
+def ending(code: int) -> str:
+    """How a command with this code ended: "exit code 7", "ended by SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"ended by signal {-code}"
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:

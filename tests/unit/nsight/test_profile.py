@@ -77,6 +77,8 @@ SAYS = {
     ),
     "an error of nsys": ("nsys", "echo 'FATAL ERROR: no space left'; exit 1", (r"^gpumem: nsys: no space left$",)),
     "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); what it said is above",)),
+    "a tool that was killed": ("nsys", "kill -9 $$", (r"nsys wrote no report \(ended by SIGKILL\); what it said is above",)),
+    "an empty report": ("ncu", ': > "$report"; exit 9', (r"ncu wrote no report \(exit code 9\); what it said is above",)),
     "no permission": (
         "ncu",
         "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'; exit 1",
@@ -102,6 +104,7 @@ def test_without_a_report_the_cause_and_the_remedy_are_said(case: str, gpumem: C
     said = complaint(gpumem(tool, does=does), 6)
     for pattern in patterns:
         assert re.search(pattern, said), said
+    assert not list(Path().glob("*-rep"))
 
 
 def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
 def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
         monkeypatch.setenv("GPUMEM_DEVICE", device)
-        result = gpumem("nsys", "--force-overwrite", does=': > "$report"')
+        result = gpumem("nsys", "--force-overwrite", does='echo > "$report"')
         assert f"--gpumem --gpumem-device {chosen} -p " in result.stderr
     monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
     said = complaint(gpumem("nsys"), 4)
@@ -155,7 +158,7 @@ def test_what_pytest_does_not_accept_is_a_mistake_of_the_call(gpumem: Call) -> N
 
 
 def test_a_report_of_failed_tests_is_a_report(gpumem: Call, tmp_path: Path) -> None:
-    result = gpumem("nsys", does=': > "$report"; exit 1', tests=(TRIAD, PAGED))
+    result = gpumem("nsys", does='echo > "$report"; exit 1', tests=(TRIAD, PAGED))
     assert result.exit_code == 1
     assert f"wrote {tmp_path / 'gpumem.nsys-rep'}: 2 tests, by" in result.stdout
     assert "--filter-nvtx test_triad@gpumem" in result.stdout
@@ -169,6 +172,22 @@ def test_an_old_report_is_not_taken_for_a_new_one(gpumem: Call, tmp_path: Path) 
     result = gpumem("nsys", "--force-overwrite", does='echo new > "$report"')
     assert result.exit_code == 0
     assert (tmp_path / "test_triad.nsys-rep").read_text() == "new\n"
+
+
+def test_what_nsys_once_collected_is_no_sign_of_an_importer_that_failed(gpumem: Call, tmp_path: Path) -> None:
+    left = tmp_path / "test_triad.qdstrm"
+    left.write_text("old")
+    assert "nsys: no space left" in complaint(gpumem("nsys", does="echo 'ERROR: no space left'; exit 1"), 6)
+    assert left.read_text() == "old"
+    assert "its importer could not" in complaint(gpumem("nsys", does='echo other > "${report%.nsys-rep}.qdstrm"; exit 1'), 6)
+
+
+def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: Path) -> None:
+    result = gpumem("ncu", does='echo half > "$report"; kill -9 $$')
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1,
+        f"gpumem: {tmp_path / 'ncu'} was ended by SIGKILL: its report may not be whole",
+    )
 
 
 def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
@@ -218,7 +237,7 @@ def test_the_listing_has_each_test_with_its_filters() -> None:
 
 def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
     report = Path("/nowhere/test_triad.nsys-rep")
-    assert nsys_trouble("FAILED test_a.py::test_triad - AssertionError", report, "test_triad") is None
+    assert nsys_trouble("FAILED test_a.py::test_triad - AssertionError", report, "test_triad", collected=False) is None
 
 
 def test_a_test_is_chosen_by_its_node_id_once(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     assert finished.output == "said\naside\n"
 
 
+def test_how_a_command_ended_names_the_signal() -> None:
+    killed = running.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, [].append)
+    assert [killed.how, running.ending(7), running.ending(-63)] == ["ended by SIGTERM", "exit code 7", "ended by signal 63"]
+
+
 def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import os; print(os.getcwd())"]
     assert Path(running.run(where, {}, [].append, folder=tmp_path).output.strip()) == tmp_path.resolve()
