@@ -74,14 +74,12 @@ class Size:
     """What one process can resolve: by this unchanged code is counted."""
     slower: Asked
     """What slower code is held to: as many processes as resolve the limit."""
-    duet: bool = False
-    """Pairs of processes are also judged as a duet would."""
 
 
 SIZES = {
     "256 MiB": Size(Asked("1%"), Asked("1%", 3)),
-    "32 MiB": Size(Asked("2.5%"), Asked("1%", 6), duet=True),
-    "2 MiB": Size(Asked("10%"), Asked("10%"), duet=True),
+    "32 MiB": Size(Asked("2.5%"), Asked("1%", 6)),
+    "2 MiB": Size(Asked("10%"), Asked("10%")),
     "chase": Size(Asked("1%"), Asked("1%")),
     "bimodal": Size(Asked("2%"), Asked("2%")),
 }

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gate_validation_rows import BY_NAME, SLOPES, work_of
-from gate_validation_verdicts import ALLOCATION, HALVED, MISSING, SEVERAL, UNCHANGED, planned_name, ratios
+from gate_validation_verdicts import ALLOCATION, HALVED, LETTERS, MISSING, SEVERAL, UNCHANGED, planned_name, ratios
 from scipy.stats import beta
 
 CONFIDENCE = 0.95
 FLAGGED = "FS"
 """Letters of verdicts that flag a row."""
+UNFINISHED = LETTERS[None]
+"""That of a duet without an end."""
 ALARMS, POWER, POWER_OF_HALF = 1e-3, 0.99, 0.95
 CONFIRMED = 0.1
 """Share of its plan by which a twin's slow-down, over all processes, may differ from it and still be counted."""
@@ -222,10 +224,12 @@ def targets(*records: Mapping[str, Any]) -> list[Target]:
                     None if tally.count < trials and share >= least else share >= least,
                 )
             )
-    for name, letter, what in ((UNCHANGED, "F", "are a FAIL"), (planned_name(0.01), "P", "PASS")):
-        letters = [one["outcome"] for one in duets if one["scenario"] == name and BY_NAME[one["row"]].size == "32 MiB"]
-        if letters:
-            said.append(Target(f"duets, {name}, 32 MiB: {letters.count(letter)} of {len(letters)} {what} (0)", letter not in letters))
+    for name, right, what in ((UNCHANGED, "P", "PASS"), (planned_name(0.01), "F", "FAIL")):
+        for size in ("256 MiB", "32 MiB"):
+            letters = Counter(one["outcome"] for one in duets if one["scenario"] == name and BY_NAME[one["row"]].size == size)
+            if decided := sum(letters.values()) - letters[UNFINISHED]:
+                sentence = f"duets, {name}, {size}: {letters[right]} of {decided} {what}, {letters[UNFINISHED]} unfinished (all)"
+                said.append(Target(sentence, letters[right] == decided))
     slower = [one["outcome"] for one in commons if one["scenario"] != UNCHANGED]
     same = [one["outcome"] for one in commons if one["scenario"] == UNCHANGED]
     if slower:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from gate_validation_peers import CHECKS, NVBENCH, ROBUST
@@ -20,7 +21,7 @@ from gate_validation_summary import (
     targets,
     together,
 )
-from gate_validation_verdicts import ALLOCATION, BASELINE, HALVED, PAIRS, SEVERAL, UNCHANGED, planned_name
+from gate_validation_verdicts import ALLOCATION, BASELINE, HALVED, LETTERS, SEVERAL, UNCHANGED, planned_name
 
 MET = {True: "met", False: "NOT MET", None: "too few"}
 SHORT = {NVBENCH: "nvbench", ROBUST: "nvb. robust"}
@@ -38,7 +39,7 @@ def table(record: Mapping[str, Any]) -> str:
     for part in (
         _unchanged(found),
         _slower(as_planned, others, ratios),
-        _duets(record["verdicts"]),
+        _duets(record["verdicts"], off),
         _common(record["verdicts"]),
         _peers(record["verdicts"]),
     ):
@@ -135,20 +136,21 @@ def _slower(
             yield f"{size:<8} {star + name.partition(' held')[0]:>7} {seen:>14} {asked} {_outcomes(tally)} {_resolves(tally):>8}  {bounds}"
 
 
-def _duets(verdicts: Mapping[str, Any]) -> Iterator[str]:
+def _duets(verdicts: Mapping[str, Any], off: Container[str]) -> Iterator[str]:
     if not verdicts["duets"]:
         return
-    yield f"duets of {PAIRS} pairs at most, max_regression 1%"
-    yield f"{'rows of':<8} {'code':>10} {'duets':>6} {'FAIL':>6} {'INC.':>6} {'PASS':>6} {'resolves':>8}"
+    yield "duets of single rows at max_regression 1%, with as many pairs as they need; unfinished: the processes ended before"
+    yield f"{'rows of':<8} {'code':>10} {'duets':>6} {'FAIL':>6} {'INC.':>6} {'PASS':>6} {'unfinished':>10}  {'pairs':<9}"
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in verdicts["duets"]:
-        groups.setdefault((BY_NAME[one["row"]].size, one["scenario"]), []).append(one)
-    for (size, name), ones in groups.items():
-        letters = [one["outcome"] for one in ones]
-        resolved = [one["resolves"] for one in ones if one["resolves"] is not None]
-        shown = f"{100 * statistics.median(resolved):.2f}" if resolved else ""
-        figures = f"{letters.count('F'):>6} {len(letters) - letters.count('F') - letters.count('P'):>6} {letters.count('P'):>6}"
-        yield f"{size:<8} {name:>10} {len(ones):>6} {figures} {shown:>8}"
+        star = "*" if one["head"] != one["row"] and one["head"] in off else ""
+        groups.setdefault((BY_NAME[one["row"]].size, star + one["scenario"]), []).append(one)
+    for (size, name), ones in sorted(groups.items(), key=lambda group: list(SIZES).index(group[0][0])):
+        letters = Counter(one["outcome"] for one in ones)
+        decided = [one["pairs"] for one in ones if one["outcome"] != LETTERS[None]]
+        pairs = (f"{min(decided)} to {max(decided)}" if len(set(decided)) > 1 else f"{decided[0]}") if decided else ""
+        figures = " ".join(f"{letters[letter]:>6}" for letter in "FIP")
+        yield f"{size:<8} {name:>10} {len(ones):>6} {figures} {letters[LETTERS[None]]:>10}  {pairs:<9}"
 
 
 def _common(verdicts: Mapping[str, Any]) -> Iterator[str]:

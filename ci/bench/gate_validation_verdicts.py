@@ -34,15 +34,15 @@ from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Meas
 from pytest_gpumem.records.row import Row as ResultRow
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.paired import MANY, common_plan, plan
+from pytest_gpumem.verdicts.paired import MANY, Paired, common_plan, plan
 from pytest_gpumem.verdicts.spread import level
 
 BASELINE = 20
 """Processes of the baseline."""
-PAIRS = 16
-"""Pairs of processes of a duet (`--rounds-max`): the fewest that a suite of so many rows can fail with."""
+PAIRS = 24
+"""Pairs of processes that there must be for a duet to begin: three of its looks."""
 LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.SUSPECT: "S", Outcome.INCONCLUSIVE: "I", Outcome.UNRELIABLE: "U", None: "O"}
-"""One for each verdict; "O" is a duet that has reached no look that could decide it, "-" a row that its process could not measure."""
+"""One for each verdict; "O" is a duet that had not decided when the processes ended, "-" a row that its process could not measure."""
 MISSING = "-"
 DUET_LIMIT = "1%"
 HALF = Asked("0.5%", 8)
@@ -191,7 +191,7 @@ def judged(record: Mapping[str, Any]) -> dict[str, Any]:
             if scenario.name not in (SEVERAL, HALVED):  # the same heads again
                 found["peers"] += [{"card": index, **one} for one in peers(data, scenario)]
         for scenario in asked:
-            if scenario.name in (UNCHANGED, *(planned_name(share) for share in (0.005, 0.01, 0.05))):
+            if scenario.name in (UNCHANGED, *(planned_name(share) for share in (0.005, 0.01))):
                 found["duets"] += [{"card": index, **one} for one in duets(data, scenario)]
             if scenario.name in (UNCHANGED, planned_name(0.01)):
                 found["common"] += [{"card": index, **one} for one in common_shifts(data, scenario)]
@@ -237,29 +237,25 @@ def screened(data: Data, scenario: Scenario) -> Iterator[tuple[str, Verdict | No
 
 
 def duets(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """Duets of the groups that have them, each of rows of one group."""
-    for size in SIZES:
-        rows = {row: head for row, head in scenario.rows.items() if BY_NAME[row].size == size and SIZES[size].duet}
-        for pool in data.runs(2 * PAIRS) if rows else ():
-            yield from _duet(data, scenario.name, pool, rows)
-
-
-def _duet(data: Data, scenario: str, pool: Sequence[int], rows: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    jury = _jury(data, pool, rows, PAIRS)
-    for row in jury.family:
-        verdict = jury.found.get(row) or jury.last.get(row)
-        paired = verdict if verdict is not None and hasattr(verdict, "pairs") else None
-        yield {
-            "scenario": scenario,
-            "row": row,
-            "head": rows[row],
-            "limit": DUET_LIMIT,
-            "first": pool[0],
-            "outcome": LETTERS[verdict.outcome] if verdict is not None else MISSING,
-            "pairs": paired.pairs if paired is not None else 0,
-            "change": round(paired.change, 6) if paired is not None else None,
-            "resolves": round(paired.resolvable, 6) if paired is not None and math.isfinite(paired.resolvable) else None,
-        }
+    """Duets of one row each, one after the other, with as many pairs as `gpumem duet` takes until it has decided: the next begins with the
+    processes after those of the one before, as long as there are enough for most (`PAIRS`)."""
+    for row, head in scenario.rows.items():
+        pool = data.heads
+        while len(pool) >= 2 * PAIRS:
+            verdict = _jury(data, pool, {row: head}).found.get(row)
+            paired = verdict if isinstance(verdict, Paired) else None
+            yield {
+                "scenario": scenario.name,
+                "row": row,
+                "head": head,
+                "limit": DUET_LIMIT,
+                "first": pool[0],
+                "outcome": LETTERS[verdict.outcome if verdict is not None else None],
+                "pairs": paired.pairs if paired is not None else len(pool) // 2,
+                "change": round(paired.change, 6) if paired is not None else None,
+                "resolves": round(paired.resolvable, 6) if paired is not None and math.isfinite(paired.resolvable) else None,
+            }
+            pool = pool[2 * paired.pairs :] if paired is not None else []
 
 
 def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
@@ -272,7 +268,7 @@ def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
     looks = common_plan(plan(len(rows)))
     pairs = next(n for n, share in zip(looks.looks, looks.alarm, strict=True) if share)
     for numbers in data.runs(2 * pairs):
-        jury = _jury(data, numbers, rows, None)
+        jury = _jury(data, numbers, rows)
         common = jury.common
         yield {
             "scenario": scenario.name,
@@ -284,15 +280,15 @@ def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
         }
 
 
-def _jury(data: Data, pool: Sequence[int], rows: Mapping[str, str], rounds_max: int | None) -> Jury:
-    """A duet's jury after all its looks; without `rounds_max`, after those that the pool is enough for."""
+def _jury(data: Data, pool: Sequence[int], rows: Mapping[str, str]) -> Jury:
+    """A duet's jury after those of its looks that the pool is enough for."""
     rounds: dict[int, dict[str, Played]] = {}
     own = {row: row for row in rows}
     for number, turn in zip(pool, turns(0), strict=False):
         rounds.setdefault(turn.round, {})[turn.side] = data.played(number, turn, own if turn.side == BASE else rows, DUET_LIMIT)
     first = {side: {row.key: row for row in rounds[1][side].rows} for side in (BASE, HEAD)}
     family = [row for row in rows if all(row in first[side] for side in first)]
-    schedule = plan(len(family), rounds_max) if rounds_max is not None else plan(len(family))
+    schedule = plan(len(family))
     deltas = {row: delta_of(first[BASE][row], first[HEAD][row], None) for row in family}
     jury = Jury(family, schedule, deltas)
     for look in schedule.looks:

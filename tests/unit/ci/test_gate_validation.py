@@ -304,7 +304,7 @@ def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(recor
     assert path.read_text().count("\n") == len(record["cards"][0]["processes"]) + 2
     drawn = renew_tables.bench_table(record)
     assert drawn.startswith("SIMULATED: NVIDIA H200")
-    for part in ("unchanged code", "slower code", "duets of 16 pairs", "common shift", "peers on the same data", "too few"):
+    for part in ("unchanged code", "slower code", "duets of single rows", "common shift", "peers on the same data", "too few"):
         assert part in drawn
     assert "NOT MET" not in drawn
     assert "not judged yet" in tables.table({name: value for name, value in record.items() if name != "verdicts"})
