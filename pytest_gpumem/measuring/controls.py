@@ -1,7 +1,8 @@
 """Control readings: whether the device is as it was for the baseline, and at the end as at the start.
 
-Three readings that run no code of the project under test: a read that DRAM decides, one that L2 decides, and a launch that reads nothing.
-Rows of a suite cannot serve for that: a change that makes every test slower would look like the device's.
+Readings that run no code of the project under test: a read that DRAM decides, one that L2 decides, and a launch that reads nothing. Rows
+of a suite cannot serve for that: a change that makes every test slower would look like the device's. A fourth, the latency of DRAM, tells
+sorts of cards apart that the driver calls the same (docs/gate.md, Cards of one name).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import math
 from contextlib import nullcontext
 
 from pytest_gpumem.devices.protocol import Device, HoldExpired, Launch, Stream
+from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
+from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.measuring.bound import CYCLE_SEED
 from pytest_gpumem.measuring.idle import middle_mean
 from pytest_gpumem.measuring.samplers.held import held
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -35,15 +39,23 @@ L2_PASSES = 16
 """Times that one launch reads such an array: all but the first from L2."""
 READINGS = 24
 """Batches of each read, one launch for each array, and readings of the idle launch."""
+LATENCY_MULTIPLES = 2
+"""Times the size of L2 that the nodes of a pointer chase have: what is read before evicts them."""
+LATENCY_STEPS = 4000
+"""Nodes of one walk; each walk goes on where the one before ended. The launch itself is a thousandth of it."""
 DIGITS = 16
 """Hexadecimal digits that name the source of the kernels."""
 
 
-def read_controls(device: Device) -> Controls:
+def read_controls(device: Device, *, latency: bool = True) -> Controls:
     """Read all controls; everything that it allocates is freed. Its clocks must be up.
 
+    Args:
+        device: whose.
+        latency: that of DRAM too, which stays what it is while a card is in use.
+
     Raises:
-        OutOfMemory: less than 20 times the size of L2 is free.
+        OutOfMemory: less than 22 times the size of L2 is free.
         DeviceError: a launch failed.
     """
     arena = Arena(device, seed=0)
@@ -52,7 +64,8 @@ def read_controls(device: Device) -> Controls:
         large = [_launch(device, arena, DRAM_MULTIPLES * device.facts.l2_bytes, 1) for _ in range(DRAM_ARRAYS)]
         small = [_launch(device, arena, device.facts.l2_bytes // L2_PART, L2_PASSES) for _ in range(L2_ARRAYS)]
         idle = _launch(device, arena, TILE_BYTES, 0)
-        for launch in (*large, *small, idle):  # compiles and loads, which waits for the device: nothing may be held then
+        walk = [_walk(device, arena, stream)] if latency else []
+        for launch in (*large, *small, idle, *walk):  # compiles and loads, which waits for the device: nothing may be held then
             device.launch(launch, stream)
         device.synchronize(stream)
         device.settle()
@@ -60,6 +73,8 @@ def read_controls(device: Device) -> Controls:
             dram=_reading(device, stream, large),
             l2=_reading(device, stream, small),
             launch=_reading(device, stream, [idle]),
+            # Last: the reads before it have evicted the nodes from L2.
+            latency=_reading(device, stream, walk) / LATENCY_STEPS if walk else None,
             source=_source(),
         )
     finally:
@@ -68,7 +83,7 @@ def read_controls(device: Device) -> Controls:
 
 def _source() -> str:
     """Digest of what is read: readings of other kernels, or of other arrays, do not compare."""
-    sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES)
+    sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES, LATENCY_MULTIPLES, LATENCY_STEPS)
     return hashlib.sha256(f"{fingerprint(SOURCE)} {sizes}".encode()).hexdigest()[:DIGITS]
 
 
@@ -89,6 +104,15 @@ def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
     # The idle launch has a full grid, like what is measured.
     call = Call(facts, {"passes": passes}, None if passes else 2 * device.facts.sm_count)
     return Launch(CONTROL_READ, call, CONTROL_READ.shape(device.facts, call), {"a": a.allocation, "sums": sums.allocation})
+
+
+def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
+    """A pointer chase over nodes that L2 does not hold, on from wherever the walk before it ended."""
+    nodes, out = _array(arena, LATENCY_MULTIPLES * device.facts.l2_bytes), _array(arena, 4)
+    device.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream)
+    kernel = CATALOGUE["chase_onward"]
+    call = Call({name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("nodes", nodes), ("out", out))}, {"steps": LATENCY_STEPS}, None)
+    return Launch(kernel, call, kernel.shape(device.facts, call), {"nodes": nodes.allocation, "out": out.allocation})
 
 
 def _array(arena: Arena, nbytes: int) -> Buffer:

@@ -253,13 +253,13 @@ class GpuSession:
         asked = bool(self.baseline.processes) or self.settings.save or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
         return asked and not self.ranges.tool_attached()
 
-    def _controls(self) -> Controls | None:
+    def _controls(self, *, latency: bool = True) -> Controls | None:
         """Control readings where something is compared or stored; None else, and where the device cannot take them."""
         if not self.reads_controls:
             return None
         try:
             self.conductor.ready()
-            return read_controls(self.device)
+            return read_controls(self.device, latency=latency)
         except DeviceError:  # such as too little free memory; what else is wrong the measurements will tell
             return None
 
@@ -268,7 +268,7 @@ class GpuSession:
         if "taken" not in self.__dict__ or self.taken.controls is None or self._device is None:
             return
         with exclusive(self.facts):
-            end = self._controls()
+            end = self._controls(latency=False)
         for kind, log in (changed(self.taken.controls, end) if end is not None else {}).items():
             if (share := abs(math.expm1(log))) > LIMIT:
                 said = (

@@ -107,6 +107,8 @@ class Controls:
     """Seconds of a read from L2; None where it was not measured."""
     launch: float | None = None
     """Seconds between two events with an idle launch between them; None where it was not measured."""
+    latency: float | None = None
+    """Seconds of one of many dependent accesses to DRAM: cards of one model come with different memory; None where it was not measured."""
     source: str = ""
     """Which control kernels, as a digest of their source and of the arrays that they read: readings of others do not compare."""
 

@@ -16,6 +16,7 @@ from pytest_gpumem.verdicts.finding import Finding, change, counted
 from pytest_gpumem.verdicts.limits import absolute, physical
 from pytest_gpumem.verdicts.paging import paging
 from pytest_gpumem.verdicts.screen import allowed, compared, difference, judge_change, judge_gain, limit_name
+from pytest_gpumem.verdicts.sorts import another_sort, of_this_sort
 from pytest_gpumem.verdicts.suite import ALONE, Family
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.UNRELIABLE, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.NO_BASELINE, Outcome.PASS)
@@ -52,7 +53,8 @@ def judge(
         return _verdict(Outcome.UNRELIABLE, f"{', '.join(doubts)}: no limit was judged", None, facts, strict)
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
     past = [m for m in past if m.mode == measurement.mode and not m.profiled]
-    alike = [m for m in past if how(m) == how(measurement)]
+    of_any_sort = [m for m in past if how(m) == how(measurement)]
+    alike = of_this_sort(measurement, of_any_sort)
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts), *paging(measurement, limits)]
     claim = None
     if limits.faster_than is not None:
@@ -74,7 +76,9 @@ def judge(
             findings += [_same_work(measurement, alike[-1], gain)] if gain is not None else []
     elif limits.max_regression is not None:
         name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
-        if past:
+        if of_any_sort:
+            findings.append(Finding(Outcome.INCONCLUSIVE, f"{name} cannot be decided: {another_sort(measurement, of_any_sort)}"))
+        elif past:
             # What changed how a test is measured may have made it slower too, such as a new synchronisation.
             changed = f"its rows are {', '.join(how(past[-1]))}; this one is {', '.join(how(measurement))}"
             findings.append(Finding(Outcome.SUSPECT, f"{name} cannot be judged, the measurement itself has changed: {changed}"))

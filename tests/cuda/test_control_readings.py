@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
+from pytest_gpumem.verdicts.sorts import APART
 
 
 def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
@@ -16,6 +17,15 @@ def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: 
     pairs = [changed(read_controls(device), read_controls(device)) for _ in range(5)]
     for kind in ("dram", "l2"):
         assert statistics.median(abs(pair[kind]) for pair in pairs) < 0.01, kind
+
+
+def test_the_latency_of_dram_is_far_steadier_than_what_sets_cards_apart(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+    warm = device_buffer(1 << 20)
+    gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))
+    found = [latency for _ in range(5) if (latency := read_controls(warm.device).latency) is not None]
+    assert len(found) == 5
+    assert all(200e-9 < latency < 1200e-9 for latency in found)
+    assert max(found) < (1 + APART / 3) * min(found)
 
 
 def test_each_reading_is_of_its_memory(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:

@@ -48,7 +48,7 @@ class Drifting:
     def __init__(self, *factors: float) -> None:
         self._factors = list(factors)
 
-    def __call__(self, device: object) -> Controls:
+    def __call__(self, device: object, **_: object) -> Controls:
         factor = self._factors.pop(0)
         return Controls(dram=60e-6 * factor, l2=20e-6, launch=3e-6, source="1")
 
@@ -93,7 +93,7 @@ def test_a_device_that_is_not_that_of_the_baseline_is_unreliable(
 def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_gpumem.devices.protocol import OutOfMemory
 
-    def full(device: object) -> Controls:
+    def full(device: object, **_: object) -> Controls:
         raise OutOfMemory("full")
 
     pytester.makepyfile(COPY)
@@ -112,7 +112,7 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
         from pytest_gpumem.records.measurement import Controls
 
         readings = iter([1.0, 1.05])
-        session.read_controls = lambda device: Controls(dram=60e-6 * next(readings), source="1")
+        session.read_controls = lambda device, **_: Controls(dram=60e-6 * next(readings), source="1")
         """
     )
     pytester.makepyfile(COPY)
@@ -122,7 +122,7 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
 
 
 class DriftingL2(Drifting):
-    def __call__(self, device: object) -> Controls:
+    def __call__(self, device: object, **_: object) -> Controls:
         return Controls(dram=60e-6, l2=20e-6 * self._factors.pop(0), launch=3e-6, source="1")
 
 

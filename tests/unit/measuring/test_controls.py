@@ -30,6 +30,10 @@ def test_each_reading_is_what_it_is_named_for(name: str) -> None:
     # Faster than DRAM could give as many bytes.
     assert L2_PASSES * facts.l2_bytes / L2_PART / controls.l2 > 1.1 * of_dram
     assert 1e-6 < controls.launch < 10e-6
+    # DRAM's, not that of L2, which answers in some 200 ns here.
+    assert controls.latency is not None
+    assert 300e-9 < controls.latency < 600e-9
+    assert read_controls(device, latency=False).latency is None
 
 
 def test_two_readings_agree_far_within_what_is_taken_for_a_drift() -> None:
@@ -101,7 +105,7 @@ def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device, "hold", holding)
     monkeypatch.setattr(device, "synchronize", expired)
     assert read_controls(device).dram is not None
-    assert len(held) == 6  # one hold for each of the three readings, and the note that it expired
+    assert len(held) == 8  # one hold for each of the four readings, and the note that it expired
 
 
 def test_the_kernel_sums_tile_by_tile() -> None:
