@@ -309,9 +309,13 @@ class SweepHooks:
             else:
                 self._notes.append(f"--gpumem-l2-sweep-map: wrote {path}")
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for line in self._lines(terminalreporter):
-            terminalreporter.write_line(line)
+    @pytest.hookimpl(wrapper=True, trylast=True)  # as the table of rows
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for line in self._lines(terminalreporter):
+                terminalreporter.write_line(line)
 
     def _lines(self, writer: pytest.TerminalReporter) -> Iterator[str]:
         width, colour = writer._tw.fullwidth, writer._tw.hasmarkup

@@ -6,7 +6,7 @@ In the xdist controller, not in its workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +86,14 @@ class OutputHooks:
         else:
             self._notes.append(f"{option}: wrote {path}")
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)  # as the table of rows
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._summary(terminalreporter)
+
+    def _summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for note in self._notes:
             terminalreporter.write_line(note)
         # A run under a profiler judges nothing; the verdicts of a gate's screen are not the last ones.

@@ -179,8 +179,16 @@ class TerminalHooks:
             tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
             yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.baseline_folder))} --reason '...'"
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        session, writer = self._session, terminalreporter
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        # Below pytest-benchmark's table, which is as long and says nothing of verdicts; also where its own comparison ends in an error.
+        try:
+            yield
+        finally:
+            self._summary(terminalreporter)
+
+    def _summary(self, writer: pytest.TerminalReporter) -> None:
+        session = self._session
         rows = list(session.rows)
         if not rows and not self._notes:
             return

@@ -73,3 +73,16 @@ def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(py
     result = gpumem(f"{option}=nowhere/out")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: gpumem: {option}: *nowhere/out: there is no folder *nowhere"])
+
+
+def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_comparison_fails(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    gpumem("--benchmark-save=before", "-k", "fine")
+    (pytester.path / "test_it.py").write_text(TESTS.replace("1 << 20", "1 << 24"))
+    result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-markdown=out.md")
+    assert result.ret != pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 measured (simulated): 1 FAIL, 1 PASS", "--gpumem-markdown: wrote *"]
+    )
