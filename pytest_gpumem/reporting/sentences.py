@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import kernel_formula
@@ -20,12 +20,13 @@ def usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
     return most[0][0] if most else None
 
 
-def sentences(rows: Sequence[Row], facts: DeviceFacts, *, notes: bool, short: bool = False) -> list[str]:
+def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[str], notes: bool, short: bool = False) -> list[str]:
     """The sentences under a table, without full stops.
 
     Args:
         rows: in the order in which they are shown.
         facts: the device that was measured.
+        columns: the headings that the table has.
         notes: spell out what each measurement notes, else say only how many there are.
         short: the table says "sim" for simulated.
     """
@@ -36,7 +37,9 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, notes: bool, short: bo
     if usual is not None:
         others = any(r.measurement is not None and (r.measurement.mode, r.measurement.sampler) != usual for r in rows)
         how = f"{usual[0]}, sampler {usual[1]}{' where not said otherwise' if others else ''}"
-        text.append(f"{how}; noise is half of the 95 % interval over placements")
+        text.append(f"{how}; noise is half of the 95 % interval over placements" if "noise" in columns else how)
+    if "bandwidth" in columns and any(r.measurement is not None and r.measurement.asked_bandwidth is not None for r in rows):
+        text.append("asked: by the threads, over and over; caches and memory serve it together")
     resolvable = [row.verdict.comparison.resolvable for row in rows if row.verdict.comparison is not None]
     if resolvable:
         best, worst = format_share(min(resolvable)), format_share(max(resolvable))

@@ -109,7 +109,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     look, columns = _fitting([line for line in lines if line.cells is not None], width)
     drawn = lines_as_text(_drawn(lines, look, columns, width), width, colour)
     short = look.short_verdict and any(line.cells is not None and ", simulated" in line.cells.verdict for line in lines)
-    said = sentences(rows, facts, notes=notes, short=short)
+    said = sentences(rows, facts, columns=[heading for heading, _ in columns], notes=notes, short=short)
     return "\n".join([drawn, *(line for sentence in said for line in wrapped(sentence, width))])
 
 

@@ -83,6 +83,19 @@ def test_columns_give_way_as_the_terminal_narrows(width: int, columns: list[str]
     assert max(map(len, lines[:3])) <= width
     assert ("#" in lines[2]) == (width == 110)
     assert ("[+12.01, +12.66]" in lines[2]) == (width > 50)
+    # What is under the table speaks of no column that it does not have.
+    assert any("noise is half" in line for line in lines) == ("noise" in columns)
+
+
+@pytest.mark.parametrize("width", [100, 50])
+def test_bandwidth_that_threads_ask_for_is_explained_where_it_is_shown(width: int, facts: DeviceFacts, make_row: MakeRow) -> None:
+    lines = draw([make_row(requested=2**40, comparison=COMPARISON)], facts, width)
+    assert (
+        any(line.startswith("asked: by the threads") for line in lines)
+        == any(line.startswith("test_triad") and "/s asked" in line for line in lines)
+        == (width == 100)
+    )
+    assert not any(line.startswith("asked:") for line in draw([make_row()], facts, width))
 
 
 def test_rows_of_one_test_stand_under_its_name(facts: DeviceFacts, make_row: MakeRow) -> None:
