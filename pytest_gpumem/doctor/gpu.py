@@ -61,7 +61,7 @@ def identity(machine: Machine, facts: DeviceFacts | None, reason: str, card: Car
         remedy = "name an instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them; nvidia-smi mig makes them)"
         yield Check("GPU", Status.FAILURE, f"{reason}; {card.name} is in MIG mode", remedy)
     else:
-        yield Check("GPU", Status.FAILURE, reason, "mend the line above, or CuPy; until then tests run on the simulated device")
+        yield Check("GPU", Status.FAILURE, reason, "see the lines of driver and CuPy; until then tests run on the simulated device")
 
 
 def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unseen: str) -> Check:

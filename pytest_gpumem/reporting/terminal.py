@@ -88,7 +88,7 @@ def _device(facts: DeviceFacts) -> str:
 
 def _software(facts: DeviceFacts) -> str:
     if facts.simulated:
-        return "a model: no driver, no clocks, no MIG, no MPS"
+        return "a model: no driver, no MIG, no MPS"
     parts = [
         f"driver {facts.driver or 'unknown'}",
         f"CUDA {facts.cuda or 'unknown'}",

@@ -53,7 +53,7 @@ def test_a_run_spends_its_total_and_says_so(pytester: pytest.Pytester, gpumem: R
     result = gpumem("--gpumem-budget=2 s total")
     result.assert_outcomes(passed=4)
     assert 1.8 < spent(result) < 2.1
-    result.stdout.fnmatch_lines(["budget: * of 2.000 s spent on measuring*"])
+    result.stdout.fnmatch_lines(["budget: * of 2.000 s spent on measuring, of simulated time*"])
 
 
 def test_the_cost_in_the_baseline_decides(pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]) -> None:
@@ -94,7 +94,7 @@ def test_what_no_budget_can_prevent_is_said(pytester: pytest.Pytester, gpumem: R
     result = gpumem("--gpumem-budget=1 ms total")
     result.assert_outcomes(passed=2)
     assert spent(result) > 1e-3
-    result.stdout.fnmatch_lines(["budget: * of 1.000 ms spent on measuring: a measurement ends the samples*"])
+    result.stdout.fnmatch_lines(["budget: * of 1.000 ms spent on measuring, of simulated time: a measurement ends the samples*"])
 
 
 def test_xdist_with_a_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
