@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -14,10 +15,13 @@ from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apar
 from pytest_gpumem.units import format_share, format_time
 from pytest_gpumem.verdicts.finding import bounds, change, counted
 
-_HEADINGS = ("base", "head", "change", "between (99.9 % below, 99 % above)", "resolves")
+_HEADINGS = ("base", "head", "change", "between", "resolves")
+_BETWEEN = _HEADINGS.index("between")
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
 _GAP = 2
 _LEAST_NAME = 16
+_TELLING_NAME = 28
+"""Columns that a name gets before the interval gives way."""
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
@@ -45,8 +49,14 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
     names, figures = names_of(compared.rows), [_figures(pair) for pair in compared.pairs]
     shown = [column for column in range(len(_HEADINGS)) if any(row[column] for row in figures)]
     verdicts = [_outcome(pair) for pair in compared.pairs]
-    taken = sum(max(len(_HEADINGS[column]), *(len(row[column]) for row in figures)) + _GAP for column in shown)
-    room = max(_LEAST_NAME, width - taken - max(map(len, verdicts)) - _GAP)
+    room = _room(shown, figures, verdicts, width)
+    if room < min(_TELLING_NAME, max(map(len, names))):
+        verdicts = [verdict.replace(", simulated", " (sim)") for verdict in verdicts]
+        room = _room(shown, figures, verdicts, width)
+    if room < min(_TELLING_NAME, max(map(len, names))) and _BETWEEN in shown:
+        shown.remove(_BETWEEN)
+        room = _room(shown, figures, verdicts, width)
+    room = max(_LEAST_NAME, room)
     drawn = ruled()
     drawn.add_column("test", no_wrap=True)
     for column in shown:
@@ -55,7 +65,14 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
     for name, row, verdict, pair in zip(shortened_apart(names, room), figures, verdicts, compared.pairs, strict=True):
         style = _STYLES.get(pair.row.verdict.outcome, "yellow")
         drawn.add_row(Text(name), *(Text(row[column]) for column in shown), Text(verdict, style=style))
-    return drawn_as_text(drawn, width, colour)
+    told = drawn_as_text(drawn, width, colour)
+    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99 % above" if _BETWEEN in shown else told
+
+
+def _room(shown: Sequence[int], figures: Sequence[Sequence[str]], verdicts: Sequence[str], width: int) -> int:
+    """Columns that these and the verdicts leave to the names."""
+    taken = sum(max(len(_HEADINGS[column]), *(len(row[column]) for row in figures)) + _GAP for column in shown)
+    return width - taken - max(map(len, verdicts)) - _GAP
 
 
 def _figures(pair: Pair) -> tuple[str, ...]:

@@ -44,6 +44,12 @@ def shortened(name: str, width: int, *, share: float = _SHARES[0]) -> str:
             if len(without) <= width:
                 return without
         return shortened(test, width, share=share)
+    return _without_middle(name, width, share)
+
+
+def _without_middle(name: str, width: int, share: float) -> str:
+    if len(name) <= width:
+        return name
     room = width - len(_CUT)
     end = round(room * share)
     head, tail = _between_words(name, room, end) or (room - end, end)
@@ -51,11 +57,11 @@ def shortened(name: str, width: int, *, share: float = _SHARES[0]) -> str:
 
 
 def shortened_apart(names: Sequence[str], width: int) -> list[str]:
-    """Names of one list as `shortened` gives them, cut elsewhere where two of them would look the same."""
+    """Names of one list as `shortened` gives them, cut elsewhere, or with their file, where two of them would look the same."""
     wanted = len(set(names))
-    every = ([shortened(name, width, share=share) for name in names] for share in _SHARES)
-    first = next(every)
-    return first if len(set(first)) == wanted else next((cut for cut in every if len(set(cut)) == wanted), first)
+    first = [shortened(name, width) for name in names]
+    others = ([cut(name, width, share=share) for name in names] for cut in (shortened, _without_middle) for share in _SHARES)
+    return first if len(set(first)) == wanted else next((cut for cut in others if len(set(cut)) == wanted), first)
 
 
 def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:

@@ -39,6 +39,12 @@ def test_names_of_one_list_are_cut_where_they_are_alike() -> None:
     assert shortened_apart(names, 24) == [shortened(name, 24) for name in names]
 
 
+def test_names_that_differ_by_their_file_alone_keep_some_of_it() -> None:
+    names = [f"tests/test_{file}.py::test_prefetch_pays_for_all[faulting]" for file in "ab"]
+    assert len(set(shortened_apart(names, 30))) == 2
+    assert all(len(name) <= 30 for name in shortened_apart(names, 30))
+
+
 def test_names_that_no_cut_tells_apart_stay_short() -> None:
     names = [f"test_{'a' * 40}{letter}{'b' * 40}" for letter in "xy"]
     assert all(len(name) == 20 for name in shortened_apart(names, 20))
