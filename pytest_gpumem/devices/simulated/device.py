@@ -413,7 +413,7 @@ class SimulatedDevice:
         if start - self._busy_until > _IDLE:
             self._noise.rest()
         seconds = self._timing.kernel(work, window)
-        seconds *= self._noise.placement(work.addresses, work.footprint) * self._noise.sample(seconds) * self._noise.warm_up()
+        seconds *= self._noise.placement(work.addresses, work.reach) * self._noise.sample(seconds) * self._noise.warm_up()
         self._busy_until = start + seconds
         return seconds
 

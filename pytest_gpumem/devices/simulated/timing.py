@@ -70,6 +70,8 @@ class Work:
     """Where its memory lies."""
     footprint: float
     """Distinct bytes touched in device memory."""
+    reach: float
+    """Bytes over which they lie: dependent accesses touch lines all over an array."""
     written: float
     """Of them, written."""
     on_chip: float = 0.0
@@ -142,6 +144,7 @@ def work_of(
         dependent_steps=float(dependent_steps) if dependent_steps is not None else steps / threads,
         addresses=tuple(u.allocation.address or u.allocation.host_address for u in gathered),
         footprint=sum(u.footprint for u in local),
+        reach=sum(float(u.allocation.nbytes) if u.dependent else u.footprint for u in local),
         written=sum(u.writes for u in local),
         # A grid of fewer blocks than there are SMs leaves the rest idle.
         on_chip=on_chip_cycles / (max(1, min(shape.blocks, sheet.sm_count)) * sheet.sm_clock),
