@@ -15,6 +15,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +27,12 @@ from pytest_gpumem.duet.errors import DuetError
 
 PREFIX = "gpumem-duet-"
 """Of the temporary folders, by which one that was left behind is found."""
-LOCK, HELD = "lock", "held"
-"""In a temporary folder: the file that its owner locks, and the one that says that it has."""
+MADE = ".gpumem-made-"
+"""Of those that are being made: what is named as above was locked by its owner first."""
+YOUNG = 60.0
+"""Seconds in which a folder that is being made is somebody's."""
+LOCK = "lock"
+"""In a temporary folder: the file that its owner locks."""
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Untracked files that tell one state of a tree from another: code and settings, not what tests write."""
 SAID = 1500
@@ -102,13 +107,15 @@ def _same(here: Path, head: str) -> bool:
 
 def held_folder(stack: ExitStack) -> Path:
     """A temporary folder that is removed at the end; its lock tells others that its owner lives."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    lock = FileLock(folder / LOCK)
+    made = Path(tempfile.mkdtemp(prefix=MADE)).resolve()
+    folder = made.with_name(PREFIX + made.name.removeprefix(MADE))
+    for path in (made, folder):
+        stack.callback(shutil.rmtree, path, ignore_errors=True)
+    lock = FileLock(made / LOCK)
     lock.acquire()
     stack.callback(lock.release)
     # From here on a lock that is free is one of an owner that is gone.
-    (folder / HELD).touch()
+    made.rename(folder)
     return folder
 
 
@@ -125,9 +132,12 @@ def _abandoned(folder: Path) -> bool:
 
 def remove_folders() -> None:
     """Remove the temporary folders of duets that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    place = Path(tempfile.gettempdir())
+    for folder in (*place.glob(f"{PREFIX}*"), *place.glob(f"{MADE}*")):
         with suppress(OSError):  # another user's
-            if (folder / HELD).exists() and folder.stat().st_uid == os.getuid() and _abandoned(folder):
+            about = folder.stat()
+            young = folder.name.startswith(MADE) and time.time() - about.st_mtime < YOUNG
+            if folder.is_dir() and not young and about.st_uid == os.getuid() and _abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.duet.errors import DuetError
-from pytest_gpumem.duet.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
+from pytest_gpumem.duet.worktree import MADE, PREFIX, Side, moved_path, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -191,15 +191,17 @@ def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: P
         "with ExitStack() as stack: (held_folder(stack) / 'process-1').mkdir(); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == -9
-    # One that is being made has no owner yet; a journal is no folder.
-    (tmp_path / f"{PREFIX}young").mkdir()
+    # One that is being made has no owner yet, for a while; a journal is no folder.
+    (tmp_path / f"{MADE}young").mkdir()
+    (tmp_path / f"{MADE}old").mkdir()
+    os.utime(tmp_path / f"{MADE}old", (1e9, 1e9))
     (tmp_path / f"{PREFIX}0-1.jsonl").touch()
     killed = set(temporary(tmp_path / "new"))
     with two_sides("../old", None, tmp_path / "new"):
-        assert len(killed & set(temporary(tmp_path / "new"))) == 2
+        assert len(killed & set(temporary(tmp_path / "new"))) == 1
         with two_sides("../old", None, tmp_path / "new"):
             assert len(set(temporary(tmp_path / "new")) - killed) == 2
-    assert {path.name for path in temporary(tmp_path / "new")} == {f"{PREFIX}young", f"{PREFIX}0-1.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "new", f"{MADE}young", f"{PREFIX}0-1.jsonl"}
 
 
 @pytest.fixture
