@@ -99,7 +99,8 @@ class TerminalHooks:
         ledger = self._session.ledger
         if ledger is None or not ledger.spent:
             return None
-        spent = f"budget: {format_time(ledger.spent)} of {format_time(ledger.total)} spent on measuring{', of simulated time' * self._session.facts.simulated}"
+        clock = ", of simulated time" if self._session.facts.simulated else ""
+        spent = f"budget: {format_time(ledger.spent)} of {format_time(ledger.total)} spent on measuring{clock}"
         if ledger.spent <= ledger.total:
             return spent
         return f"{spent}: a measurement ends the samples it has begun, and takes its least ones and its checks however short its share"
