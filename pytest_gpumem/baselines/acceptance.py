@@ -19,7 +19,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
 
     Accepted are rows of tests that passed, judged PASS, or NO BASELINE where theirs is the first. INCONCLUSIVE is accepted only while
     the row's baseline is forming and the measured change does not exceed half of what is allowed: a small baseline is often
-    too small to decide, and could otherwise never grow.
+    too small to decide, and could otherwise never grow; and where this is the baseline's first process of its sort of card.
     """
     measurement, verdict = row.measurement, row.verdict
     if measurement is None:
@@ -32,7 +32,8 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return why
     if verdict.comparison is not None and verdict.comparison.low > 0 and verdict.outcome is not Outcome.FAIL:
         return f"it is slower than the baseline by {verdict.comparison.delta:.2%}, which accepting would make the new normal"
-    if verdict.outcome in (Outcome.PASS, Outcome.NO_BASELINE) or (verdict.outcome is Outcome.INCONCLUSIVE and _forming(row)):
+    undecided = verdict.outcome is Outcome.INCONCLUSIVE and (verdict.another_sort or _forming(row))
+    if verdict.outcome in (Outcome.PASS, Outcome.NO_BASELINE) or undecided:
         return None
     return f"{verdict.outcome.value}: {verdict.reason}"
 

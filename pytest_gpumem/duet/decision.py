@@ -58,9 +58,10 @@ def flagged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _not_compared(row: Row) -> bool:
-    """Whether the screen could not hold a row to its limit: it is now measured in another way, such as another kernel, or the conditions
-    forbade it."""
-    return row.verdict.outcome in (Outcome.SUSPECT, Outcome.UNRELIABLE) and row.limits.max_regression is not None
+    """Whether the screen could not hold a row to its limit: it is now measured in another way, such as another kernel, or on another sort
+    of card, or the conditions forbade it."""
+    doubted = row.verdict.outcome in (Outcome.SUSPECT, Outcome.UNRELIABLE)
+    return row.verdict.another_sort or (doubted and row.limits.max_regression is not None)
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:

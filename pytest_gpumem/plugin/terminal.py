@@ -25,8 +25,9 @@ from pytest_gpumem.reporting.plots.history import Past
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
-from pytest_gpumem.verdicts.judge import is_failure
+from pytest_gpumem.verdicts.judge import how, is_failure
 from pytest_gpumem.verdicts.screen import allowed, compare
+from pytest_gpumem.verdicts.sorts import of_this_sort
 
 
 def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
@@ -39,11 +40,13 @@ def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -
     """
     shares = []
     for key, rows in baseline.rows.items():
-        # What a run in the newest one's mode would be compared with.
+        # What a run like the newest one, on its sort of card, would be compared with.
         measurements = baseline.history(key, rows[-1].measurement.mode).measurements if rows else ()
         if measurements:
-            run = replace(measurements[-1], further=measurements[-1].further[: processes - 1])
-            shares.append(compare(run, measurements, allowed(max_regression, measurements)).resolvable)
+            newest = measurements[-1]
+            alike = of_this_sort(newest, [past for past in measurements if how(past) == how(newest)])
+            run = replace(newest, further=newest.further[: processes - 1])
+            shares.append(compare(run, alike, allowed(max_regression, alike)).resolvable)
     return min(shares, default=None)
 
 

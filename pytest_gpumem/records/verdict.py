@@ -14,7 +14,7 @@ class Outcome(str, Enum):
     SUSPECT = "SUSPECT"
     """The screen flags a slow-down that is not beyond doubt: a warning."""
     INCONCLUSIVE = "INCONCLUSIVE"
-    """The noise hides a slow-down of the size asked about."""
+    """The noise hides a slow-down of the size asked about, or the baseline is of another sort of card."""
     UNRELIABLE = "UNRELIABLE"
     """The conditions (throttling, a profiler) forbid a judgement."""
     NO_BASELINE = "NO BASELINE"
@@ -63,3 +63,5 @@ class Verdict:
     """Every verdict about a simulated device says so."""
     fails: bool = False
     """The test fails by it, whatever the outcome: a claim of the test that does not hold beyond its interval."""
+    another_sort: bool = False
+    """Its max_regression could not be judged, because all of the baseline's cards are of another sort than this one."""

@@ -56,7 +56,7 @@ def judge(
     of_any_sort = [m for m in past if how(m) == how(measurement)]
     alike = of_this_sort(measurement, of_any_sort)
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts), *paging(measurement, limits)]
-    claim = None
+    claim, apart = None, False
     if limits.faster_than is not None:
         claim = beats(measurement, Claim.parse(limits.faster_than), limits.origin.get("faster_than", "limit"), siblings or {})
         findings += [claim] if claim is not None else []
@@ -77,6 +77,7 @@ def judge(
     elif limits.max_regression is not None:
         name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
         if of_any_sort:
+            apart = True
             findings.append(Finding(Outcome.INCONCLUSIVE, f"{name} cannot be decided: {another_sort(measurement, of_any_sort)}"))
         elif past:
             # What changed how a test is measured may have made it slower too, such as a new synchronisation.
@@ -94,7 +95,7 @@ def judge(
     told = [f for f in findings if f.outcome is not Outcome.PASS] or findings
     told.sort(key=lambda f: _WORST_FIRST.index(f.outcome))
     fails = claim is not None and claim.outcome is not Outcome.PASS
-    return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict, fails=fails)
+    return _verdict(outcome, "; ".join(f.sentence for f in told), comparison, facts, strict, fails=fails, another_sort=apart)
 
 
 def _drifted(drift: Drift) -> str:
@@ -136,11 +137,18 @@ def is_failure(verdict: Verdict, strict: bool) -> bool:
 
 
 def _verdict(
-    outcome: Outcome, reason: str, comparison: Comparison | None, facts: DeviceFacts, strict: bool, *, fails: bool = False
+    outcome: Outcome,
+    reason: str,
+    comparison: Comparison | None,
+    facts: DeviceFacts,
+    strict: bool,
+    *,
+    fails: bool = False,
+    another_sort: bool = False,
 ) -> Verdict:
     if strict and outcome not in (Outcome.PASS, Outcome.FAIL):
         reason += " (strict: this fails)"
-    return Verdict(outcome, reason, comparison, fails=fails, simulated=facts.simulated)
+    return Verdict(outcome, reason, comparison, fails=fails, simulated=facts.simulated, another_sort=another_sort)
 
 
 def unreliable(measurement: Measurement) -> Iterator[str]:

@@ -11,7 +11,7 @@ from stored_rows import row
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
 from pytest_gpumem.plugin.terminal import resolvable
-from pytest_gpumem.records.measurement import Repeat
+from pytest_gpumem.records.measurement import Controls, Repeat, Taken
 from pytest_gpumem.verdicts.screen import compare
 
 
@@ -36,6 +36,22 @@ def test_the_header_resolves_what_rows_under_the_runs_limit_do(limit: str | None
     of_two_processes = resolvable(baseline, limit, 2)
     assert of_two_processes is not None
     assert of_two_processes < of_a_row
+
+
+def test_what_other_cards_and_samplers_measured_makes_nothing_resolved() -> None:
+    """A run is not compared with it."""
+    baseline = _baseline()
+    (rows,) = baseline.rows.values()
+
+    def read(seconds: float) -> Taken:
+        return Taken("2026-11-01T00:00:00+00:00", None, Controls(latency=seconds, source="1"))
+
+    for unlike in ({"taken": read(353e-9)}, {"sampler": "host"}):
+        newest = replace(rows[-1], measurement=replace(rows[-1].measurement, taken=read(340e-9)))
+        others = tuple(replace(one, measurement=replace(one.measurement, **unlike)) for one in rows[:-1])
+        alone = resolvable(Baseline({newest.key: (newest,)}), "5%", 1)
+        assert alone is not None
+        assert resolvable(Baseline({newest.key: (*others, newest)}), "5%", 1) == alone
 
 
 def test_an_empty_baseline_resolves_nothing() -> None:

@@ -241,10 +241,11 @@ def test_what_never_enters(tmp_path: Path, refused: Row, why: str) -> None:
         row(outcome=Outcome.NO_BASELINE),
         row(verdict=change(0.004, 1), limits=Limits(max_regression="1%")),
         row(verdict=change(-0.10, 2), limits=Limits(max_regression="1%")),
+        row(verdict=Verdict(Outcome.INCONCLUSIVE, "another sort", another_sort=True), limits=Limits(max_regression="1%")),
     ],
 )
 def test_what_enters(tmp_path: Path, accepted: Row) -> None:
-    """INCONCLUSIVE too, while processes are too few to decide: else they would stay too few for ever."""
+    """INCONCLUSIVE too, while processes of this sort of card are too few to decide: else they would stay too few for ever."""
     store = Store(tmp_path, H100)
     saved = store.save([accepted, row("test_slow", outcome=Outcome.FAIL)], "abc")
     assert saved.accepted == (accepted,)

@@ -13,8 +13,9 @@ from result_files import H100, Folder
 
 from pytest_gpumem.baselines.store import Store, accept
 from pytest_gpumem.compare import pairs
+from pytest_gpumem.compare.pairs import compare_sides
 from pytest_gpumem.compare.sides import side
-from pytest_gpumem.records.measurement import Conditions, Limits, Repeat
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Repeat, Taken
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge as judging
 from pytest_gpumem.verdicts.suite import Family
@@ -229,6 +230,28 @@ def test_stock_files_one_a_side_decide_nothing(folder: Folder, compare: Compare)
     folder.stock("slow.json", {"test_a.py::test": 3e-3})
     slow = compare("a.json", "slow.json", "--max-regression", "50%")
     assert (slow.exit_code, slow.stdout.splitlines()[-1]) == (0, "1 row: 1 SUSPECT")
+
+
+def test_heads_of_two_sorts_of_cards_are_not_averaged(folder: Folder, compare: Compare) -> None:
+    """Unchanged code that takes another time on the other sort would hide half of a slow-down, or look like half of one."""
+
+    def write(name: str, latency: float, access: float, day: int) -> None:
+        row = folder.row(latency)
+        assert row.measurement is not None
+        taken = Taken(f"2026-11-{day:02}T10:00:00+00:00", f"GPU-{access}", Controls(latency=access, source="1"))
+        folder.write(name, [replace(row, measurement=replace(row.measurement, taken=taken))])
+
+    for index in range(6):
+        write(f"base{index}.json", 268e-6, 340e-9, 1 + index)
+        write(f"head{index}.json", 268e-6 * (1.0 if index % 2 else 1.1), 340e-9 if index % 2 else 353e-9, 10 + index)
+    (row,) = compare_sides(side(str(folder.path / "base*.json")), side(str(folder.path / "head*.json")), "5%", force=False).rows
+    assert row.measurement is not None
+    assert row.measurement.taken is not None
+    assert row.measurement.taken.controls is not None
+    assert len(row.measurement.further) == 2
+    same = row.measurement.taken.controls.latency == 340e-9
+    assert row.verdict.outcome is (Outcome.PASS if same else Outcome.INCONCLUSIVE)
+    assert row.verdict.another_sort is not same
 
 
 def test_several_stock_files_decide(folder: Folder, compare: Compare) -> None:

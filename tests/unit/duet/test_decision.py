@@ -57,6 +57,18 @@ def test_what_is_measured_in_another_way_than_the_baseline_is_for_the_duet_to_de
     assert decided(changed, a=Judged(None, "the sampler has changed")).rows[0].verdict.outcome is Outcome.SUSPECT
 
 
+def test_what_another_sort_of_card_kept_the_screen_from_judging_is_for_the_duet_to_decide() -> None:
+    """All of a baseline may be of the other sort: without a duet a gate would be green whatever the change does."""
+    undecided = row(Outcome.INCONCLUSIVE, delta=None)
+    undecided = replace(undecided, verdict=replace(undecided.verdict, another_sort=True))
+    assert open_to_a_duet([undecided], H100, strict=False) == [undecided]
+    assert decided(undecided, a=FAILED).code == RED
+    cleared = decided(undecided, strict=True, a=PASSED)
+    assert (cleared.code, cleared.rows[0].verdict.outcome) == (FINE, Outcome.PASS)
+    # A claim that cannot be decided is none of the duet's.
+    assert flagged([row(Outcome.INCONCLUSIVE, delta=None)]) == []
+
+
 def test_what_conditions_kept_the_screen_from_judging_is_for_the_duet_to_decide() -> None:
     """A slow-down under throttling would be green."""
     throttled = row(Outcome.UNRELIABLE, delta=None)

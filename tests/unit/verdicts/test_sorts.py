@@ -35,6 +35,7 @@ def test_unchanged_code_on_another_sort_of_card_is_no_slow_down(bench: Any, h100
     verdict = judged(bench, h100, OTHER, SEEN)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.comparison is None
+    assert verdict.another_sort
     assert "max_regression 1% (marker) cannot be decided: this card, or its clock, is of another sort" in verdict.reason
     assert "its DRAM answers in 353.0 ns, theirs in 340.0 ns" in verdict.reason
 
@@ -42,6 +43,7 @@ def test_unchanged_code_on_another_sort_of_card_is_no_slow_down(bench: Any, h100
 def test_what_the_baseline_has_of_this_sort_is_what_counts(bench: Any, h100: DeviceFacts) -> None:
     verdict = judged(bench, h100, OTHER, SEEN, OTHER)
     assert verdict.outcome is Outcome.FAIL
+    assert not verdict.another_sort
     assert verdict.comparison is not None
     assert verdict.comparison.processes == 20
 
