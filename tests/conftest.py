@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,13 @@ import pytest
 from nvtx_injection import Trace, build
 
 pytest_plugins = ["pytester"]
+
+with suppress(ImportError):  # the memory suite runs without it
+    from hypothesis import settings
+
+    # How long an example takes depends on what else the machine does.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
 
 
 def _with_room(call: Callable[..., Any], /, **arguments: Any) -> Any:

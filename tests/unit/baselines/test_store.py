@@ -517,14 +517,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789.eE-schemadvictrowulsNaInfty ', max_size=60).map(str.encode))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_junk_never_loads_silently(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(BaselineError):
         placed(tmp_path, content).load()
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject) -> None:
     """Cut at any place or with any byte replaced: refused, or white space that says the same."""
     good = tmp_path / "good"
@@ -552,7 +552,7 @@ json_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=Fa
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(tmp_path: Path, data: st.DataObject) -> None:
     """Any value anywhere replaced: refused in one line with the file's name, or a time that a launch can take."""
     good = tmp_path / "good"

@@ -214,7 +214,7 @@ def test_reference_gives_what_is_written_and_changes_nothing(name, dtype):
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"chase", "chase_onward"}))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=st.integers(100, 6000), cut=st.integers(40, 6000), amount=st.integers(1, 33))
 def test_a_prefix_gives_the_prefix_of_the_result(name, size, cut, amount):
     kernel = CATALOGUE[name]

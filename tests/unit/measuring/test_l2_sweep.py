@@ -82,7 +82,7 @@ def table(facts: DeviceFacts, nbytes: int, *, gain: float, busy: float, used: fl
     return latency
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300)
 @given(
     facts=st.sampled_from(GPUS),
     share=st.floats(0.02, 2.0),

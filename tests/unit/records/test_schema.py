@@ -109,7 +109,7 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 @given(rows())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_written_is_read_back_equal(row: Row) -> None:
     text = json.dumps(row_to_json(row), allow_nan=False)
     assert row_from_json(json.loads(text)) == row
@@ -273,7 +273,7 @@ WRITTEN = json.loads(json.dumps(document(H100, [ROW], {"mode": "hot"})))
 
 
 @given(st.sampled_from([p for p in _places(WRITTEN) if p]), json_values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_junk_anywhere_is_refused_or_readable(path: tuple[Any, ...], junk: Any) -> None:
     """Whatever stands in a file: either a `SchemaError`, or a document that can be written again."""
     spoilt = copy.deepcopy(WRITTEN)
