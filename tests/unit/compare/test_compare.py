@@ -244,7 +244,8 @@ def test_heads_of_two_sorts_of_cards_are_not_averaged(folder: Folder, compare: C
     for index in range(6):
         write(f"base{index}.json", 268e-6, 340e-9, 1 + index)
         write(f"head{index}.json", 268e-6 * (1.0 if index % 2 else 1.1), 340e-9 if index % 2 else 353e-9, 10 + index)
-    (row,) = compare_sides(side(str(folder.path / "base*.json")), side(str(folder.path / "head*.json")), "5%", force=False).rows
+    base = side(str(folder.path / "base*.json"))
+    (row,) = compare_sides(base, side(str(folder.path / "head*.json")), "5%", force=False).rows
     assert row.measurement is not None
     assert row.measurement.taken is not None
     assert row.measurement.taken.controls is not None
@@ -252,6 +253,13 @@ def test_heads_of_two_sorts_of_cards_are_not_averaged(folder: Folder, compare: C
     same = row.measurement.taken.controls.latency == 340e-9
     assert row.verdict.outcome is (Outcome.PASS if same else Outcome.INCONCLUSIVE)
     assert row.verdict.another_sort is not same
+    # The figure beside a change is that of the processes that it is against.
+    write("base9.json", 268e-6 * 1.1, 353e-9, 9)
+    write("one.json", 268e-6, 340e-9, 20)
+    (pair,) = compare_sides(side(str(folder.path / "base*.json")), side(str(folder.path / "one.json")), "5%", force=False).pairs
+    assert pair.row.verdict.comparison is not None
+    assert pair.row.verdict.comparison.processes == 6
+    assert pair.base == pytest.approx(268e-6, rel=1e-3)
 
 
 def test_several_stock_files_decide(folder: Folder, compare: Compare) -> None:
