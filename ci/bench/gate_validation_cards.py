@@ -2,8 +2,8 @@
 
     python ci/bench/gate_validation_cards.py
 
-From the records of ci/records that were measured as by default, without a GPU. A card's sort is told by a row that all of them have. The
-latency of DRAM among the controls tells it since (`pytest_gpumem.verdicts.sorts`), which these records do not have.
+From the records of ci/records that were measured as by default, without a GPU. A card's sort is told by a row that all of them have. In
+later records the latency of DRAM among the controls tells it too, and verdicts go by that (`pytest_gpumem.verdicts.sorts`).
 """
 
 from __future__ import annotations

@@ -229,6 +229,7 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
         if (controls := (seen["taken"] or {}).get("controls")) is not None:
             process["controls"] = [controls["dram"] and units(controls["dram"]), controls["l2"] and units(controls["l2"])]
             process["controls"] += [controls["launch"] and units(controls["launch"]), controls["source"]]
+            process["controls"] += [controls["latency"] and units(controls["latency"])]
     return process, {"device": document["device"], "rows": kinds}
 
 

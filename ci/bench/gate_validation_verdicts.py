@@ -129,8 +129,11 @@ class Data:
         if seen is None or kind is None:
             return None
         controls = process.get("controls")
-        # Seconds, or None where a control was not read.
-        read = None if controls is None else Controls(*(one and one * UNIT for one in controls[:3]), source=controls[3])
+        read = None
+        if controls is not None:
+            # Seconds, or None where a control was not read; older records end with the source.
+            dram, l2, launch, latency = (one and one * UNIT for one in (*controls[:3], *(controls[4:] or [None])))
+            read = Controls(dram, l2, launch, latency, source=controls[3])
         return Measurement(
             label="",
             target=kind["target"],
