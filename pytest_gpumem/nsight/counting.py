@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_gpumem.nsight import ncu, running
 from pytest_gpumem.nsight.places import Place, place_of, place_of_row
-from pytest_gpumem.nsight.profile_tests import gpu, selection
+from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
 from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -99,18 +99,11 @@ def count(
 def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Refuse what cannot lead to a count before anything is run."""
     # An ini file's device gives way to a GPU; somebody who names it for this call means it.
-    if (device := environment.get("GPUMEM_DEVICE", "")).startswith("sim"):
-        raise BadCall(f"GPUMEM_DEVICE={device}: {_NO_COUNTERS}")
-    for position, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if name == "--benchmark-json":
-            raise BadCall(
-                "--benchmark-json among pytest's arguments: gpumem traffic reads that file itself; --json FILE writes what it found"
-            )
-        if name == "--gpumem-device":
-            value = value or next(iter(arguments[position + 1 :]), "")
-            if value.startswith("sim"):
-                raise BadCall(f"--gpumem-device {value}: {_NO_COUNTERS}")
+    device, written = named_device(arguments, environment) or ("cuda", "")
+    if device.startswith("sim"):
+        raise BadCall(f"{written}: {_NO_COUNTERS}")
+    if any(argument.partition("=")[0] == "--benchmark-json" for argument in arguments):
+        raise BadCall("--benchmark-json among pytest's arguments: gpumem traffic reads that file itself; --json FILE writes what it found")
 
 
 def _results(results: Path, finished: running.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:

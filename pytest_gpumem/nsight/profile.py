@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import profile_tools, running
-from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, select, selection
+from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
 from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
 
@@ -190,19 +190,15 @@ class _Watched:
 
 def _check(wanted: Wanted, environment: Mapping[str, str]) -> None:
     """Refuse what cannot lead to a report before anything is run."""
+    for argument in wanted.arguments:
+        if argument in ("--collect-only", "--co"):
+            raise BadCall(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
     # An ini file's device gives way to a GPU; somebody who names it for this call means it.
-    if (device := environment.get("GPUMEM_DEVICE", "")).startswith("sim"):
-        raise BadCall(f"GPUMEM_DEVICE={device}: Nsight sees nothing of the simulated device; use a GPU")
-    for position, argument in enumerate(wanted.arguments):
-        name, _, value = argument.partition("=")
-        if name in ("--collect-only", "--co"):
-            raise BadCall(f"{name} among pytest's arguments: no test would run; `gpumem ranges` only collects")
-        if name == "--gpumem-device":
-            value = value or next(iter(wanted.arguments[position + 1 :]), "")
-            if value.startswith("sim"):
-                raise BadCall(f"--gpumem-device {value}: Nsight sees nothing of the simulated device; use a GPU")
-            if not value.startswith("cuda"):
-                raise BadCall(f"--gpumem-device {value}: Nsight needs a GPU; accepted are cuda and cuda:N")
+    device, written = named_device(wanted.arguments, environment) or ("cuda", "")
+    if device.startswith("sim"):
+        raise BadCall(f"{written}: Nsight sees nothing of the simulated device; use a GPU")
+    if written.startswith("--") and not device.startswith("cuda"):
+        raise BadCall(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
     if importlib.util.find_spec("nvtx") is None:
         raise BadCall(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
     if environment.get("NVTX_DISABLE"):

@@ -42,6 +42,20 @@ def selection(tests: Sequence[str]) -> list[str]:
     return ["-p", PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
 
 
+def named_device(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """The device that a call names, and in which words; None where it names none.
+
+    An option of pytest wins over GPUMEM_DEVICE, and the last of several; an ini file's device is none that a call names.
+    """
+    for position in range(len(arguments) - 1, -1, -1):
+        name, equals, value = arguments[position].partition("=")
+        if name == "--gpumem-device":
+            device = value if equals else next(iter(arguments[position + 1 :]), "")
+            return device, f"--gpumem-device {device}"
+    device = environment.get("GPUMEM_DEVICE", "")
+    return (device, f"GPUMEM_DEVICE={device}") if device else None
+
+
 def gpu(environment: Mapping[str, str]) -> list[str]:
     """Options of pytest that choose the GPU of GPUMEM_DEVICE, else any: nothing else can be profiled, whatever an ini file says."""
     chosen = environment.get("GPUMEM_DEVICE", "")

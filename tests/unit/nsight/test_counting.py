@@ -11,6 +11,7 @@ from known_devices import H100
 
 from pytest_gpumem.nsight.counting import BadCall, BadFile, Count, count, counted, kernels_of, load, to_json
 from pytest_gpumem.nsight.ncu import Kernel
+from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
@@ -157,3 +158,6 @@ def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
     environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
     with pytest.raises(BadCall, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
         count((), (), environment, print, day="2026-11-21")
+    # The command line wins.
+    with pytest.raises(ToolMissing):
+        count(("--gpumem-device", "cuda:1"), (), environment, print, day="2026-11-21")
