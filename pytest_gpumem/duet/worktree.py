@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import tempfile
@@ -135,9 +136,9 @@ def remove_folders() -> None:
     place = Path(tempfile.gettempdir())
     for folder in (*place.glob(f"{PREFIX}*"), *place.glob(f"{MADE}*")):
         with suppress(OSError):  # another user's
-            about = folder.stat()
+            about = folder.lstat()
             young = folder.name.startswith(MADE) and time.time() - about.st_mtime < YOUNG
-            if folder.is_dir() and not young and about.st_uid == os.getuid() and _abandoned(folder):
+            if stat.S_ISDIR(about.st_mode) and not young and about.st_uid == os.getuid() and _abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

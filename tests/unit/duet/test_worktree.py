@@ -196,12 +196,16 @@ def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: P
     (tmp_path / f"{MADE}old").mkdir()
     os.utime(tmp_path / f"{MADE}old", (1e9, 1e9))
     (tmp_path / f"{PREFIX}0-1.jsonl").touch()
-    killed = set(temporary(tmp_path / "new"))
+    # A link of somebody's is no folder of a duet's: nothing is written behind it.
+    link = tmp_path / f"{PREFIX}link"
+    link.symlink_to(tmp_path / "old")
+    killed = set(temporary(tmp_path / "new")) - {link}
     with two_sides("../old", None, tmp_path / "new"):
         assert len(killed & set(temporary(tmp_path / "new"))) == 1
         with two_sides("../old", None, tmp_path / "new"):
-            assert len(set(temporary(tmp_path / "new")) - killed) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"old", "new", f"{MADE}young", f"{PREFIX}0-1.jsonl"}
+            assert len(set(temporary(tmp_path / "new")) - killed - {link}) == 2
+    assert list((tmp_path / "old").iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, "old", "new", f"{MADE}young", f"{PREFIX}0-1.jsonl"}
 
 
 @pytest.fixture
