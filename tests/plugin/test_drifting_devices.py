@@ -142,3 +142,22 @@ def test_a_change_of_l2_concerns_the_rows_that_l2_serves(
     assert ("a read of L2 that runs no code of the project takes" in said) == ("hot" in tests)
     files = list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
     assert sum(len(json.loads(path.read_text())["content"]["rows"]) for path in files) == stored
+
+
+def test_a_card_of_another_sort_can_join_a_baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the verdict advises: until then it is compared with nothing."""
+    pytester.makepyfile(COPY)
+
+    def measured(latency: float, *options: str) -> dict[str, Any]:
+        controls = Controls(dram=60e-6, l2=20e-6, launch=3e-6, latency=latency, source="1")
+        monkeypatch.setattr(session_module, "read_controls", lambda device, **_: controls)
+        gpumem("--benchmark-json=out.json", *options).assert_outcomes(passed=1)
+        (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+        verdict: dict[str, Any] = row["verdict"]
+        return verdict
+
+    measured(340e-9, "--gpumem-save")
+    first = measured(353e-9, "--gpumem-save")
+    assert (first["outcome"], first["comparison"], first["another_sort"]) == ("INCONCLUSIVE", None, True)
+    for latency in (353e-9, 340e-9):
+        assert measured(latency)["comparison"]["processes"] == 1
