@@ -122,7 +122,8 @@ def _processes(measurements: Sequence[Known], placement: Variance) -> Variance:
 def _expected_holds(measurements: Sequence[Known]) -> bool:
     """Whether what is expected of processes says anything of these: it is that of device-timed kernels over several placements.
 
-    What is timed by the host's clock on one placement, as in files of stock pytest-benchmark, has its own spread alone.
+    What is timed by the host's clock on one placement, as in files of stock pytest-benchmark, differs by what it shows itself, and
+    by no less than such kernels.
     """
     return any(m.sampler != "host" or len(m.medians) > 1 for m in measurements)
 
