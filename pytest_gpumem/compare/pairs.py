@@ -11,9 +11,8 @@ from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side, SideError, merged
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.judge import how, judge
+from pytest_gpumem.verdicts.judge import comparable, judge
 from pytest_gpumem.verdicts.screen import SPREAD_KNOWN, baseline_latency
-from pytest_gpumem.verdicts.sorts import of_this_sort
 from pytest_gpumem.verdicts.suite import Family
 
 OPTION = "--max-regression"
@@ -113,8 +112,7 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
     changed = changes(measurement, facts, now[-1].test_source, past)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
     # What stands beside the change is what the change is against.
-    way = measurement.mode, *how(measurement)
-    same = of_this_sort(measurement, [m for one in past if ((m := one.measurement).mode, *how(m)) == way])
+    same = comparable(measurement, (one.measurement for one in past))
     return Pair(row, baseline_latency(same) if same else _latency(past))
 
 

@@ -16,8 +16,7 @@ from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
-from pytest_gpumem.verdicts.judge import how, is_failure
-from pytest_gpumem.verdicts.sorts import of_this_sort
+from pytest_gpumem.verdicts.judge import comparable, is_failure
 
 STOCK = "pytest-benchmark"
 """`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
@@ -133,8 +132,8 @@ def merged(rows: Sequence[Accepted]) -> Measurement:
     """The processes of one row as one measurement: the newest, with those that were measured like it, on its sort of card, as its further
     ones."""
     newest = rows[-1].measurement
-    others = [one.measurement for one in rows[:-1] if (one.measurement.mode, *how(one.measurement)) == (newest.mode, *how(newest))]
-    further = [repeat for other in of_this_sort(newest, others) for repeat in (other.repeat, *other.further)]
+    others = comparable(newest, (one.measurement for one in rows[:-1]))
+    further = [repeat for other in others for repeat in (other.repeat, *other.further)]
     return replace(newest, further=(*newest.further, *further))
 
 

@@ -25,9 +25,8 @@ from pytest_gpumem.reporting.plots.history import Past
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header
 from pytest_gpumem.units import format_time
-from pytest_gpumem.verdicts.judge import how, is_failure
+from pytest_gpumem.verdicts.judge import comparable, is_failure
 from pytest_gpumem.verdicts.screen import allowed, compare
-from pytest_gpumem.verdicts.sorts import of_this_sort
 
 
 def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
@@ -44,7 +43,7 @@ def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -
         measurements = baseline.history(key, rows[-1].measurement.mode).measurements if rows else ()
         if measurements:
             newest = measurements[-1]
-            alike = of_this_sort(newest, [past for past in measurements if how(past) == how(newest)])
+            alike = comparable(newest, measurements)
             run = replace(newest, further=newest.further[: processes - 1])
             shares.append(compare(run, alike, allowed(max_regression, alike)).resolvable)
     return min(shares, default=None)

@@ -212,9 +212,14 @@ class Measurement:
     alone."""
 
     @property
+    def controls(self) -> Controls | None:
+        """Readings of the control kernels in its process; None where none were taken."""
+        return self.taken.controls if self.taken is not None else None
+
+    @property
     def repeat(self) -> Repeat:
         """What a measurement of another process takes of this one."""
-        return Repeat(self.medians, self.overhead, self.taken.controls if self.taken is not None else None)
+        return Repeat(self.medians, self.overhead, self.controls)
 
     @property
     def samples(self) -> tuple[float, ...]:

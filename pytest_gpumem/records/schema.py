@@ -250,7 +250,7 @@ def refuse_impossible(measurement: Measurement, path: str) -> None:
         for median in repeat.medians:
             if not (math.isfinite(median) and median > 0):
                 raise SchemaError(f"{path}.further[{index}].medians: {median!r} s is no time of a launch")
-    controls = measurement.taken.controls if measurement.taken is not None else None
+    controls = measurement.controls
     for name in ("dram", "l2", "launch"):
         reading = getattr(controls, name, None)
         if reading is not None and not (math.isfinite(reading) and reading > 0):

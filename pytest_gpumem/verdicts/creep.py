@@ -9,9 +9,8 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_share
 from pytest_gpumem.verdicts.drift import drift_of
 from pytest_gpumem.verdicts.finding import change, counted
-from pytest_gpumem.verdicts.judge import how
+from pytest_gpumem.verdicts.judge import comparable
 from pytest_gpumem.verdicts.screen import compare
-from pytest_gpumem.verdicts.sorts import of_this_sort
 
 
 def creep(measurement: Measurement, anchor: Sequence[Measurement], processes: int, facts: DeviceFacts) -> str | None:
@@ -23,7 +22,7 @@ def creep(measurement: Measurement, anchor: Sequence[Measurement], processes: in
         processes: how many the epoch has by now.
         facts: the device, whose drift is taken out.
     """
-    alike = of_this_sort(measurement, [past for past in anchor if how(past) == how(measurement)])
+    alike = comparable(measurement, anchor)
     if not alike:
         return None
     drift = drift_of(measurement, alike, facts)

@@ -63,13 +63,13 @@ def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
 
 def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
     """The device's drift between the history's processes and this run's, for a row of this kind; None where it is not known."""
-    kind, own = kind_of(measurement, facts), measurement.repeat.controls
+    kind, own = kind_of(measurement, facts), measurement.controls
     if kind is None or own is None:
         return None
 
     def read(measurements: Iterable[Measurement]) -> list[float]:
-        processes = (process.controls for one in measurements for process in (one.repeat, *one.further))
-        found = [controls for controls in processes if controls is not None and controls.source == own.source]
+        every = (controls for one in measurements for controls in (one.controls, *(process.controls for process in one.further)))
+        found = [controls for controls in every if controls is not None and controls.source == own.source]
         return [seconds for controls in found if (seconds := getattr(controls, kind)) is not None]
 
     return between(read([measurement]), read(history), kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN, Limits, Measurement, Window
@@ -129,6 +129,12 @@ def _window(window: Window | None) -> str:
 def how(measurement: Measurement) -> tuple[str, str]:
     """What was measured and in which way, beside the mode, which somebody chose: only rows that agree in it are compared."""
     return measurement.target, measurement.sampler
+
+
+def comparable(measurement: Measurement, history: Iterable[Measurement]) -> list[Measurement]:
+    """Those of a history that a measurement is compared with: in its mode, of its target and sampler, on cards of its sort."""
+    way = measurement.mode, *how(measurement)
+    return of_this_sort(measurement, [past for past in history if (past.mode, *how(past)) == way])
 
 
 def is_failure(verdict: Verdict, strict: bool) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_gpumem.records.measurement import Controls, Measurement
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_time
 
 APART = 0.015
@@ -42,11 +42,7 @@ def _alike(own: float, then: float) -> bool:
 
 def _latency(measurement: Measurement, like: Measurement | None = None) -> float | None:
     """Seconds of one access to DRAM; None where it was not read, or not as `like` has it."""
-    controls = _controls(measurement)
-    if controls is None or (like is not None and (own := _controls(like)) is not None and own.source != controls.source):
+    controls = measurement.controls
+    if controls is None or (like is not None and like.controls is not None and like.controls.source != controls.source):
         return None
     return controls.latency
-
-
-def _controls(measurement: Measurement) -> Controls | None:
-    return measurement.taken.controls if measurement.taken is not None else None
