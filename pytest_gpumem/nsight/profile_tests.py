@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.nsight.profile_tools import filters
-from pytest_gpumem.nsight.running import ending
+from pytest_gpumem.nsight.running import run
 
 PLUGIN = "pytest_gpumem.plugin.profiling"
 """What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
@@ -82,21 +81,12 @@ def select(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
         command = [sys.executable, "-m", "pytest", *selection(tests), "--gpumem-ranges-file", str(file), "--gpumem", "--collect-only", "-q"]
-        done = subprocess.run(
-            [*command, *arguments, *tests],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        done = run([*command, *arguments, *tests], environment, lambda _: None)
         plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    if done.returncode not in (0, NO_TESTS):
-        for line in done.stdout.splitlines():
+    if done.exit_code not in (0, NO_TESTS):
+        for line in done.output.splitlines():
             echo(line)
-        raise BadCall(f"pytest could not collect the tests ({ending(done.returncode)}); what it said is above")
+        raise BadCall(f"pytest could not collect the tests ({done.how}); what it said is above")
     found = tuple(Selected(**one) for one in plain)
     if not found:
         chosen = " ".join([*arguments, *tests])
