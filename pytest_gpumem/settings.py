@@ -30,7 +30,7 @@ FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: to `READS_CONTROLS` where the run compares or saves, else to anything else."""
 READS_CONTROLS = "controls"
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", "GPUMEM_GATE", FURTHER_PROCESS)
-"""Environment variables that the command `gpumem` reads; no options, and no mistakes in a session's environment."""
+"""Environment variables that are no options, and no mistakes in a session's environment."""
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
