@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from pytest_gpumem.printable import printable
+
 FOLDER = ".benchmarks"
 """pytest-benchmark's storage, where baselines are unless somebody puts them elsewhere."""
 VARIABLE = "GPUMEM_BASELINE"
@@ -42,7 +44,7 @@ def accept(tests: tuple[str, ...], reason: str, baseline: Path | None, gpu: str 
         raise click.UsageError("--reason: it is empty; say why the change is right.")
     if (fork := untrusted(os.environ)) is not None:
         raise click.ClickException(f"nothing is accepted of code that is not ours: {fork}")
-    folder = baseline if baseline is not None else Path(os.environ.get(VARIABLE) or FOLDER).expanduser()
+    folder = baseline if baseline is not None else Path(os.path.expanduser(os.environ.get(VARIABLE) or FOLDER))
     devices = keys(folder)
     if not devices:
         raise click.ClickException(f"there are no baselines in {folder}; --baseline says where they are")
@@ -59,7 +61,7 @@ def accept(tests: tuple[str, ...], reason: str, baseline: Path | None, gpu: str 
             if not chosen:
                 continue
             path = begin(folder, key, chosen, reason.strip(), who or _who(os.environ), revision)
-            click.echo(f"{key}: a new epoch begins for {', '.join(chosen)}; wrote {path}")
+            click.echo(printable(f"{key}: a new epoch begins for {', '.join(chosen)}; wrote {path}"))
     except BaselineError as error:
         raise click.ClickException(str(error)) from None
     if revision is not None and revision.endswith(DIRTY):

@@ -1,15 +1,17 @@
 """The command `gpumem`. Each subcommand hands on to the module that does the work.
 
-Exit codes: 0 fine, 1 regression, wrong declaration, or tests that failed under a profiler, 4 usage, 6 no verdict under strict, nothing
-counted, swept or profiled; 130 after Ctrl-C.
+Exit codes: 0 fine, 1 regression, wrong declaration, or tests that failed under a profiler, 3 an internal error, 4 usage, 6 no verdict under
+strict, nothing counted, swept or profiled; 130 after Ctrl-C, 141 where nobody reads the output any more.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,13 +28,19 @@ from pytest_gpumem.duet.gate import gate
 from pytest_gpumem.explain.command import explain
 from pytest_gpumem.nsight.profile_command import profile, ranges
 from pytest_gpumem.nsight.reading_command import read
+from pytest_gpumem.printable import printable
 from pytest_gpumem.report.command import report
 from pytest_gpumem.reporting.terminal import wants_colour
+from pytest_gpumem.settings import without
 
 WRONG = 1
+INTERNAL_ERROR = 3
+"""As pytest's. Python's own 1 would say that something got slower."""
 USAGE = 4
 NO_VERDICT = 6
 INTERRUPTED = 130
+NOBODY_READS = 141
+"""What a shell reports for SIGPIPE."""
 
 _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
@@ -51,6 +59,10 @@ class _Commands(click.Group):
         dress(self)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A file name may hold what the terminal's encoding has no character for.
+                stream.reconfigure(errors="backslashreplace")
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
@@ -64,14 +76,18 @@ class _Commands(click.Group):
         except BrokenPipeError:
             # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(WRONG)
+            sys.exit(NOBODY_READS)
         except click.Abort:
             sys.exit(INTERRUPTED)
+        except Exception as error:
+            traceback.print_exc()
+            click.echo(f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+            sys.exit(INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    return " ".join(error.format_message().split())
+    return printable(" ".join(error.format_message().split()))
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -135,7 +151,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     except counting.BadCall as error:
         raise click.UsageError(str(error)) from None
     except (ToolMissing, counting.NothingCounted) as error:
-        click.echo(f"gpumem: {error}", err=True)
+        click.echo(printable(f"gpumem: {error}"), err=True)
         return NO_VERDICT
     width = shutil.get_terminal_size((120, 24)).columns
     click.echo(table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
@@ -146,7 +162,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
             write_whole(file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
         except OSError as error:
             raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
-        click.echo(f"wrote {file}")
+        click.echo(printable(f"wrote {file}"))
     said = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
     return WRONG if any(one is not None and one.finding is Finding.WRONG for one in said) else 0
 
@@ -165,7 +181,8 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
     drawing = [] if file is None else ["--gpumem-l2-sweep-map", file]
     sys.stdout.flush()
     # The process becomes pytest, so that Ctrl-C and the exit code are pytest's own.
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-l2-sweep", *drawing, *pytest_arguments, test])
+    command = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-l2-sweep", *drawing, *pytest_arguments, test]
+    os.execve(sys.executable, command, without(os.environ, "save"))
 
 
 main.add_command(accept)

@@ -7,6 +7,7 @@ also in those without --gpumem.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -29,8 +30,24 @@ LIMITS = (
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: to `READS_CONTROLS` where the run compares or saves, else to anything else."""
 READS_CONTROLS = "controls"
-COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", "GPUMEM_GATE", FURTHER_PROCESS)
+FURTHER_REPORTS = "GPUMEM_FURTHER_REPORTS"
+"""Set for the further processes of a run: the file into which each writes what became of its tests."""
+COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", FURTHER_PROCESS, FURTHER_REPORTS)
 """Environment variables that are no options, and no mistakes in a session's environment."""
+
+FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
+"""Variable of a further process: descriptor of a pipe. It waits there for its turn, a line with a JSON list: the node ids of the tests that
+it runs, or none for all."""
+SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
+"""Variable that a command sets for the pytest that it runs: see `without`. Other versions of the plugin ignore it: they refuse unknown
+variables that start with GPUMEM."""
+ANNOUNCE = "announce"
+"""No option, but switched off as one: GitHub's job summary and annotations."""
+OF_A_RUN = ("save", "strict", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality", ANNOUNCE)
+"""What belongs to a whole run, and not to one of several processes behind it."""
+
+WAYS = "_GPUMEM_WAYS"
+"""Variable that a duet sets for its processes: a JSON object; see `imposed`."""
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -71,6 +88,15 @@ def _count(value: object) -> int:
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
     raise units.QuantityError(f"{value!r} is not understood; accepted is a whole number from 1 on")
+
+
+def _processes(value: object) -> int | None:
+    if value == "auto":
+        return None
+    try:
+        return _count(value)
+    except units.QuantityError:
+        raise units.QuantityError(f"{value!r} is not understood; accepted is auto or a whole number from 1 on") from None
 
 
 def _precision(value: Any) -> float:
@@ -153,9 +179,11 @@ def _pinned_share(value: Any) -> float:
 
 def _path(what: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
-        if isinstance(value, str) and value.strip() and "\0" not in value:
-            return value
-        raise units.QuantityError(f"{value!r} is no {what}; accepted is a path such as {example}")
+        if not (isinstance(value, str) and value.strip() and "\0" not in value):
+            raise units.QuantityError(f"{value!r} is no {what}; accepted is a path such as {example}")
+        if value.startswith("~") and os.path.expanduser(value) == value:
+            raise units.QuantityError(f"{value!r}: nobody of that name has a home folder here; accepted is a path such as {example}")
+        return value
 
     return parse
 
@@ -165,6 +193,14 @@ def _image(value: Any) -> str:
     if not path.lower().endswith((".png", ".svg")):
         raise units.QuantityError(f"{value!r} is no picture; accepted is a path that ends in .png or .svg")
     return path
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    lines = value.splitlines() if isinstance(value, str) else value
+    found = tuple(name.strip() for name in lines if name.strip())
+    if not found:
+        raise units.QuantityError(f'{value!r} names no test; accepted is a node id such as "tests/test_a.py::test_triad", one a line')
+    return found
 
 
 class Option(NamedTuple):
@@ -182,6 +218,9 @@ class Option(NamedTuple):
     """What stands for the value in the help; None for a flag."""
     on_marker: bool = False
     """Also a keyword of `@pytest.mark.gpumem` and of a single measurement."""
+
+    repeats: bool = False
+    """May be given several times; an ini file and the environment give a value a line."""
 
     @property
     def is_flag(self) -> bool:
@@ -307,9 +346,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "processes",
-        _count,
-        1,
-        "Fresh processes to measure in, one after another; comparisons are over all of them. Default: 1.",
+        _processes,
+        None,
+        "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
+        "max_regression leaves undecided. Default: auto.",
         "M",
     ),
     Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
@@ -321,12 +361,15 @@ OPTIONS: tuple[Option, ...] = (
         "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
         "REVISION",
     ),
-    Option("baseline_window", _count, 20, "Newest accepted processes of each row that are compared with. Default: 20.", "N"),
+    Option("baseline_window", _count, 20, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
+    Option("strict", _flag, False, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
-        "strict",
-        _flag,
-        False,
-        "A missing GPU, a skip, NO BASELINE, SUSPECT, INCONCLUSIVE or UNRELIABLE fails.",
+        "allow_lost",
+        _names,
+        (),
+        "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
+        "TEST",
+        repeats=True,
     ),
     Option("report", _path("file", "gpumem.html"), None, "Write the results as one HTML file. Default: none.", "FILE"),
     Option("markdown", _path("file", "gpumem.md"), None, "Write a summary for a pull request as Markdown. Default: none.", "FILE"),
@@ -396,8 +439,8 @@ class Settings(NamedTuple):
     """Count page faults and migrations in an untimed pass."""
     explain: bool = False
     """Watch one launch of each measurement, and explain failed ones."""
-    processes: int = 1
-    """Fresh processes to measure in."""
+    processes: int | None = None
+    """Fresh processes to measure in; None: one, and more for undecided rows."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None
@@ -405,9 +448,11 @@ class Settings(NamedTuple):
     baseline_of: str | None = None
     """Branch or commit whose history, as far as HEAD shares it, the baseline is taken from; None: all of it."""
     baseline_window: int = 20
-    """Newest accepted processes of each row that are compared with."""
+    """Newest accepted runs of each row that are compared with."""
     strict: bool = False
     """Everything but PASS fails."""
+    allow_lost: tuple[str, ...] = ()
+    """Tests whose measurements the baseline holds and this run may lose."""
     report: str | None = None
     """HTML file of the results, as written."""
     markdown: str | None = None
@@ -458,6 +503,22 @@ def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[s
     return bool(_resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0])
 
 
+def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Variables for a pytest that a command runs: it has the defaults of these options, whatever its arguments, the ini file and the
+    environment say. So a command that judges stores nothing, wherever somebody asks for it.
+
+    Args:
+        environment: all environment variables.
+        names: of options, or `ANNOUNCE`.
+    """
+    return {**environment, SWITCHED_OFF: ",".join(sorted({*switched_off(environment), *names}))}
+
+
+def switched_off(environment: Mapping[str, str]) -> frozenset[str]:
+    """Names that a command switched off for this process with `without`."""
+    return frozenset(name for name in environment.get(SWITCHED_OFF, "").split(",") if name)
+
+
 def resolve(
     command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str
 ) -> Settings:
@@ -469,29 +530,31 @@ def resolve(
     Args:
         command_line: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
         environment: all environment variables; those that start with `GPUMEM` are read. An empty one counts as not set.
-        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem` are
-            refused, further ones ignored.
+        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that
+            differ from an option by a letter or two, are refused. All others are ignored.
         ini_file: how messages name the ini file, such as "pytest.ini".
 
     Raises:
         SettingsError: one line that names the origin, the value and what is accepted.
     """
+    off = switched_off(environment)
     if not is_enabled(command_line, environment, ini, ini_file):
         environment, ini = {}, {}
     _refuse_unknown(
-        (name for name in environment if re.match(r"GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES),
+        (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES),
         [option.variable for option in OPTIONS],
         "{} is set in the environment, but there is no such setting",
     )
     _refuse_unknown(
-        (name for name in ini if re.match(r"gpumem(_|$)", name)),
+        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or _close(name, [option.key for option in OPTIONS], 0.9)),
         [option.key for option in OPTIONS],
         f"{{}} stands in {ini_file}, but there is no such setting",
     )
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
-        values[option.name], origins[option.name] = _resolve_one(option, command_line, environment, ini, ini_file)
+        given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, ini_file)
+        values[option.name], origins[option.name] = given
     budget: units.Budget = values.pop("budget")
     return Settings(
         **values,
@@ -548,6 +611,16 @@ def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Ove
     return Overrides(**given, origin=origin)
 
 
+def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
+    """Mode and sampler that a duet imposes on a row, by its key, so that head is measured as base is; empty where it does not."""
+    if not environment.get(WAYS):
+        return {}
+    import json
+
+    found: dict[str, Any] = json.loads(environment[WAYS]).get(key, {})
+    return found
+
+
 def override(settings: Settings, *overrides: Overrides) -> Settings:
     """Settings for one measurement; later overrides (the call's) win over earlier ones (the marker's)."""
     for layer in overrides:
@@ -591,7 +664,7 @@ def _resolve_one(
         (ini.get(option.key), f"{option.key} in {ini_file}"),
     ):
         # Empty means not set, except where somebody typed it.
-        if written is not None and (written != "" or origin == option.flag):
+        if written is not None and (written not in ("", []) or origin == option.flag):
             return _parse(option.parse, written, origin), origin
     return option.default, "default"
 
@@ -613,11 +686,12 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -
     known = tuple(known)
     for name in sorted(names):
         if name not in known:
-            raise SettingsError(f"{sentence.format(name)}{_close(name, known)}; accepted are {', '.join(known)}")
+            raise SettingsError(f"{sentence.replace('{}', name)}{_close(name, known)}; accepted are {', '.join(known)}")
 
 
-def _close(name: str, known: Iterable[str]) -> str:
+def _close(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     import difflib
 
-    match = difflib.get_close_matches(name, known, n=1)
+    by_case = {one.casefold(): one for one in known}
+    match = [by_case[one] for one in difflib.get_close_matches(name.casefold(), by_case, n=1, cutoff=cutoff)]
     return f" (did you mean {match[0]}?)" if match else ""

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_OURS = ("push", "schedule", "workflow_dispatch", "repository_dispatch", "merge_group", "release", "create")
+"""GitHub's events that only somebody with write access to the repository causes. All others are open to anybody, or may become so."""
 _PULL_REQUESTS = ("pull_request", "pull_request_target", "pull_request_review", "pull_request_review_comment")
+"""Events whose payload names the repositories of both sides."""
 
 
 def untrusted(environment: Mapping[str, str]) -> str | None:
@@ -21,13 +24,18 @@ def untrusted(environment: Mapping[str, str]) -> str | None:
 
 def _github(environment: Mapping[str, str]) -> str | None:
     event = environment.get("GITHUB_EVENT_NAME", "")
-    if event not in (*_PULL_REQUESTS, "workflow_run"):
+    if event in ("", *_OURS):
         return None
+    if event not in (*_PULL_REQUESTS, "workflow_run"):
+        return f"the event {event}, whose payload does not say whose code is checked out"
     path = environment.get("GITHUB_EVENT_PATH", "")
     try:
         payload = json.loads(Path(path).read_bytes())
         if event == "workflow_run":
-            base, head = payload["repository"], payload["workflow_run"]["head_repository"]
+            run = payload["workflow_run"]
+            if (first := run["event"]) not in (*_OURS, *_PULL_REQUESTS):
+                return f"the event workflow_run after {first}, whose payload does not say whose code is checked out"
+            base, head = payload["repository"], run["head_repository"]
         else:
             base, head = payload["pull_request"]["base"]["repo"], payload["pull_request"]["head"]["repo"]
         ours, theirs = base["full_name"], _name(head)

@@ -1,14 +1,13 @@
-"""What a baseline knows about each row: the processes of its epoch, the window that is compared with, and the anchor. Pure.
+"""What a baseline knows about each row: the processes of its epoch, the window that is compared with, and its first run. Pure.
 
 An *epoch* of a row begins where a change of it was accepted; what was measured before says nothing of it any more. The *window* are its
-newest processes, so that the baseline follows the machine; the *anchor* are its first ones, which show what the window has crept away
-from.
+newest runs, so that the baseline follows the machine; its *first* run shows what the window has crept away from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pytest_gpumem.records.device import DeviceFacts
@@ -16,9 +15,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import key_of
 
 WINDOW = 20
-"""Newest processes of a row that are compared with, where nobody says otherwise."""
-ANCHOR = 3
-"""First processes of an epoch that its anchor consists of: fewer say nothing about their own spread."""
+"""Newest runs of a row that are compared with, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,10 @@ class Process:
     """Of the code that was measured, with "-dirty" for uncommitted changes; None if unknown."""
     device: DeviceFacts
     """The device as it was then: driver and CUDA may have changed since."""
+    sequence: int = 0
+    """As `layout.Content.sequence`."""
+    mode: str | None = None
+    """The session's mode, which a test may have overridden; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,20 @@ class Epoch:
     utc: datetime
     revision: str | None = None
     """Of the code that was accepted."""
+    sequence: int = 0
+    """As `layout.Content.sequence`."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A revision was shown to be slower than the baseline of a row: its earlier runs leave it."""
+
+    key: str
+    """`Row.key` of the row."""
+    revision: str
+    """Of the code that is slower."""
+    sequence: int
+    """Of its file; only runs with a lower one leave."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +104,18 @@ class History:
     """The window: one for each run, oldest first."""
     reason: str | None = None
     """Why there are none that can be compared."""
-    anchor: tuple[Accepted, ...] = ()
-    """The first processes of the epoch; empty while the window is no longer than the anchor, and has not moved on from it."""
-    processes: int = 0
-    """Processes of the epoch that can be compared, those outside the window included."""
+    first: Accepted | None = None
+    """The first run of the epoch; None while it is the only one."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """Of the window, oldest first."""
         return tuple(one.measurement for one in self.accepted)
+
+    @property
+    def first_measurement(self) -> Measurement | None:
+        """Of the first run; None while it is the only one."""
+        return self.first.measurement if self.first is not None else None
 
 
 @dataclass(frozen=True)
@@ -117,57 +135,82 @@ class Baseline:
     left_out: str | None = None
     """Which files do not count, and why."""
     window: int = WINDOW
-    """Newest processes of a row that are compared with."""
+    """Newest runs of a row that are compared with."""
+    sequence: int = 0
+    """The highest of all files, also of those that do not count."""
+    dated_ahead: str | None = None
+    """Which files are dated ahead of this machine's clock."""
 
-    def history(self, row_key: str, mode: str) -> History:
-        """What may be compared with a measurement: the newest rows of its key and epoch that were measured in its mode."""
+    def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
+        """The newest rows of a key and its epoch.
+
+        Args:
+            row_key: `Row.key` of a measurement.
+            comparable: whether a past measurement can be compared with it. Where none can, the window holds the others, which say why.
+        """
         rows = self.rows.get(row_key, ())
-        alike = tuple(one for one in rows if one.measurement.mode == mode)
-        if alike:
-            processes = sum(one.processes for one in alike)
-            window = tuple(reversed(_first(tuple(reversed(alike)), self.window)))
-            return History(window, anchor=_first(alike, ANCHOR) if processes > ANCHOR else (), processes=processes)
+        alike = tuple(one for one in rows if comparable(one.measurement))
         if rows:
-            return History((), f"its rows are {' and '.join(sorted({one.measurement.mode for one in rows}))}; this one is {mode}")
+            return History((alike or rows)[-self.window :], first=alike[0] if len(alike) > 1 else None)
         return History((), self._nothing(row_key))
 
+    def expected(self, mode: str) -> dict[str, Accepted]:
+        """By row key: what a session in this mode measures, if it runs all tests as the accepted processes did."""
+        return {key: rows[-1] for key, rows in self.rows.items() if any(row.process.mode in (None, mode) for row in rows)}
+
+    def accepted(self, row_key: str) -> str | None:
+        """That a change of a row was accepted and nothing measured since; None where that is not so."""
+        epoch = self.epochs.get(row_key)
+        if epoch is None or self.rows.get(row_key):
+            return None
+        return f"a change of it was accepted on {epoch.utc:%Y-%m-%d} ({epoch.reason}), and no process since"
+
     def _nothing(self, row_key: str) -> str:
-        if (epoch := self.epochs.get(row_key)) is not None:
-            return f"a change of it was accepted on {epoch.utc:%Y-%m-%d} ({epoch.reason}), and no process since"
+        if (accepted := self.accepted(row_key)) is not None:
+            return accepted
         if before := self.before.get(row_key):
             return f"its {before} accepted processes are of an epoch that no file here begins"
         return self.note or f"none of the {self.processes} accepted processes holds {row_key}"
 
 
-def _first(rows: Sequence[Accepted], processes: int) -> tuple[Accepted, ...]:
-    """The first rows that make up so many processes; a run of several is taken whole."""
-    found, count = list[Accepted](), 0
-    for row in rows:
-        if count >= processes:
-            break
-        found.append(row)
-        count += row.processes
-    return tuple(found)
+def _order(one: Process | Epoch) -> tuple[int, datetime, str]:
+    """By what its writer had seen; the clock orders only what did not see each other, and files of before there was a number."""
+    return one.sequence, one.utc, one.id
 
 
-def assemble(rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, window: int) -> Baseline:
+def assemble(
+    rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, window: int, rejections: Iterable[Rejection] = ()
+) -> Baseline:
     """A baseline of all that counts.
 
     Args:
         rows: of any process and epoch, in any order.
-        epochs: in any order; the newest of a row is the one that is on.
+        epochs: in any order; the last of a row is the one that is on.
         processes: of the files that count.
-        window: newest processes of a row that are compared with.
+        window: newest runs of a row that are compared with.
+        rejections: in any order.
     """
+    rows = sorted(rows, key=lambda row: _order(row.process))
+    # Files without a sequence number are from before keys had backslashes.
+    old_keys: dict[str, set[str]] = {}
+    for row in rows:
+        old_keys.setdefault(f"{row.nodeid}[{row.label}]" if row.label else row.nodeid, set()).add(row.key)
     current: dict[str, Epoch] = {}
-    for epoch in sorted(epochs, key=lambda e: (e.utc, e.id)):
-        current[epoch.key] = epoch
+    for epoch in sorted(epochs, key=_order):
+        for key in {epoch.key} if epoch.sequence else old_keys.get(epoch.key, {epoch.key}):
+            current[key] = replace(epoch, key=key)
     by_key: dict[str, list[Accepted]] = {}
     before: dict[str, int] = {}
-    for row in sorted(rows, key=lambda r: (r.process.utc, r.process.id)):
+    for row in rows:
         on = current.get(row.key)
         if row.epoch == (on.id if on is not None else None):
             by_key.setdefault(row.key, []).append(row)
         else:
             before[row.key] = before.get(row.key, 0) + row.processes
+    for rejection in rejections:
+        found = by_key.get(rejection.key, [])
+        kept = [row for row in found if row.process.revision != rejection.revision or row.process.sequence >= rejection.sequence]
+        # A revision is not slower than itself: where the baseline has no other, the rejection was noise.
+        if any(row.process.revision != rejection.revision for row in kept):
+            by_key[rejection.key] = kept
     return Baseline({key: tuple(found) for key, found in by_key.items()}, processes, epochs=current, before=before, window=window)

@@ -1,10 +1,13 @@
 """What a baseline file holds, as JSON: version 2, and version 1 as it is still read.
 
-    {"schema": 2, "sha256": "...", "content": {"id", "utc", "revision", "key", "written_by", "device", "settings", "rows", "epochs"}}
+    {"schema": 2, "sha256": "...", "content": {
+        "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected"}}
 
-A file is of one process, or of one `gpumem accept`, which has epochs and no rows. A row has a placement's median where version 1 had
-its samples. The digest is over the content as JSON with sorted keys, so that it survives a formatter and no edit; against somebody who
-means to deceive it is no protection. A field that has a default may be missing, so that fields can be added.
+A file is of one run, or of one `gpumem accept`, which has epochs and no rows. `rejected` holds keys of rows that the file's revision
+makes slower. A row has a placement's median where version 1 had its samples. The digest is over the content as JSON with sorted keys:
+it survives a formatter and no edit, and is no protection against somebody who means to deceive. The sequence number is one more than
+the highest that the writer had seen: it orders files where a clock is wrong, also those of several machines (Lamport 1978, "Time,
+clocks, and the ordering of events in a distributed system"). A field that has a default may be missing, so that fields can be added.
 """
 
 from __future__ import annotations
@@ -16,19 +19,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
-from pytest_gpumem.baselines.history import Accepted, Epoch, Process
+from pytest_gpumem.baselines.history import Accepted, Epoch, Process, Rejection
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Taken
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SCHEMA as FIRST
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, document_from_json, refuse_impossible
 
 LAYOUT = 2
 """Version that is written."""
+FIRST = 1
+"""The version before it, a document as results hold it."""
 LARGEST = 64 * 2**20
 """Bytes of a file from which on it is not read: one of 300 rows takes a third of a megabyte."""
 _LFS = b"version https://git-lfs"
@@ -50,10 +54,15 @@ class Content:
     """None in a file of `gpumem accept`, which measured nothing."""
     id: str
     """Unique to the file."""
+    utc: datetime
+    """When it was written, by the clock of the machine that wrote it."""
     revision: str | None
     """As `Process.revision`; of the code that was accepted where nothing was measured."""
+    sequence: int = 0
+    """One more than the highest that the writer had seen; 0 in files of before there was one."""
     rows: tuple[Accepted, ...] = ()
     epochs: tuple[Epoch, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
     judged: tuple[Row, ...] = field(default=(), compare=False)
     """The rows as version 1 stored them, with their verdicts."""
 
@@ -77,11 +86,13 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utc: str
     key: str
     written_by: str
+    sequence: Annotated[int, msgspec.Meta(ge=0)] = 0
     revision: str | None = None
     device: dict[str, Any] | None = None
     settings: dict[str, Any] = {}
     rows: list[_Row] = []
     epochs: list[_Epoch] = []
+    rejected: list[str] = []
 
 
 def reduced(measurement: Measurement, process: Process) -> Measurement:
@@ -98,6 +109,7 @@ def written(
     *,
     id: str,
     utc: datetime,
+    sequence: int,
     revision: str | None,
     key: str,
     written_by: str,
@@ -105,13 +117,17 @@ def written(
     settings: Mapping[str, object] | None = None,
     rows: Sequence[Accepted] = (),
     epochs: Sequence[Epoch] = (),
+    rejected: Sequence[str] = (),
 ) -> str:
     """A file's text, a row on each line, so that it can be read and compared line by line."""
-    content: dict[str, Any] = {"id": id, "utc": utc.isoformat(), "revision": revision, "key": key, "written_by": written_by}
+    content: dict[str, Any] = {"id": id, "utc": utc.isoformat(), "sequence": sequence, "revision": revision}
+    content |= {"key": key, "written_by": written_by}
     content["device"] = None if device is None else device_to_json(device)
     content["settings"] = dict(settings or {})
     content["rows"] = [_row(row) for row in rows]
     content["epochs"] = [{name: getattr(epoch, name) for name in _Epoch.__struct_fields__} for epoch in epochs]
+    if rejected:
+        content["rejected"] = list(rejected)
     parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     head = f'"schema": {LAYOUT},\n"sha256": "{digest(content)}"'
     return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(parts) + "\n}\n}\n"
@@ -182,7 +198,7 @@ def _content(read: _Content) -> Content:
             raise LayoutError("$.content.device: null, but there are rows")
         process = None
     else:
-        process = Process(read.id, utc, read.revision, device_from_json(read.device))
+        process = Process(read.id, utc, read.revision, device_from_json(read.device), read.sequence, _mode(read.settings))
     rows = []
     for index, row in enumerate(read.rows):
         place = f"$.content.rows[{index}].measurement"
@@ -192,8 +208,9 @@ def _content(read: _Content) -> Content:
         refuse_impossible(measurement, place)
         assert process is not None
         rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
-    epochs = tuple(Epoch(e.id, e.key, e.reason, e.who, utc, read.revision) for e in read.epochs)
-    return Content(read.key, process, read.id, read.revision, tuple(rows), epochs)
+    epochs = tuple(Epoch(e.id, e.key, e.reason, e.who, utc, read.revision, read.sequence) for e in read.epochs)
+    rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
+    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), epochs, rejections)
 
 
 def _first(value: dict[str, Any]) -> Content:
@@ -207,9 +224,13 @@ def _first(value: dict[str, Any]) -> Content:
         own = digest(value)
     except ValueError:
         raise LayoutError("$: a number in it is not finite") from None
-    process = Process(f"version 1, {own}", _time(value.get("utc"), "$.utc"), revision, document.device)
+    process = Process(f"version 1, {own}", _time(value.get("utc"), "$.utc"), revision, document.device, mode=_mode(document.settings))
     rows = tuple(Accepted(r.nodeid, reduced(r.measurement, process), process) for r in document.rows if r.measurement is not None)
-    return Content(document.device.key, process, process.id, revision, rows, judged=document.rows)
+    return Content(document.device.key, process, process.id, process.utc, revision, rows=rows, judged=document.rows)
+
+
+def _mode(settings: Mapping[str, Any]) -> str | None:
+    return mode if isinstance(mode := settings.get("mode"), str) else None
 
 
 def _time(value: object, path: str) -> datetime:
@@ -225,7 +246,7 @@ def _time(value: object, path: str) -> datetime:
 def _converted(value: object, kind: type[_T], path: str) -> _T:
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
+    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
         what, _, where = str(error).partition(" - at `$")
         raise LayoutError(f"{path}{where.rstrip('`')}: {what}") from None
 

@@ -12,14 +12,15 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from pytest_gpumem.baselines.acceptance import improvement, refusal, unfit
+from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects, unfit
 from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Epoch, Process, assemble
 from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, written
 from pytest_gpumem.files import write_whole
@@ -29,6 +30,8 @@ from pytest_gpumem.revisions import DIRTY, Ancestry
 
 SUBFOLDER = "gpumem"
 """Below the device's key, beside what pytest-benchmark keeps there."""
+CLOCKS_DIFFER = timedelta(hours=1)
+"""By which clocks of two machines may differ before it is reported."""
 IMPROVED = "--gpumem-save"
 """`Epoch.who` of an improvement that was accepted by the way."""
 
@@ -48,13 +51,8 @@ class Saved:
     """Rows that stay out, each with the reason."""
     improved: tuple[Epoch, ...] = ()
     """Epochs that improvements among the accepted rows begin."""
-
-    def lines(self) -> list[str]:
-        """What to tell the user, one sentence a line."""
-        count = len(self.accepted)
-        told = [f"{count} row{'' if count == 1 else 's'} accepted into {self.path}" if self.path else "no row was accepted"]
-        told += [f"new epoch of {epoch.key}: {epoch.reason}" for epoch in self.improved]
-        return told + [f"refused {row.key}: {why}" for row, why in self.refused]
+    rejected: tuple[str, ...] = ()
+    """Keys of rows that earlier runs of this revision leave, because this one shows it to be slower."""
 
 
 class Store:
@@ -72,13 +70,23 @@ class Store:
         self.folder = place(folder, facts.key)
         """Where this device's files are."""
 
+    def unwritable(self) -> str | None:
+        """Why nothing can be stored here, for a look before long work; None if nothing speaks against it."""
+        try:
+            there = next(one for one in (self.folder, *self.folder.absolute().parents) if one.exists())
+            # Asked for by doing it: permissions say nothing of root, nor of every file system.
+            with tempfile.TemporaryFile(dir=there):
+                return None
+        except OSError as error:
+            return f"nothing can be stored in {self.folder}: {error.strerror or error}"
+
     def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
         """All accepted rows of this device.
 
         Args:
             ancestry: sorts the revisions of all files by the history that holds them; then only processes count whose revision the
                 change is built on, and besides these what the change itself accepts. None: all count.
-            window: newest processes of a row that are compared with.
+            window: newest runs of a row that are compared with.
 
         Raises:
             BaselineError: a file that cannot be read, is of another layout, another device or mixes simulated and real, was edited, or
@@ -94,8 +102,10 @@ class Store:
         rows = [row for content in counting if content.process is not None for row in content.rows]
         epochs = [epoch for content in counting for epoch in content.epochs]
         processes = sum(_processes(content) for content in counting)
-        baseline = assemble(rows, epochs, processes, window)
-        return replace(baseline, note=None if processes else self._absence(left_out), left_out=left_out)
+        rejections = [rejection for content in counting for rejection in content.rejections]
+        baseline = assemble(rows, epochs, processes, window, rejections)
+        note = None if processes else self._absence(left_out)
+        return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
     def save(
         self,
@@ -115,7 +125,7 @@ class Store:
         Raises:
             BaselineError: the file cannot be written, or, without `baseline`, what `load` raises.
         """
-        epochs = (baseline if baseline is not None else self.load()).epochs
+        baseline = baseline if baseline is not None else self.load()
         accepted: dict[str, Row] = {}
         refused: list[tuple[Row, str]] = []
         for row in rows:
@@ -127,15 +137,16 @@ class Store:
             else:
                 refused.append((row, why))
         kept = tuple(accepted.values())
-        if not kept:
+        rejected = _rejected(rows, revision, baseline)
+        if not kept and not rejected:
             return Saved(None, (), tuple(refused))
-        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts)
+        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
         begun = {
-            row.key: Epoch(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, revision)
+            row.key: Epoch(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, revision, process.sequence)
             for row in kept
             if (gain := improvement(row)) is not None
         }
-        current = {**epochs, **begun}
+        current = {**baseline.epochs, **begun}
         stored = []
         for row in kept:
             assert row.measurement is not None  # `refusal` has seen to it
@@ -144,6 +155,7 @@ class Store:
         text = written(
             id=process.id,
             utc=process.utc,
+            sequence=process.sequence,
             revision=revision,
             key=self._facts.key,
             written_by=_ourselves(),
@@ -151,9 +163,10 @@ class Store:
             settings=settings,
             rows=stored,
             epochs=tuple(begun.values()),
+            rejected=rejected,
         )
         path = _write(self.folder, text, process.utc, revision, process.id)
-        return Saved(path, kept, tuple(refused), tuple(begun.values()))
+        return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _check_device(self, path: Path, content: Content) -> None:
         device = content.process.device if content.process is not None else None
@@ -161,7 +174,7 @@ class Store:
             kinds = ("simulated", "real") if device.simulated else ("real", "simulated")
             raise BaselineError(f"{path}: of a {kinds[0]} device, this one is {kinds[1]}")
         if content.key != self._facts.key:
-            raise BaselineError(f"{path}: of {content.key}, this device is {self._facts.key}")
+            raise BaselineError(f"{path}: of {content.key!r}, this device is {self._facts.key}")
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:
@@ -199,11 +212,12 @@ def accept(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, r
         The new file.
 
     Raises:
-        BaselineError: it cannot be written.
+        BaselineError: it cannot be written, or what `Store.load` raises.
     """
     utc, unique = datetime.now(timezone.utc), secrets.token_hex(8)
-    epochs = [Epoch(secrets.token_hex(8), row, reason, who, utc, revision) for row in rows]
-    text = written(id=unique, utc=utc, revision=revision, key=key, written_by=_ourselves(), epochs=epochs)
+    sequence = _highest(content for _, content in _files(place(folder, key))) + 1
+    epochs = [Epoch(secrets.token_hex(8), row, reason, who, utc, revision, sequence) for row in rows]
+    text = written(id=unique, utc=utc, sequence=sequence, revision=revision, key=key, written_by=_ourselves(), epochs=epochs)
     return _write(place(folder, key), text, utc, revision, f"accept-{unique}")
 
 
@@ -279,6 +293,36 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _highest(contents: Iterable[Content]) -> int:
+    """The highest sequence number of files."""
+    return max((content.sequence for content in contents), default=0)
+
+
+def _dated_ahead(found: Mapping[Path, Content]) -> str | None:
+    """Which files are dated ahead of this machine's clock, in one sentence."""
+    latest = datetime.now(timezone.utc) + CLOCKS_DIFFER
+    ahead = {path.name: content.utc for path, content in found.items() if content.utc > latest}
+    if not ahead:
+        return None
+    name = max(ahead, key=lambda name: ahead[name])
+    return (
+        f"{len(ahead)} of {len(found)} files {'is' if len(ahead) == 1 else 'are'} dated ahead of this machine's clock: {name} is of "
+        f"{ahead[name]:%Y-%m-%d}; this clock or that of the machine that wrote it is wrong, and no order depends on it"
+    )
+
+
+def _rejected(rows: Iterable[Row], revision: str | None, baseline: Baseline) -> list[str]:
+    """Keys of rows that are slower than the baseline although it holds earlier runs of this very revision, and of others."""
+    if revision is None or revision.endswith(DIRTY):
+        return []
+    found = []
+    for row in rows:
+        revisions = {one.process.revision for one in baseline.rows.get(row.key, ())}
+        if rejects(row) and revision in revisions and len(revisions) > 1:
+            found.append(row.key)
+    return found
 
 
 def _processes(content: Content) -> int:

@@ -10,9 +10,9 @@ from pytest_gpumem.baselines.history import Accepted
 from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side, SideError, merged
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 from pytest_gpumem.verdicts.judge import comparable, judge
-from pytest_gpumem.verdicts.screen import SPREAD_KNOWN, baseline_latency
+from pytest_gpumem.verdicts.screen import baseline_latency
 from pytest_gpumem.verdicts.suite import Family
 
 OPTION = "--max-regression"
@@ -87,9 +87,8 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
     past, now = base.rows.get(key, ()), head.rows.get(key, ())
     if not now:
         why = f"not in {head.name}" if key not in head.left_out else f"in {head.name}: {head.left_out[key]}"
-        outcome = Outcome.UNRELIABLE if key in head.left_out else Outcome.INCONCLUSIVE
         nodeid = past[0].nodeid if past else key
-        verdict = Verdict(outcome, why, simulated=_simulated(base, head))
+        verdict = Verdict(Outcome.UNDECIDED, why, simulated=_simulated(base, head), code=Code.NOT_MEASURED)
         return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
     measurement, facts = merged(now), now[-1].process.device
     limits = _limits(written, head.held_to.get(key))
@@ -104,15 +103,12 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         family=family,
     )
     if not past:
-        verdict = replace(verdict, outcome=Outcome.NO_BASELINE, reason=f"not in {base.name}" + (f": {absent}" if absent else ""))
-    elif head.stock and len(past) < SPREAD_KNOWN and limits.max_regression is not None and verdict.outcome is Outcome.PASS:
-        # What is expected of processes is that of device-timed kernels; how these differ is not known of one or two.
-        told = f"times are the host's, and how processes differ in them takes {SPREAD_KNOWN} of the base to know, not {len(past)}"
-        verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=f"{told}: {verdict.reason}")
+        reason = f"not in {base.name}" + (f": {absent}" if absent else "")
+        verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
     changed = changes(measurement, facts, now[-1].test_source, past)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
     # What stands beside the change is what the change is against.
-    same = comparable(measurement, (one.measurement for one in past))
+    same = [one.measurement for one in past if comparable(measurement, one.measurement)]
     return Pair(row, baseline_latency(same) if same else _latency(past))
 
 

@@ -9,13 +9,14 @@ from rich.text import Text
 
 from pytest_gpumem.compare.pairs import Compared, Pair
 from pytest_gpumem.compare.sides import UNKNOWN_GPU, Side
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import names_of
 from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
 from pytest_gpumem.units import format_share, format_time
 from pytest_gpumem.verdicts.finding import bounds, change, counted
 
-_HEADINGS = ("base", "head", "change", "between", "resolves")
+_HEADINGS = ("base", "head", "change", "between", "catches")
 _BETWEEN = _HEADINGS.index("between")
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
 _GAP = 2
@@ -26,6 +27,7 @@ _TELLING_NAME = 28
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
     """What each side is, one line for each row, and a sentence for each that did not pass; ASCII, without a trailing line break."""
+    compared, base, head = printable((compared, base, head))
     lines = [f"base: {_what(base)}", f"head: {_what(head)}"]
     if compared.forced is not None:
         lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
@@ -66,7 +68,7 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
         style = _STYLES.get(pair.row.verdict.outcome, "yellow")
         drawn.add_row(Text(name), *(Text(row[column]) for column in shown), Text(verdict, style=style))
     told = drawn_as_text(drawn, width, colour)
-    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99 % above" if _BETWEEN in shown else told
+    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if _BETWEEN in shown else told
 
 
 def _room(shown: Sequence[int], figures: Sequence[Sequence[str]], verdicts: Sequence[str], width: int) -> int:
@@ -81,7 +83,7 @@ def _figures(pair: Pair) -> tuple[str, ...]:
     head = format_time(measurement.latency) if measurement is not None else ""
     if found is None:
         return base, head, "", "", ""
-    return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.resolvable)
+    return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
 
 
 def _outcome(pair: Pair) -> str:

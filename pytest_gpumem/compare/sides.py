@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
+from pytest_gpumem.records.schema import is_time
 from pytest_gpumem.verdicts.judge import comparable, is_failure
 
 STOCK = "pytest-benchmark"
@@ -129,16 +130,15 @@ def side(given: str) -> Side:
 
 
 def merged(rows: Sequence[Accepted]) -> Measurement:
-    """The processes of one row as one measurement: the newest, with those that were measured like it, on its sort of card, as its further
-    ones."""
+    """Merge the processes of one row: the newest measurement, with all that are comparable with it as its further processes."""
     newest = rows[-1].measurement
-    others = comparable(newest, (one.measurement for one in rows[:-1]))
+    others = [one.measurement for one in rows[:-1] if comparable(newest, one.measurement)]
     further = [repeat for other in others for repeat in (other.repeat, *other.further)]
     return replace(newest, further=(*newest.further, *further))
 
 
 def _paths(given: str) -> list[Path]:
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))  # the path itself where nobody has that name
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix == ".json")
         if not found:
@@ -205,7 +205,7 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
             raise LayoutError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
         median = stats.get("median")
         # A bool is an int to Python, and no time to anybody.
-        if not isinstance(median, (int, float)) or isinstance(median, bool) or not (math.isfinite(median) and median > 0):
+        if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
             raise LayoutError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
     _refuse_twice(rows)

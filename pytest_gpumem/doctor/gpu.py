@@ -225,7 +225,7 @@ def _processes(card: Card) -> Check:
         return Check("other processes", Status.OK, said)
     shown = [_process(one) for one in card.processes[:SHOWN_PROCESSES]]
     more = [f"{left} more"] if (left := len(card.processes) - len(shown)) else []
-    detail = f"on the GPU: {', '.join(shown + more)}; results beside them are UNRELIABLE"
+    detail = f"on the GPU: {', '.join(shown + more)}; rows measured beside them are UNDECIDED"
     return Check("other processes", Status.WARNING, detail, "end them, or measure on a GPU of your own (--gpumem-device cuda:N)")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.card import Card
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
@@ -68,7 +69,7 @@ def text(report: Report) -> list[str]:
     for check in report.checks:
         remedy = f" -> {check.remedy}" if check.remedy else ""
         lines.append(f"{check.status.value:<7}  {check.name:<{names}}  {check.detail}{remedy}")
-    return [*lines, "", report.summary]
+    return printable([*lines, "", report.summary])
 
 
 def in_one_line(error: Exception) -> str:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.printable import printable
+
 if TYPE_CHECKING:
     from pytest_gpumem.duet.reading import Wanted
     from pytest_gpumem.duet.rounds import Progress
@@ -36,6 +38,7 @@ ROUNDS = 96
 @click.option(
     "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
 )
+@click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of base and head. Default: 0.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
@@ -50,6 +53,7 @@ def duet(
     flagged: str | None,
     max_regression: str | None,
     rounds_max: int,
+    extend: int | None,
     seed: int,
     journal: Path | None,
     file: Path | None,
@@ -92,6 +96,7 @@ def duet(
         head=head,
         max_regression=max_regression,
         rounds_max=rounds_max,
+        extend=extend,
         seed=seed,
         journal=journal,
         file=file,
@@ -107,6 +112,7 @@ def compare(
     head: str | None = None,
     max_regression: str | None = None,
     rounds_max: int = ROUNDS,
+    extend: int | None = None,
     seed: int = 0,
     journal: Path | None = None,
     file: Path | None = None,
@@ -122,6 +128,7 @@ def compare(
         head: folder or wheel; None: the working tree.
         max_regression: allowed slow-down of all of them, as written; None: each test's own.
         rounds_max: pairs at most.
+        extend: pairs at most beyond those of the journal, in place of `rounds_max`.
         seed: of the order of base and head.
         journal: file to resume from; None: one in the temporary folder.
         file: for verdicts and all processes.
@@ -136,7 +143,7 @@ def compare(
     from pytest_gpumem.duet.journal import Journal
     from pytest_gpumem.duet.rounds import Duet
     from pytest_gpumem.duet.schedule import BASE, HEAD
-    from pytest_gpumem.duet.workers import Workers
+    from pytest_gpumem.duet.workers import Process, Workers
     from pytest_gpumem.duet.worktree import two_sides
     from pytest_gpumem.files import write_whole
     from pytest_gpumem.reporting.terminal import one_place, wants_colour
@@ -159,7 +166,6 @@ def compare(
                 "folder": str(here),
                 "tests": sorted(wanted.keys or wanted.tests or ()),
                 "max_regression": max_regression,
-                "rounds_max": rounds_max,
                 "seed": seed,
                 "pytest": list(arguments),
                 "environment": {
@@ -172,6 +178,10 @@ def compare(
             stack.callback(kept.close)
             if journal is None:
                 stack.callback(lambda: None if kept.lines else kept.remove())
+            if extend is not None:
+                if not kept.lines:
+                    raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
+                rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
             files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
             workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
             stack.callback(workers.close)
@@ -182,9 +192,9 @@ def compare(
                         sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
                     ).play()
             except KeyboardInterrupt:
-                if kept.lines:
-                    held = counted(len(kept.lines), "process")
-                    click.echo(f"gpumem duet: stopped; the journal {kept.path} holds {held}, and {again}", err=True)
+                if held := kept.held():
+                    processes = counted(held, "process")
+                    click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
                 raise
             seconds = time.monotonic() - begun
             code = report.exit_code(played, strict=strict or played.strict)
@@ -200,8 +210,10 @@ def compare(
                     write_whole(file, json.dumps(document, allow_nan=False, indent=1) + "\n")
                 except OSError as error:
                     raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
-                click.echo(f"wrote {file}")
-            if journal is None:
+                click.echo(printable(f"wrote {file}"))
+            if played.open:
+                click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
+            elif journal is None:
                 kept.remove()
             return code
     except DuetError as error:
@@ -262,7 +274,7 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on standard error; without a terminal a line for each look and each event."""
+    """A bar on standard error; without a terminal a line for each event, and for each doubling of the rounds."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -271,15 +283,14 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
-        looks: set[int] = set()
+        shown: set[int] = set()
 
         def plain(now: Progress) -> None:
             if now.note is not None:
-                click.echo(now.note, err=True)
-            elif now.seconds is not None and now.look not in looks:
-                looks.add(now.look)
-                left, most = remaining(now.seconds), remaining(now.at_most)
-                click.echo(f"round {now.rounds}: {now.open} undecided, next look at {now.look} in {left}, at most {most}", err=True)
+                click.echo(printable(now.note), err=True)
+            elif now.open and now.rounds.bit_count() == 1 and now.rounds not in shown:
+                shown.add(now.rounds)
+                click.echo(f"round {now.rounds}: {now.open} undecided, at most {remaining(now.at_most)} more", err=True)
 
         yield plain
         return
@@ -288,10 +299,9 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
         def draw(now: Progress) -> None:
             if now.note is not None:
-                bar.console.print(now.note, markup=False)
-            if now.seconds is not None:
-                left = f"{remaining(now.seconds)} to the next look, at most {remaining(now.at_most)}"
-                text = f"round {now.rounds} of {now.look}, {now.open} undecided"
-                bar.update(task, description=text, total=now.look, completed=now.rounds, left=left)
+                bar.console.print(printable(now.note), markup=False)
+            if now.rounds:
+                text = f"round {now.rounds} of at most {now.last}, {now.open} undecided"
+                bar.update(task, description=text, total=now.last, completed=now.rounds, left=f"at most {remaining(now.at_most)} more")
 
         yield draw

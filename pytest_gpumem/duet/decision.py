@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.row import LOST, Missing, Row
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.verdicts.finding import counted
 from pytest_gpumem.verdicts.judge import is_failure, judge
@@ -17,7 +18,8 @@ FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
 """Exit codes of the gate."""
 PYTEST_PASSED, PYTEST_FAILED, PYTEST_USAGE, PYTEST_NOTHING = 0, 1, 4, 5
 """pytest's."""
-_FLAGGED = (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.UNRELIABLE)
+_REGRESSION = (Code.SLOWER, Code.CREPT)
+"""Codes of a FAIL that a duet may clear."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,13 @@ class Judged:
     """Its verdict's name; None: there was nothing to compare."""
     sentence: str
     """Why."""
+    new: bool = False
+    """Base does not have it."""
 
 
 def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
     """By `Row.key`, what a duet's document (`report.to_json`) says of each row."""
-    found = {one["key"]: Judged(one["outcome"], one["sentence"]) for one in document["verdicts"]}
-    common = document["common"]
-    if common is None or common["outcome"] != Outcome.FAIL.value:
-        return found
-    # A shift of all together ends the duet: what is not decided by then is part of it.
-    decided = (Outcome.PASS.value, Outcome.FAIL.value)
-    return {key: one if one.outcome in decided else Judged(common["outcome"], common["sentence"]) for key, one in found.items()}
+    return {one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"]) for one in document["verdicts"]}
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,37 @@ class Decision:
     """What decided it, a sentence each; the last one is the result."""
 
 
+def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
+    """The end of a gate whose screen lacks measurements that the baseline holds: a lost one is red."""
+    if decision.code == USAGE or not missing:
+        return decision
+    *remarks, result = decision.remarks
+    if lost := sum(one.status == LOST for one in missing):
+        also = f"; {result.removeprefix('red: ')}" if decision.code == RED else ""
+        decision, result = replace(decision, code=RED), f"red: {counted(lost, 'measurement')} of the baseline lost{also}"
+    return replace(decision, remarks=(*remarks, *missing_lines(missing), result))
+
+
 def flagged(rows: Sequence[Row]) -> list[Row]:
-    """Rows that a duet is to judge: those that the screen finds slower, or cannot tell."""
-    return [row for row in rows if row.verdict.outcome in _FLAGGED and (row.verdict.comparison is not None or _not_compared(row))]
+    """Rows that a duet is to judge: those that the screen finds slower, or cannot compare."""
+    return [row for row in rows if row.limits.max_regression is not None and _flagged(row.verdict)]
 
 
-def _not_compared(row: Row) -> bool:
-    """Whether the screen could not hold a row to its limit: it is now measured in another way, such as another kernel, or on another sort
-    of card, or the conditions forbade it."""
-    doubted = row.verdict.outcome in (Outcome.SUSPECT, Outcome.UNRELIABLE)
-    return row.verdict.another_sort or (doubted and row.limits.max_regression is not None)
+def _flagged(verdict: Verdict) -> bool:
+    if verdict.outcome is Outcome.FAIL:
+        return verdict.code in _REGRESSION
+    return verdict.outcome is not Outcome.PASS and verdict.code is not Code.ACCEPTED
+
+
+def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
+    """Whether neither the screen nor the duet could compare a row with base, though base may have it."""
+    if row.verdict.comparison is not None or not flagged([row]):
+        return False
+    if duet is None:
+        # Without a duet the conditions alone are a warning.
+        return row.verdict.code is not Code.CONDITIONS
+    said = duet.get(row.key)
+    return said is None or (said.outcome is None and not said.new)
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
@@ -69,17 +88,14 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
 
     A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
     """
-    comparison, measurement = row.verdict.comparison, row.measurement
-    if measurement is None or (comparison is None and not _not_compared(row)):
-        return None
-    # Faster than the baseline by too much is no slow-down: such a row fails because its baseline is stale.
-    if comparison is not None and comparison.delta <= 0 and row.verdict.outcome is Outcome.FAIL:
+    measurement = row.measurement
+    if measurement is None or not flagged([row]):
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
     others = replace(row.limits, max_regression=None, fail_if_faster=None)
-    if row.verdict.outcome is Outcome.UNRELIABLE and all(getattr(others, name) is None for name in LIMITS):
+    if row.verdict.code is Code.CONDITIONS and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
-        return replace(row.verdict, outcome=Outcome.PASS)
+        return replace(row.verdict, outcome=Outcome.PASS, code=None)
     verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
     return None if is_failure(verdict, strict=False) else verdict
 
@@ -131,12 +147,12 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged |
     screen = f"the screen had said {old.outcome.value}: {old.reason}"
     said = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
     if judged.outcome == Outcome.FAIL.value:
-        return replace(row, failed=True, verdict=replace(old, outcome=Outcome.FAIL, reason=f"{said}; {screen}"))
+        return replace(row, failed=True, verdict=replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{said}; {screen}"))
     rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
     if rest is None:
         return replace(row, verdict=replace(old, reason=f"{old.reason}; {said}"))
     besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
-    return replace(row, failed=False, verdict=replace(old, outcome=rest.outcome, reason=f"{said}{besides}; {screen}"))
+    return replace(row, failed=False, verdict=replace(old, outcome=rest.outcome, code=rest.code, reason=f"{said}{besides}; {screen}"))
 
 
 def decide(
@@ -189,11 +205,25 @@ def decide(
         said += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
         said += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
         return Decision(RED, after, (*remarks, f"red: {'; '.join(said)}"))
-    if all(row.verdict.outcome is Outcome.UNRELIABLE for row in after):
+    if all(row.verdict.code is Code.CONDITIONS for row in after):
         return Decision(NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
+    if unjudged := [row for row in after if _unjudged(row, duet)]:
+        remarks += [f"not judged: {row.key}: {row.verdict.reason}" for row in unjudged]
+        why = "" if duet is not None else ", and there was no duet to judge them"
+        return Decision(NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}"))
     doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
+    new = [row for row in doubtful if (said_of := (duet or {}).get(row.key)) is not None and said_of.new]
+    undecided = [row for row in doubtful if row not in new and row.verdict.code is not Code.ACCEPTED]
+    remarks += [f"new, base does not have it: {row.key}" for row in new]
+    remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
+    remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
+    if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
+        remarks.append(
+            f"{free} of {len(after)} rows have no max_regression, so a slow-down of them is not looked for; see --max-regression"
+        )
     if strict and (doubtful or facts.simulated):
         why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
         return Decision(NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
-    left = f", {len(doubtful)} of them undecided or without a baseline" if doubtful else ""
+    counts = {"undecided": len(undecided), "new": len(new), "accepted": len(doubtful) - len(undecided) - len(new)}
+    left = "".join(f", {count} of them {name}" for name, count in counts.items() if count)
     return Decision(FINE, after, (*remarks, f"green: {len(after)} rows{left}"))

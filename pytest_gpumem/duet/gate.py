@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.printable import printable
+
 if TYPE_CHECKING:
     from pytest_gpumem.duet.decision import Decision, Judged
     from pytest_gpumem.records.row import Row
@@ -24,6 +27,8 @@ RESULTS, JUNIT, REPORT = "results.json", "junit.xml", "report.html"
 SUMMARY, QUALITY, DUET = "summary.md", "code-quality.json", "duet.json"
 FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
 """What the gate writes into its folder."""
+IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+"""File in the folder, and its text: it shows that a gate made the folder, and that what is in it is no change of the tree."""
 PROPERTY = "gpumem"
 """As `plugin.judging.PROPERTY`, which is on a floor above: of JUnit, with a row's summary."""
 OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
@@ -38,9 +43,15 @@ OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gp
     help="Folder of results, report and summary. Default: gpumem-results.",
 )
 @click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test is held to.')
-@click.option("--screen-only", is_flag=True, help="Without the duet: the screen's FAIL stands, its SUSPECT is a warning.")
+@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
 @click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
+@click.option(
+    "--allow-lost",
+    metavar="TEST",
+    multiple=True,
+    help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated.",
+)
 @click.argument("base", metavar="BASE")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def gate(
@@ -49,19 +60,20 @@ def gate(
     screen_only: bool,
     rounds_max: int | None,
     strict: bool,
+    allow_lost: tuple[str, ...],
     base: str,
     pytest_arguments: tuple[str, ...],
 ) -> int:
     """Hold a change to what BASE, a git revision, was measured at: for pipelines of pull requests.
 
-    Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, or cannot tell, a duet of BASE
-    and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under
-    GitHub Actions the job's summary and annotations.
+    Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
+    for, a duet of BASE and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a
+    folder, and under GitHub Actions the job's summary and annotations.
 
-    Exits with 1 where a test fails or something got slower, with 4 where the run could not begin, such as without a GPU in CI, with 6 where
-    nothing was measured.
+    Exits with 1 where a test fails, something got slower or a measurement of the baseline is lost, with 4 where the run could not begin,
+    such as without a GPU in CI, with 6 where nothing was measured, or something that BASE may have was compared with nothing.
     """
-    from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged, open_to_a_duet
+    from pytest_gpumem.duet.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged, open_to_a_duet, with_missing
     from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.units import QuantityError, parse_margin
 
@@ -77,11 +89,9 @@ def gate(
     try:
         ancestry(base, (), Path.cwd())
     except RevisionError as error:
-        if output.is_dir():
-            _clear(output)
         raise click.UsageError(f"BASE: {error}.") from None
-    _clear(output)
-    screened = _screen(output, base, max_regression, pytest_arguments)
+    _prepare(output)
+    screened = _screen(output, base, max_regression, (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost)))
     document, duet = screened.document, None
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
@@ -102,10 +112,11 @@ def gate(
         in_itself=screened.in_itself,
         strict_screen=strict_screen,
     )
+    decision = with_missing(decision, document.missing if document is not None else ())
     if document is not None:
         _tell(output, document, decision, os.environ)
     for remark in decision.remarks:
-        click.echo(f"gpumem gate: {remark}")
+        click.echo(printable(f"gpumem gate: {remark}"))
     return decision.code
 
 
@@ -121,14 +132,26 @@ def _flags(found: int, wanted: int) -> str:
     )
 
 
-def _clear(output: Path) -> None:
-    """Make the folder, and take away what an earlier run left in it: a run that breaks must not show another's results."""
+def _prepare(output: Path) -> None:
+    """Make the folder, and take away what an earlier gate left in it: a run that breaks must not show another's results.
+
+    Raises:
+        click.UsageError: it holds files, and no marker of a gate; nothing is touched.
+    """
+    marker = output / IGNORED
     try:
+        if (
+            output.is_dir()
+            and any(output.iterdir())
+            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+        ):
+            raise click.UsageError(
+                f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
+            )
         output.mkdir(parents=True, exist_ok=True)
+        write_whole(marker, MARKER)
         for name in FILES:
             (output / name).unlink(missing_ok=True)
-        # What it writes is no change of the tree, as which the duet would take it.
-        (output / ".gitignore").write_text("*\n")
     except OSError as error:
         raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
 
@@ -149,20 +172,18 @@ class Screened:
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
     from pytest_gpumem.records.result_file import FileError, load
-    from pytest_gpumem.reporting.annotations import GATE
-    from pytest_gpumem.reporting.job_summary import VARIABLE
+    from pytest_gpumem.settings import ANNOUNCE, without
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
     own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
     own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
-    # What comes after the first failure is judged too: the duet may clear that one. The ini file may ask to save what a gate does not.
-    own += ["--maxfail=0", "--override-ini=gpumem_save=false"]
+    # What comes after the first failure is judged too: the duet may clear that one.
+    own += ["--maxfail=0"]
     command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
-    environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "GPUMEM_SAVE")}
     sys.stdout.flush()
-    code = subprocess.run(command, env={**environment, GATE: "1"}, check=False).returncode
+    code = subprocess.run(command, env=without(os.environ, "save", ANNOUNCE), check=False).returncode
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
@@ -228,7 +249,6 @@ def _duet(
 
 def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
     """Write summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
-    from pytest_gpumem.files import write_whole
     from pytest_gpumem.reporting.annotations import workflow_commands
     from pytest_gpumem.reporting.code_quality import code_quality
     from pytest_gpumem.reporting.concerns import concerns
@@ -244,7 +264,7 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
     if (note := summarise(text, environment)) is not None:
-        click.echo(note, err=True)
+        click.echo(printable(note), err=True)
     if environment.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(found, places):
             click.echo(line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,10 @@ class Journal:
             raise
 
     def _read(self) -> None:
-        if os.fstat(self._file).st_uid != os.getuid():
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device read without end
+            raise DuetError(f"journal {self.path} is no file")
+        if found.st_uid != os.getuid():
             raise DuetError(f"journal {self.path} belongs to another user")
         with open(self._file, "rb", closefd=False) as file:
             content = file.read()
@@ -66,7 +70,7 @@ class Journal:
         for number, line in enumerate(whole.split(b"\n"), 1):
             try:
                 plain = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DuetError(f"journal {self.path}: line {number} is no JSON: {error}") from None
             if number == 1:
                 self._check(plain)
@@ -101,6 +105,10 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             raise DuetError(f"journal {self.path} cannot be written: {error.strerror or error}") from None
+
+    def held(self) -> int:
+        """Number of processes in the file; `lines` lacks the last one where a signal came between the two."""
+        return max(0, self.path.read_bytes().count(b"\n") - 1)
 
     def remove(self) -> None:
         """Delete the file; nothing is left to resume."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.duet.errors import DuetError
@@ -11,15 +11,19 @@ from pytest_gpumem.duet.schedule import BASE, HEAD
 from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import format_bytes, parse_margin
 from pytest_gpumem.verdicts.judge import is_failure
 from pytest_gpumem.verdicts.report import headline
-from pytest_gpumem.verdicts.spread import level
+from pytest_gpumem.verdicts.spread import level, readings
 
 SIDES = (BASE, HEAD)
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head must share: they decide what a latency is."""
+WAY = ("mode", "sampler")
+"""Of a measurement: what makes its latency another one, and can be asked for."""
+Way = Mapping[str, str]
+"""A value for each of `WAY`."""
 DEFAULT_REGRESSION = "1%"
 """Allowed slow-down of a test that states none, where the command line states none either."""
 
@@ -29,8 +33,11 @@ class Unjudged:
     """Why a measurement gets no verdict from its pairs."""
 
     outcome: Outcome | None
-    """UNRELIABLE; None: there is nothing to compare."""
+    """FAIL: its test fails in head alone, or head cannot be measured as base is; UNDECIDED, by its conditions; None: there is nothing to
+    compare."""
     sentence: str
+    new: bool = False
+    """Base does not have it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,16 @@ def _by_limits(nodeid: str, process: Process) -> bool:
     return bool(broken) and (not said or said.startswith(tuple(broken)))
 
 
+def _fails(key: str, row: Row | None, process: Process) -> bool:
+    """Whether a process crashed, or the test of a row failed in it, and not by its limits alone."""
+    if process.error is not None:
+        return True
+    if row is not None:
+        return row.failed and not _by_limits(row.nodeid, process)
+    nodeid = _nodeid_in(key, process)
+    return nodeid is not None and process.outcomes[nodeid][0] == "failed" and not _by_limits(nodeid, process)
+
+
 def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
     """Why a process should be repeated: it crashed, or a row that still matters is missing or was measured under bad conditions.
 
@@ -113,7 +130,7 @@ def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> st
         row = rows.get(key)
         if open_ is not None and (why := problem(row, process)) is not None:
             return f"{key}: {_said(process, key, why)}"
-        if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
+        if row is not None and row.verdict.code is Code.CONDITIONS:
             return f"{key}: {row.verdict.reason}"
     return None
 
@@ -157,23 +174,59 @@ def check_device(one: Process, other: Process) -> None:
 
 
 def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged]:
-    """The measurements of a first pair that cannot be compared: on one side only, or failed on one side."""
+    """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
     processes = {BASE: base, HEAD: head}
     found = {}
     for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
-        said = []
-        for side in SIDES:
-            if (why := problem(rows[side].get(key), processes[side])) is not None:
-                said.append(f"{side}: {_said(processes[side], key, why)}")
+        why = {side: problem(rows[side].get(key), processes[side]) for side in SIDES}
+        said = [f"{side}: {_said(processes[side], key, reason)}" for side, reason in why.items() if reason is not None]
         if said:
-            found[key] = Unjudged(None, "; ".join(said))
+            fails = {side: _fails(key, rows[side].get(key), processes[side]) for side in SIDES}
+            absent = key not in rows[BASE] and _nodeid_in(key, base) is None
+            if absent and (instead := _instead(rows[HEAD][key], base, head)):
+                said.append(f"base measures {', '.join(instead)} in that test, which head does not")
+                absent = False
+            outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
+            found[key] = Unjudged(outcome, "; ".join(said), new=absent and outcome is None)
         elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
-            found[key] = Unjudged(None, changed)
+            found[key] = Unjudged(Outcome.FAIL, changed)
     for key in wanted.missing(row for side in rows.values() for row in side.values()):
         said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
-        found[key] = Unjudged(None, "; ".join(said))
-    return found
+        fails = {side: _fails(key, None, processes[side]) for side in SIDES}
+        found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(said))
+    return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
+
+
+def _instead(row: Row, base: Process, head: Process) -> list[str]:
+    """What base measures in the test of a row of head, and head does not: the row may be one of these under another label."""
+    kept = {one.key for one in head.rows}
+    return [one.key for one in base.rows if one.nodeid == row.nodeid and one.measurement is not None and one.key not in kept]
+
+
+def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, Unjudged]:
+    """Tests and files that fail in head alone and that no measurement stands for, such as a file that cannot be imported."""
+    if wanted.keys is not None:
+        return {}
+    return {
+        nodeid: Unjudged(Outcome.FAIL, f"head: {_said(head, nodeid, outcome)}")
+        for nodeid, (outcome, _) in head.outcomes.items()
+        if outcome == "failed"
+        and wanted.holds(nodeid, nodeid)
+        and not any(key == nodeid or key.startswith((f"{nodeid}[", f"{nodeid}::")) for key in keys)
+        and not _fails(nodeid, None, base)
+    }
+
+
+def ways(base: Process, head: Process, wanted: Wanted) -> dict[str, Way]:
+    """How base measures what head measures in another way, by row key: both sides can be told to measure so."""
+    theirs, ours = rows_of(base, wanted), rows_of(head, wanted)
+    both = [key for key, row in theirs.items() if problem(row, base) is None and key in ours and problem(ours[key], head) is None]
+    return {
+        key: {name: getattr(_of(theirs[key]), name) for name in WAY}
+        for key in both
+        if _other_way(_of(theirs[key]), _of(ours[key])) is not None
+    }
 
 
 def _of(row: Row) -> Measurement:
@@ -183,7 +236,7 @@ def _of(row: Row) -> Measurement:
 
 def _other_way(base: Measurement, head: Measurement) -> str | None:
     """In what the two were measured differently, which makes their latencies incomparable."""
-    for name in ("mode", "sampler"):
+    for name in WAY:
         was, now = getattr(base, name), getattr(head, name)
         if was != now:
             return f"the measurement itself has changed: {name} was {was} in base and is {now} in head, which may be the slow-down itself"
@@ -205,15 +258,25 @@ def changes(base: Row, head: Row) -> list[str]:
     return told
 
 
+def _nodeid_in(key: str, process: Process) -> str | None:
+    """The test or file among those that did not pass in a process which a key, or a name that was asked for, is of."""
+    for nodeid in process.outcomes:
+        # A file that cannot be imported fails all tests in it.
+        if key.startswith((f"{nodeid}[", f"{nodeid}::")) or selects(key, nodeid):
+            return nodeid
+    return None
+
+
 def _said(process: Process, key: str, otherwise: str) -> str:
     """What a process says about a row that it lacks."""
-    for nodeid, (outcome, why) in process.outcomes.items():
-        if key.startswith(f"{nodeid}[") or selects(key, nodeid):
-            return f"{outcome}, {why}" if why else outcome
-        # A file that cannot be imported fails all tests in it.
-        if key.startswith(f"{nodeid}::"):
-            return why
-    return otherwise
+    if process.error is not None:
+        return f"crashed: {process.error}"
+    if (nodeid := _nodeid_in(key, process)) is None:
+        return otherwise
+    outcome, why = process.outcomes[nodeid]
+    if key.startswith(f"{nodeid}::"):
+        return why
+    return f"{outcome}, {why}" if why else outcome
 
 
 def delta_of(base: Row, head: Row, written: str | None) -> float:
@@ -229,52 +292,49 @@ def delta_of(base: Row, head: Row, written: str | None) -> float:
 
 
 def log_ratio(base: Row, head: Row) -> float:
-    """Logarithm of head's latency over base's, both put to the same launch overhead."""
-    was, now = level([_of(base), _of(head)])
+    """Logarithm of head's latency over base's, both corrected to the same launch overhead."""
+    was, now = level([*readings(_of(base)), *readings(_of(head))])
     return math.log(now / was)
 
 
-def pairs_of(key: str, rounds: Rounds) -> tuple[list[float], Unjudged | None]:
-    """The log-ratios of one measurement, round after round, up to the first round that did not measure it because it was decided.
+def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unjudged:
+    """The log-ratio of one measurement in one round that measured it, or why it has none.
 
-    A round in which it should have been measured and could not be ends them, with the reason.
+    Args:
+        key: `Row.key` of a measurement that is still open.
+        number: of the round.
+        sides: its two processes.
     """
-    found: list[float] = []
-    nodeid = next((row.nodeid for row in rounds[1][HEAD].rows if row.key == key), key)
-    for number in sorted(rounds):
-        sides = rounds[number]
-        if any(side not in sides for side in SIDES):
-            break
-        rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
-        if all(row is None and nodeid not in sides[side].outcomes and sides[side].error is None for side, row in rows.items()):
-            break
-        for side, row in rows.items():
-            if sides[side].error is not None:
-                return found, Unjudged(None, f"{side} crashed in round {number}: {sides[side].error}")
-            if (why := problem(row, sides[side])) is not None:
-                return found, Unjudged(None, f"{side} in round {number}: {_said(sides[side], key, why)}")
-            if row is not None and row.verdict.outcome is Outcome.UNRELIABLE:
-                return found, Unjudged(Outcome.UNRELIABLE, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
-        base, head = rows[BASE], rows[HEAD]
-        assert base is not None
-        assert head is not None
-        if (changed := _other_way(_of(base), _of(head))) is not None:
-            return found, Unjudged(None, f"round {number}: {changed}")
-        found.append(log_ratio(base, head))
-    return found, None
+    rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
+    for side, row in rows.items():
+        # Base comes first: what fails on both sides is not head's fault.
+        failed = Outcome.FAIL if side == HEAD and _fails(key, row, sides[side]) else None
+        if sides[side].error is not None:
+            return Unjudged(failed, f"{side} crashed in round {number}: {sides[side].error}")
+        if (why := problem(row, sides[side])) is not None:
+            return Unjudged(failed, f"{side} in round {number}: {_said(sides[side], key, why)}")
+        if row is not None and row.verdict.code is Code.CONDITIONS:
+            return Unjudged(Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
+    base, head = rows[BASE], rows[HEAD]
+    assert base is not None
+    assert head is not None
+    if (changed := _other_way(_of(base), _of(head))) is not None:
+        return Unjudged(Outcome.FAIL, f"round {number}: {changed}")
+    return log_ratio(base, head)
 
 
 def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjudged]]:
     """The measurements that are judged together, and the ones that are not, by the first pair alone.
 
-    The number must not depend on anything that is compared, since the looks follow from it.
+    The number must not depend on anything that is compared, because Holm's procedure rests on it.
     """
     base, head = rounds[1][BASE], rounds[1][HEAD]
     if base.error or head.error:
         side, process = (BASE, base) if base.error else (HEAD, head)
         rows = {**rows_of(base, wanted), **rows_of(head, wanted)}
         every = [*rows, *wanted.missing(rows.values())]
-        return [], {key: Unjudged(None, f"{side} crashed: {process.error}") for key in every}
+        outcome = None if base.error else Outcome.FAIL
+        return [], {key: Unjudged(outcome, f"{side} crashed: {process.error}") for key in every}
     out = unpaired(base, head, wanted)
     both = [key for key in rows_of(head, wanted) if key not in out]
     return both, out

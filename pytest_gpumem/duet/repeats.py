@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN, OF_A_RUN, without
 
+ENDED = {"ended": True}
+"""Last line of the file of `FURTHER_REPORTS`; before it stand `nodeid`, `failure` (a text or null) and `finished` of each report."""
+AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))
+"""Processes that get ready while another one measures."""
 SHOWN = 1500
 """Characters of a failed process's last words that are kept."""
-_TAKEN_AWAY = ("GPUMEM_SAVE", "GPUMEM_L2_SWEEP", "GPUMEM_L2_SWEEP_MAP", "GITHUB_STEP_SUMMARY")
-"""Variables that would have each process write what is the run's."""
 _MEASURED = (0, 1)
 """pytest's exit codes of a run whose tests passed or failed: either way its rows are what was measured."""
 
@@ -24,10 +33,38 @@ class RepeatFailed(Exception):
     """A further process could not measure; one message with its last words."""
 
 
-def repeats(arguments: Sequence[str], folder: Path, count: int, device: str, *, environment: Mapping[str, str]) -> Iterator[list[Row]]:
-    """Run pytest in fresh processes, one after another, and give the rows of each as it ends.
+@dataclass(frozen=True)
+class Further:
+    """What a further process measured and reported."""
 
-    They save, report and compare nothing: what such options would write goes to a folder that is removed.
+    name: str
+    """Such as "process 2 of 3 of --gpumem-processes"."""
+    rows: Mapping[str, Row]
+    """By `Row.key`."""
+    failures: Mapping[str, str]
+    """By node id: the text of each failed test."""
+    finished: frozenset[str]
+    """Node ids of the tests that it reported to their end."""
+    broken: str | None = None
+    """How the process ended, if its session did not come to its end."""
+    failed_as_a_whole: str | None = None
+    """Its last words, if its session failed and no test of it did."""
+
+    def failure_of(self, nodeid: str) -> str | None:
+        """Why a test failed in this process; None if it did not."""
+        if (text := self.failures.get(nodeid)) is not None:
+            return f"{self.name}: {nodeid}\n{text}"
+        if self.broken is not None and nodeid not in self.finished:
+            return f"{self.name} {self.broken}, before it reported this test"
+        return None
+
+
+def repeats(
+    arguments: Sequence[str], folder: Path, count: int, device: str, *, environment: Mapping[str, str], only: Callable[[], list[str]] = list
+) -> Iterator[Further]:
+    """Run pytest in fresh processes, one after another, and give what each measured as it ends.
+
+    They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
 
     Args:
         arguments: of pytest, as this process got them.
@@ -35,44 +72,103 @@ def repeats(arguments: Sequence[str], folder: Path, count: int, device: str, *, 
         count: of processes.
         device: baseline key of this process's device, which the others must have too.
         environment: variables of the processes.
+        only: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
 
     Raises:
         RepeatFailed: a process did not measure, or did on another device.
     """
-    for number in range(count):
-        with tempfile.TemporaryDirectory() as scratch:
-            yield _rows(arguments, folder, Path(scratch), device, environment, f"process {number + 2} of {count + 1}")
+    with ExitStack() as stack:
+        started: deque[_Process] = deque()
+        for number in range(count):
+            while len(started) <= AHEAD and number + len(started) < count:
+                name = f"process {number + len(started) + 2} of {count + 1} of --gpumem-processes"
+                process = _Process(name, arguments, folder, environment)
+                stack.callback(process.close)
+                started.append(process)
+            yield started.popleft().measure(only(), device)
 
 
-def _rows(arguments: Sequence[str], folder: Path, scratch: Path, device: str, environment: Mapping[str, str], name: str) -> list[Row]:
-    results = scratch / "results.json"
-    # The last of an option counts: what stands here takes the place of what the arguments say.
-    # One word each: pytest looks for its root folder among all words that are paths, and rows are named from there.
-    own = ["--gpumem-processes=1", f"--gpumem-baseline={scratch}", f"--gpumem-report={scratch / 'report.html'}"]
-    own += [f"--gpumem-markdown={scratch / 'summary.md'}", f"--gpumem-code-quality={scratch / 'quality.json'}"]
-    own += [f"--benchmark-json={results}", f"--benchmark-storage=file://{scratch}", f"--junitxml={scratch / 'junit.xml'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, *own],
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode not in _MEASURED or not results.exists():
-        words = (done.stdout + done.stderr).strip()[-SHOWN:]
-        raise RepeatFailed(f"{name} of --gpumem-processes ended with {done.returncode} and measured nothing: {words}")
+class _Process:
+    """One pytest, which collects its tests and imports their libraries while others measure."""
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._scratch = tempfile.TemporaryDirectory()
+        scratch = Path(self._scratch.name)
+        self._results, self._reports = scratch / "results.json", scratch / "reports.jsonl"
+        self._log: IO[str] = open(scratch / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
+        # The last of an option counts: what stands here takes the place of what the arguments say.
+        # One word each: pytest looks for its root folder among all words that are paths, and rows are named from there.
+        own = [f"--gpumem-baseline={scratch}", f"--benchmark-json={self._results}", f"--benchmark-storage=file://{scratch}"]
+        own += [f"--junitxml={scratch / 'junit.xml'}", f"--override-ini=cache_dir={scratch / 'cache'}"]
+        turn, self._turn = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *arguments, *own],
+                cwd=folder,
+                env=without(environment, *OF_A_RUN) | {FURTHER_REPORTS: str(self._reports), FURTHER_TURN: str(turn)},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(turn,),
+            )
+        finally:
+            os.close(turn)
+
+    def measure(self, tests: Sequence[str], device: str) -> Further:
+        """Let it measure these tests, or all that it collected, and wait for its end. Raises `RepeatFailed`."""
+        with contextlib.suppress(BrokenPipeError):  # it ended before its turn: its last words say why
+            os.write(self._turn, json.dumps(list(tests)).encode() + b"\n")
+        code = self._process.wait()
+        self._log.flush()
+        self._log.seek(0)
+        words = self._log.read().strip()[-SHOWN:]
+        ended, failures, finished = _reported(self._reports)
+        broken = None if ended and code in _MEASURED else f"ended with {code}: {words}"
+        measured = self._results.exists() and self._results.stat().st_size > 0
+        if not (failures or finished) if broken else not measured:
+            raise RepeatFailed(f"{self._name} ended with {code} and measured nothing: {words}")
+        rows = _rows(self._results, device, self._name) if measured else {}
+        failed = words if broken is None and code and not failures else None
+        self.close()
+        return Further(self._name, rows, failures, finished, broken, failed)
+
+    def close(self) -> None:
+        """End it if it still runs, and free what it needed; a second call does nothing."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._turn >= 0:
+            os.close(self._turn)
+            self._turn = -1
+        self._log.close()
+        self._scratch.cleanup()
+
+
+def _rows(results: Path, device: str, name: str) -> dict[str, Row]:
     try:
         document = document_in(parsed(content(results)))
     except FileError as error:
-        raise RepeatFailed(f"{name} of --gpumem-processes wrote no rows: {error}") from None
+        raise RepeatFailed(f"{name} wrote no rows: {error}") from None
     if document.device.key != device:
-        raise RepeatFailed(f"{name} of --gpumem-processes measured on {document.device.key}, this one is on {device}")
-    return list(document.rows)
+        raise RepeatFailed(f"{name} measured on {document.device.key}, this one is on {device}")
+    return {row.key: row for row in document.rows}
 
 
-def environment_of(now: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables for the processes: those of this one, less what would have each of them write what is the run's."""
-    return {name: value for name, value in now.items() if name not in _TAKEN_AWAY}
+def _reported(file: Path) -> tuple[bool, dict[str, str], frozenset[str]]:
+    """What a process wrote of its tests: whether its session came to its end, the failures, and the tests that were finished."""
+    failures: dict[str, str] = {}
+    finished: set[str] = set()
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for line in lines:
+        try:
+            report = json.loads(line)
+        except ValueError:  # the process was killed while it wrote
+            break
+        if report == ENDED:
+            return True, failures, frozenset(finished)
+        if report["failure"] is not None:
+            failures.setdefault(report["nodeid"], report["failure"])
+        if report["finished"]:
+            finished.add(report["nodeid"])
+    return False, failures, frozenset(finished)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
@@ -12,12 +12,13 @@ from pytest_gpumem.duet.rounds import Result, Told
 from pytest_gpumem.duet.schedule import BASE, HEAD
 from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.duet.worktree import Side
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
 from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.finding import change, counted
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the document's layout."""
 FINE, REGRESSION, NO_VERDICT = 0, 1, 6
 _NONE = "NO VERDICT"
@@ -27,14 +28,13 @@ _LEAST_NAME = 24
 
 def exit_code(result: Result, *, strict: bool) -> int:
     """0 fine, 1 where something got slower, 6 where nothing was judged and, under `strict`, where anything was not or is simulated."""
-    verdicts = [*result.told, *([result.common] if result.common is not None else [])]
-    if any(one.outcome is Outcome.FAIL for one in verdicts):
+    if any(one.outcome is Outcome.FAIL for one in result.told):
         return REGRESSION
-    judged = [one for one in verdicts if one.paired is not None]
+    judged = [one for one in result.told if one.paired is not None]
     if not judged:
         return NO_VERDICT
     simulated = any(process.simulated for process in result.processes)
-    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in verdicts)):
+    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.told)):
         return NO_VERDICT
     return FINE
 
@@ -46,8 +46,8 @@ def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour
     lines = [] if sides is None else [named(sides)]
     if device is not None:
         driver = f", driver {device.driver}" if device.driver else ""
-        lines.append(f"{device.name}{simulated}{driver}")
-    told = [*([result.common] if result.common is not None else []), *result.told]
+        lines.append(printable(f"{device.name}{simulated}{driver}"))
+    told = printable(list(result.told))
     shown = [one for one in told if one.paired is not None or one.outcome is not None]
     if shown:
         lines += ["", _table(shown, width, colour, simulated)]
@@ -57,13 +57,13 @@ def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour
         lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
     measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
     resumed = f", {result.resumed} of them taken from the journal" if result.resumed else ""
-    lines.append(f"{measured}{resumed}; bounds are one-sided, 99.9 % below and 99 % above")
+    lines.append(f"{measured}{resumed}; intervals are of 99 %")
     return "\n".join(lines)
 
 
 def named(sides: Mapping[str, Side]) -> str:
     """What is compared."""
-    return f"base: {sides[BASE].what}; head: {sides[HEAD].what}"
+    return printable(f"base: {sides[BASE].what}; head: {sides[HEAD].what}")
 
 
 def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
@@ -76,9 +76,11 @@ def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
     for one in told:
         paired = one.paired
         figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
-        figures += (
-            ["", "", "", ""] if paired is None else [change(paired.change), change(paired.low), change(paired.high), str(paired.pairs)]
-        )
+        if paired is None:
+            figures += [""] * 4
+        else:
+            ends = [change(end) if math.isfinite(end) else "" for end in paired.bounds]
+            figures += [change(paired.change), *ends, str(paired.pairs)]
         name = one.outcome.value if one.outcome is not None else _NONE
         verdict = Text(f"{name}{simulated}", style=_STYLES.get(one.outcome, "yellow") if one.outcome is not None else "yellow")
         drawn.add_row(Text(shortened(one.key, name_width)), *(Text(figure) for figure in figures), verdict)
@@ -110,8 +112,6 @@ def to_json(
         "head": {"what": sides[HEAD].what, "identity": sides[HEAD].identity},
         "simulated": device.simulated if device is not None else None,
         "device": None if device is None else {"key": device.device, "name": device.name, "driver": device.driver, "uuid": device.uuid},
-        "plan": None if result.schedule is None else {**asdict(result.schedule), "reason": result.schedule.reason},
-        "common": None if result.common is None else _verdict(result.common),
         "verdicts": [_verdict(one) for one in result.told],
         "resumed": result.resumed,
         "processes": [_process(process) for process in result.processes],
@@ -123,15 +123,17 @@ def _verdict(one: Told) -> dict[str, Any]:
         "key": one.key,
         "outcome": one.outcome.value if one.outcome is not None else None,
         "sentence": one.sentence,
+        "new_in_head": one.new,
         "base_latency": one.base_latency,
         "head_latency": one.head_latency,
         "paired": None,
     }
-    if one.paired is not None:
-        paired = asdict(one.paired)
-        paired["outcome"] = one.paired.outcome.value if one.paired.outcome is not None else None
+    if (paired := one.paired) is not None:
         # JSON has no infinity: a bound that so few pairs cannot have is unknown.
-        plain["paired"] = {name: None if value in (float("inf"), float("-inf")) else value for name, value in paired.items()}
+        low, high = (end if math.isfinite(end) else None for end in paired.bounds)
+        plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "pairs": paired.pairs}
+        plain["paired"] |= {"delta": paired.delta, "change": paired.change, "low": low, "high": high}
+        plain["paired"] |= {"alarm": paired.alarm, "miss": paired.miss, "gross": paired.gross}
     return plain
 
 

@@ -17,12 +17,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 import pytest_gpumem
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.schedule import Turn
 from pytest_gpumem.duet.worktree import Side, held_folder, moved_path, spared
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
+from pytest_gpumem.settings import OF_A_RUN, without
 
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
 READY_SECONDS = 1800.0
@@ -46,8 +49,6 @@ REFUSED = {
 """Arguments of pytest that cannot be given, and why."""
 _OUTCOME_OF_NO_RUN = (3, 4)
 """pytest's exit codes of an internal error and of arguments or a device that it cannot use."""
-TAKEN_AWAY = ("GPUMEM_REPORT", "GPUMEM_BASELINE", "GPUMEM_L2_SWEEP_MAP")
-"""Variables that would have every process of a duet read or write what is a single run's."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,11 @@ class Process:
             DuetError: it is something else.
         """
         try:
-            given = dict(plain)
-            return Process(
-                turn=Turn(*given.pop("turn")),
-                rows=tuple(row_from_json(row) for row in given.pop("rows")),
-                outcomes={name: (said[0], said[1]) for name, said in given.pop("outcomes").items()},
-                **given,
-            )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if unknown := sorted(plain.keys() - Process.__dataclass_fields__.keys()):
+                raise ValueError(f"{unknown[0]} is unknown")
+            rows = tuple(row_from_json(row) for row in plain["rows"])
+            return replace(msgspec.convert({**plain, "rows": []}, Process), rows=rows)
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
             raise DuetError(f"the journal holds a process that cannot be read: {error}") from None
 
 
@@ -120,6 +118,13 @@ def check_arguments(arguments: Sequence[str]) -> None:
         name = "-n" if argument.startswith("-n") and not argument.startswith("--") else argument.partition("=")[0]
         if name in REFUSED:
             raise DuetError(f"{argument} among pytest's arguments: {REFUSED[name]}")
+
+
+def environment_of(side: Side, other: Side, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a process that measures one of two sides: it is no run of its own, and sees nothing of the other side."""
+    own = without({name: value for name, value in environment.items() if not name.startswith("GIT_")}, *OF_A_RUN)
+    path = moved_path(environment, side, other.root)
+    return own if path is None else own | {"PYTHONPATH": path}
 
 
 class Workers:
@@ -156,13 +161,16 @@ class Workers:
         self.early = False
         """Processes wait before they import test modules: some module opens the GPU when it is imported."""
 
-    def run(self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int) -> Process:
+    def run(
+        self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Process:
         """Let the process of `turns[0]` measure and get the next ones ready.
 
         Args:
             turns: the process to run now, and those that will follow.
             tests: node ids to run; None: all that were collected.
             attempt: how often this turn was taken, from 1 on.
+            ways: by row key, mode and sampler that the process measures with, whatever its tests ask for.
 
         Raises:
             DuetError: pytest did not accept its arguments or the device, or a side imported the other's modules.
@@ -175,7 +183,7 @@ class Workers:
                 self._waiting.append(self._worker(turn))
         worker = self._waiting.popleft()
         try:
-            return worker.run(tests, attempt)
+            return worker.run(tests, attempt, ways or {})
         finally:
             worker.close()
 
@@ -196,13 +204,10 @@ class Workers:
     def _worker(self, turn: Turn) -> _Worker:
         side = self._sides[turn.side]
         other = next(one for name, one in self._sides.items() if name != turn.side)
-        environment = {name: value for name, value in self._environment.items() if name not in TAKEN_AWAY and not name.startswith("GIT_")}
-        path = moved_path(self._environment, side, other.root)
-        if path is not None:
-            environment["PYTHONPATH"] = path
+        environment = environment_of(side, other, self._environment)
         # -x would end a process at the first test that fails.
         arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
-        arguments += [f"--gpumem-baseline={self._nothing}", "-o", "gpumem_report="]
+        arguments += [f"--gpumem-baseline={self._nothing}"]
         arguments += ["--maxfail=0", "--continue-on-collection-errors", "-p", "no:randomly"]
         job = {
             "early": self.early,
@@ -245,14 +250,14 @@ class _Worker:
             os.close(told)
             os.close(say)
 
-    def run(self, tests: Sequence[str] | None, attempt: int) -> Process:
+    def run(self, tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]]) -> Process:
         first = self._line(READY_SECONDS)
         utc, begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         done = Process(self.turn, attempt, utc, 0.0, self._process.pid)
         last = first
         if first is not None and first.get("ready"):
             with contextlib.suppress(OSError):  # it died while it waited: there will be no answer
-                self._tell.write(json.dumps({"tests": tests}) + "\n")
+                self._tell.write(json.dumps({"tests": tests, "ways": ways}) + "\n")
                 self._tell.flush()
             last = self._line(WORK_SECONDS)
         if last is None or "exit" not in last:

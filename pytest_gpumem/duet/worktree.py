@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ from filelock import FileLock, Timeout
 from pytest_gpumem.duet.errors import DuetError
 
 PREFIX = "gpumem-duet-"
-"""Of the temporary folders, by which one that was left behind is found."""
-MADE = ".gpumem-made-"
-"""Of those that are being made: what is named as above was locked by its owner first."""
-YOUNG = 60.0
-"""Seconds in which a folder that is being made is somebody's."""
+"""Of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`."""
 LOCK = "lock"
 """In a temporary folder: the file that its owner locks."""
+OWNER = "made-by-gpumem-duet"
+"""In a temporary folder: the file that names the folder, written once the lock is held."""
+TREE = Path("base", "tree")
+"""In a temporary folder: the worktree of a revision."""
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Untracked files that tell one state of a tree from another: code and settings, not what tests write."""
 SAID = 1500
@@ -79,27 +78,33 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
     """
     here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
     with ExitStack() as stack:
-        temporary = held_folder(stack)
-        tree = _tree(here, left_out)
-        if head is None or _same(here, head):
-            head_side = tree
-        elif Path(here, head).is_dir():
-            head_side = _folder(Path(here, head).resolve(), temporary / "head", left_out)
-        elif head.endswith(".whl"):
-            head_side = _wheel(Path(here, head), tree, temporary / "head")
-        else:
-            raise DuetError(
-                f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl"
-            )
-        kind = _kind(base, here)
-        if kind == "wheel":
-            base_side = _wheel(Path(here, base), tree, temporary / "base")
-        elif kind == "folder":
-            base_side = _folder(Path(here, base).resolve(), temporary / "base", left_out)
-        else:
-            base_side = _revision(base, kind, here, temporary, stack)
-        remove_folders()
-        yield base_side, head_side
+        try:
+            sides = _sides(base, head, here, left_out, stack)
+        except OSError as error:  # such as a file that may not be read
+            raise DuetError(f"base and head cannot be prepared: {error}") from None
+        yield sides
+
+
+def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack) -> tuple[Side, Side]:
+    temporary = held_folder(stack)
+    tree = _tree(here, left_out)
+    if head is None or _same(here, head):
+        head_side = tree
+    elif Path(here, head).is_dir():
+        head_side = _folder(Path(here, head).resolve(), temporary / "head", left_out)
+    elif head.endswith(".whl"):
+        head_side = _wheel(Path(here, head), tree, temporary / "head")
+    else:
+        raise DuetError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
+    kind = _kind(base, here)
+    if kind == "wheel":
+        base_side = _wheel(Path(here, base), tree, temporary / "base")
+    elif kind == "folder":
+        base_side = _folder(Path(here, base).resolve(), temporary / "base", left_out)
+    else:
+        base_side = _revision(base, kind, here, temporary, stack)
+    remove_folders()
+    return base_side, head_side
 
 
 def _same(here: Path, head: str) -> bool:
@@ -108,20 +113,34 @@ def _same(here: Path, head: str) -> bool:
 
 def held_folder(stack: ExitStack) -> Path:
     """A temporary folder that is removed at the end; its lock tells others that its owner lives."""
-    made = Path(tempfile.mkdtemp(prefix=MADE)).resolve()
-    folder = made.with_name(PREFIX + made.name.removeprefix(MADE))
-    for path in (made, folder):
-        stack.callback(shutil.rmtree, path, ignore_errors=True)
-    lock = FileLock(made / LOCK)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    lock = FileLock(folder / LOCK)
     lock.acquire()
     stack.callback(lock.release)
     # From here on a lock that is free is one of an owner that is gone.
-    made.rename(folder)
+    (folder / OWNER).write_bytes(os.fsencode(folder))
     return folder
 
 
+def _ours(folder: Path) -> bool:
+    """Whether a duet of this user made a folder: a file in it names this very place. No other folder of such a name has it, nor a copy."""
+    try:
+        about = folder.lstat()
+        mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and folder.parent == _temporary()
+        return mine and (folder / OWNER).read_bytes() == os.fsencode(folder)
+    except OSError:
+        return False
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()).resolve()
+
+
 def _abandoned(folder: Path) -> bool:
-    """Whether nobody holds a folder's lock any more, or nobody can."""
+    """Whether a duet made a folder, and nobody holds its lock any more."""
+    if not _ours(folder):
+        return False
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -133,13 +152,9 @@ def _abandoned(folder: Path) -> bool:
 
 def remove_folders() -> None:
     """Remove the temporary folders of duets that were killed."""
-    place = Path(tempfile.gettempdir())
-    for folder in (*place.glob(f"{PREFIX}*"), *place.glob(f"{MADE}*")):
-        with suppress(OSError):  # another user's
-            about = folder.lstat()
-            young = folder.name.startswith(MADE) and time.time() - about.st_mtime < YOUNG
-            if stat.S_ISDIR(about.st_mode) and not young and about.st_uid == os.getuid() and _abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in _temporary().glob(f"{PREFIX}*"):
+        if _abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # Git
@@ -201,7 +216,7 @@ def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitSt
     top = _top(here)
     assert top is not None
     remove_leftovers(top)
-    tree = temporary / "base" / "tree"
+    tree = temporary / TREE
     tree.parent.mkdir()
     stack.callback(_remove, top, tree)
     _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
@@ -219,17 +234,18 @@ def _remove(top: Path, tree: Path) -> None:
 
 
 def remove_leftovers(top: Path) -> None:
-    """Remove worktrees of duets that were killed: those whose owner holds their lock no more."""
+    """Remove worktrees of duets that were killed, and what git knows of those whose folder is gone already."""
     listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout
     for entry in listed.split(b"\0"):
-        tree = Path(os.fsdecode(entry.removeprefix(b"worktree "))) if entry.startswith(b"worktree ") else None
-        owner = tree.parent.parent if tree is not None else None
-        if tree is None or owner is None or not owner.name.startswith(PREFIX):
+        if not entry.startswith(b"worktree "):
             continue
-        if owner.is_dir() and not _abandoned(owner):
+        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
+        owner = tree.parent.parent
+        if tree != owner / TREE or owner.parent != _temporary() or not owner.name.startswith(PREFIX):
             continue
-        _remove(top, tree)
-        shutil.rmtree(owner, ignore_errors=True)
+        if _abandoned(owner) or not os.path.lexists(owner):
+            _remove(top, tree)
+            shutil.rmtree(owner, ignore_errors=True)
 
 
 # Trees
@@ -271,7 +287,7 @@ def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
     if top is None:
         for path in sorted(_sources(folder)):
             found = path.stat()
-            digest.update(f"{path.relative_to(folder)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+            digest.update(os.fsencode(path.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
         return f"folder {folder}", digest.hexdigest()
     commit = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False).stdout.decode().strip()
     changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout if commit else b""
@@ -289,7 +305,7 @@ def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
 def _sources(folder: Path) -> Iterator[Path]:
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", "venv", "build")]
-        yield from (Path(where, name) for name in files if name.endswith(SOURCES))
+        yield from (path for name in files if name.endswith(SOURCES) and (path := Path(where, name)).is_file())
 
 
 # Environments

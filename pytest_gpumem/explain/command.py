@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.printable import printable
+
 if TYPE_CHECKING:
     from pytest_gpumem.explain.evidence import Side
     from pytest_gpumem.verdicts.causes import Explanation
@@ -78,15 +80,16 @@ def explain(
     except ExplainError as error:
         raise click.UsageError(f"{error}.") from None
     except NothingMeasured as error:
-        click.echo(f"gpumem: {error}", err=True)
+        click.echo(printable(f"gpumem: {error}"), err=True)
         return NOTHING
     width = shutil.get_terminal_size((120, 24)).columns
-    click.echo(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{' (simulated)' if sides[1].facts.simulated else ''}")
+    simulated = " (simulated)" if sides[1].facts.simulated else ""
+    click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
     for key, one in found.items():
         click.echo("\n" + text(key, one, width=width))
     notes = [*_of_sides(*sides), *_alone(*sides)]
     for note in notes:
-        click.echo(f"\nnote: {note}")
+        click.echo("\n" + printable(f"note: {note}"))
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
         if keep is not None:
@@ -106,7 +109,7 @@ def explain(
                 "explanations": [explanation_to_json(key, one) for key, one in found.items()],
             }
             write_whole(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
-            click.echo(f"wrote {file}")
+            click.echo(printable(f"wrote {file}"))
     except OSError as error:
         raise click.ClickException(f"cannot write: {error}") from None
     return 0
@@ -182,7 +185,7 @@ def _measured(
 
     def echo(line: str) -> None:
         # Explanations go to standard output, what pytest and ncu print to standard error.
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)
 
     try:
         check_arguments(arguments)  # before a side is prepared, which may install a project

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpumem.duet.workers import TAKEN_AWAY
+from pytest_gpumem.duet.workers import environment_of
 from pytest_gpumem.duet.worktree import Side as Tree
-from pytest_gpumem.duet.worktree import moved_path
 from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.nsight.running import Finished
 from pytest_gpumem.records.profile import TestProfile
@@ -38,14 +37,12 @@ class Run:
         """The command that measures and writes its results."""
         command = [self.tree.python, "-u", "-m", "pytest", *selection(self.tests), "--gpumem", *self.arguments, *self.tests]
         command += [f"--benchmark-json={results}"]
-        return [*command, f"--gpumem-baseline={results.with_name('none')}", "-o", "gpumem_report=", "-p", "no:cacheprovider"]
+        return [*command, f"--gpumem-baseline={results.with_name('none')}", "-p", "no:cacheprovider"]
 
     @property
     def own(self) -> dict[str, str]:
         """The child's environment."""
-        own = {name: value for name, value in self.environment.items() if name not in TAKEN_AWAY and not name.startswith("GIT_")}
-        path = moved_path(self.environment, self.tree, self.other.root)
-        return own if path is None else own | {"PYTHONPATH": path}
+        return environment_of(self.tree, self.other, self.environment)
 
 
 def results_of(results: Path, finished: Finished, *, problem: str | None = None, under: str = "") -> Document:

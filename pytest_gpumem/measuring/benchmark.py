@@ -427,7 +427,7 @@ class _Run:
                 if not go_on(seen, wanted=self._plan.precision, placements=wanted, most=limit, spent=spent, budget=budget):
                     break
         if not self.placements:
-            # Everything was throttled: the samples stay visible, and the conditions make the verdict UNRELIABLE.
+            # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.
             self.placements = list(self._throttled)
             self.notes.append("every sample was taken under throttling")
         self._say_precision(wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,12 @@ from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
 from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
-from pytest_gpumem.records.result_file import FileError
+from pytest_gpumem.records.result_file import FileError, content, parsed
 from pytest_gpumem.records.result_file import load as load_results
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.records.traffic import account
+from pytest_gpumem.settings import OF_A_RUN, without
 
 SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
@@ -87,7 +87,7 @@ def count(
         command = ncu.counting_command(program, [*child, *arguments, *tests, f"--benchmark-json={results}"], log)
         echo(f"gpumem: {running.shown(command)}")
         try:
-            finished = running.run(command, environment, echo)
+            finished = running.run(command, without(environment, *OF_A_RUN), echo)
         except (OSError, subprocess.SubprocessError) as error:
             raise NothingCounted(f"{program} cannot be started: {error}") from None
         said = log.read_text(errors="replace") if log.exists() else ""
@@ -238,11 +238,9 @@ def load(path: Path) -> Stored:
         BadFile: it cannot be read, or is no such file.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise BadFile(f"{path} is no JSON: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
+        plain = parsed(content(path))
+    except FileError as error:
+        raise BadFile(f"{path}: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or not isinstance(plain.get("rows"), list):
         raise BadFile(f"{path} is no file of counts of schema {SCHEMA}; accepted is a file that `gpumem traffic --json` wrote")
     try:
@@ -251,7 +249,7 @@ def load(path: Path) -> Stored:
         counts = {key: msgspec.convert(counted, Counted) for key, counted in rows if counted is not None}
     except (KeyError, TypeError) as error:
         raise BadFile(f"{path}: {error} is missing; accepted is a file that `gpumem traffic --json` wrote") from None
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise BadFile(f"{path}: counted: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
     if not isinstance(device, str) or not all(isinstance(key, str) for key in counts):
         raise BadFile(f"{path}: a key is no text; accepted is a file that `gpumem traffic --json` wrote")

@@ -14,6 +14,7 @@ from pytest_gpumem.nsight import profile_tools, running
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
 from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
+from pytest_gpumem.settings import OF_A_RUN, without
 
 TESTS_FAILED, USAGE_ERROR = 1, 4
 """Exit codes of pytest."""
@@ -140,7 +141,7 @@ def _profile(
     written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
     echo(f"gpumem: {running.shown(command)}")
     try:
-        finished = running.run(command, environment, echo)
+        finished = running.run(command, without(environment, *OF_A_RUN), echo)
     except (OSError, subprocess.SubprocessError) as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == USAGE_ERROR:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pytest_gpumem.printable import printable
+
 if TYPE_CHECKING:
     from pytest_gpumem.nsight.profile import Report, Wanted
 
@@ -127,7 +129,7 @@ def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
 
 def _echo(line: str) -> None:
     # Results go to standard output, what pytest and the tool print to standard error.
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
 
 
 def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
@@ -142,14 +144,15 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
     except BadCall as error:
         raise click.UsageError(f"{error}.") from None
     except (ToolMissing, NothingProfiled) as error:
-        click.echo(f"gpumem: {error}", err=True)
+        click.echo(printable(f"gpumem: {error}"), err=True)
         return NOTHING
     count = len(report.tests)
-    click.echo(f"wrote {report.file}: {f'{count} tests' if count > 1 else report.tests[0].nodeid}, by {report.program} {report.version}")
+    of = f"{count} tests" if count > 1 else report.tests[0].nodeid
+    click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
     for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
-        click.echo(line)
+        click.echo(printable(line))
     if count > 1:
-        click.echo(f"the other tests' filters: {_ranges_call(wanted)}")
+        click.echo(printable(f"the other tests' filters: {_ranges_call(wanted)}"))
     if report.exit_code < 0:
         click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
         return FAILED

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pytest_gpumem.nsight.profile_tools import filters
 from pytest_gpumem.nsight.running import run
+from pytest_gpumem.printable import printable
+from pytest_gpumem.settings import OF_A_RUN, without
 
 PLUGIN = "pytest_gpumem.plugin.profiling"
 """What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
@@ -81,7 +83,7 @@ def select(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
         command = [sys.executable, "-m", "pytest", *selection(tests), "--gpumem-ranges-file", str(file), "--gpumem", "--collect-only", "-q"]
-        done = run([*command, *arguments, *tests], environment, lambda _: None)
+        done = run([*command, *arguments, *tests], without(environment, *OF_A_RUN), lambda _: None)
         plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     if done.exit_code not in (0, NO_TESTS):
         for line in done.output.splitlines():
@@ -97,7 +99,7 @@ def select(
 def listing(found: Sequence[Selected]) -> str:
     """What `gpumem ranges` prints: each test with its range's name and the filter of each tool."""
     lines: list[str] = []
-    for one in found:
+    for one in printable(list(found)):
         lines += [one.nodeid, f"  range       {one.name}"]
         lines += [f"  {tool:10}  {text}" for tool, text in filters(one.name, measures=one.measures).items()]
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from pytest_gpumem.nsight.sqlite import read_sqlite
 from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu, find_nsys
 from pytest_gpumem.records.profile import TestProfile
+from pytest_gpumem.records.result_file import FileError, content
 from pytest_gpumem.records.row import Row
 
 ACCEPTED = ".nsys-rep, .sqlite of `nsys export`, .ncu-rep, or what `ncu --csv --page raw` wrote"
@@ -44,18 +45,20 @@ def read(path: Path, environment: Mapping[str, str]) -> Recording:
             )
         if path.suffix == ".ncu-rep":
             return _counted(path, environment)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadReport("a device or a pipe; accepted is a file")
         with path.open("rb") as file:
             begin = file.read(16)
         if begin.startswith(b"SQLite format 3") or path.suffix == ".sqlite" or not begin:
             with Tables(path) as tables:
                 return read_sqlite(tables)
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = content(path).decode("utf-8", "replace")
         if '"ID"' not in text:
             raise BadReport(ncu.trouble(text) or f"no report of Nsight Systems or Nsight Compute; accepted are {ACCEPTED}")
         return ncu_report.read_csv(text)
     except OSError as error:
         raise BadReport(f"{path} cannot be read: {error.strerror or error}") from None
-    except (BadReport, ncu.BadOutput) as error:
+    except (BadReport, FileError, ncu.BadOutput) as error:
         raise BadReport(f"{path}: {error}") from None
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pytest_gpumem.printable import printable
+
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
 
@@ -48,7 +50,7 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
         try:
             found = reading.read(file, os.environ)
         except (BadReport, ToolMissing) as error:
-            click.echo(f"gpumem: {error}", err=True)
+            click.echo(printable(f"gpumem: {error}"), err=True)
             broken = True
             continue
         read_ones.append((file, replace(found, profiles=reading.with_results(found.profiles, rows))))
@@ -57,5 +59,5 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     else:
         for number, (file, found) in enumerate(read_ones):
             version = f" {found.tool_version}" if found.tool_version else ""
-            click.echo(f"{'' if not number else chr(10)}{file} ({found.tool}{version})\n\n{text(found)}")
+            click.echo(f"{'' if not number else chr(10)}{printable(f'{file} ({found.tool}{version})')}\n\n{text(found)}")
     return UNREADABLE if broken else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.migrations import PageCounts, said
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
@@ -16,7 +17,7 @@ SHOWN = 8
 
 def text(recording: Recording) -> str:
     """A paragraph for each measurement."""
-    lines = []
+    recording, lines = printable(recording), []
     for one in recording.profiles:
         lines += [*_profile(one), ""]
     if rest := list(_besides("outside of all tests", recording.outside)):

@@ -55,7 +55,8 @@ class Tables:
         """Version of the schema; empty where the file does not say."""
         self._connection = _opened(path)
         try:
-            self._names = {str(row[0]) for row in self._read("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+            kinds = dict(self._read("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"))
+            self._names, self._views = set(kinds), {name for name, kind in kinds.items() if kind == "view"}
             if not self._names:
                 raise BadReport("an empty SQLite file: the export was broken off, or nothing was recorded")
             if STRINGS not in self._names or not self._names & {META, RANGES, KERNELS, CALLS, "TARGET_INFO_SESSION_START_TIME"}:
@@ -113,6 +114,9 @@ class Tables:
         """
         if not self.has(table):
             return
+        if table in self._views:
+            # A view computes its rows, and may never end.
+            raise BadReport(f"{table} is a view; in what `nsys export --type sqlite` writes it is a table")
         present = {str(row[1]) for row in self._read(f'PRAGMA table_info("{table}")')}
         if missing := [name for name in needed if name not in present]:
             version = f"schema {self.schema}" if self.schema else "a schema without a version"

@@ -1,4 +1,4 @@
-"""What a row says besides its verdict: what is not as it was for its baseline, and what it has crept away from."""
+"""What a row says besides its verdict: what differs from its baseline."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ import pytest
 
 from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.verdicts.creep import creep
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
-    """The row with its test's source, what has changed since the baseline in its verdict's reason, and creep among its notes."""
+    """Add the test's source to a row, and to its verdict's reason what has changed since the baseline."""
     measurement = row.measurement
     source = source_of(item)
     if measurement is None:
         return replace(row, test_source=source)
-    history = session.baseline.history(row.key, measurement.mode)
-    changed = changes(measurement, session.facts, source, history.accepted)
+    of_its_mode = [one for one in session.history(row).accepted if one.measurement.mode == measurement.mode]
+    changed = changes(measurement, session.facts, source, of_its_mode)
     verdict = row.verdict
     if changed:
         verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")
-    if said := creep(measurement, [one.measurement for one in history.anchor], history.processes, session.facts):
-        measurement = replace(measurement, notes=(*measurement.notes, said))
-    return replace(row, measurement=measurement, verdict=verdict, test_source=source, changed=changed)
+    return replace(row, verdict=verdict, test_source=source, changed=changed)
 
 
 def source_of(item: pytest.Item) -> str | None:
@@ -46,4 +43,4 @@ def source_of(item: pytest.Item) -> str | None:
         text = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):  # made by a program
         return None
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -18,14 +18,12 @@ import pytest
 
 REASON = 500
 """Characters of a failure's reason that are kept."""
-FOR_ITSELF = {"gpumem_save": False, "gpumem_strict": False, "gpumem_l2_sweep": False, "gpumem_processes": "1"}
-"""Options, where the tree's plugin has them, that are the duet's own matter: set as on the command line, over the environment and ini."""
-
-
+WAYS = "_GPUMEM_WAYS"
+"""As `settings.WAYS`."""
+UNWRITTEN = ("xmlpath", "benchmark_save", "benchmark_autosave")
+"""Options of others, such as an ini file's, by which each process would write a file of the user's."""
 DECIDED = (0, 1, 5)
 """pytest's exit codes of a session that ran: all passed, some failed, nothing to run."""
-OUTPUTS = "gpumem-outputs"
-"""Name of the tree's plugin, where it has one, that writes what is a single run's: summaries, annotations."""
 
 
 class Gate:
@@ -62,7 +60,9 @@ class Gate:
         line = self._told.readline()
         if not line:
             os._exit(1)
-        self._tests = json.loads(line)["tests"]
+        asked = json.loads(line)
+        self._tests = asked["tests"]
+        os.environ[WAYS] = json.dumps(asked["ways"])
         threading.Thread(target=self._end_with_the_coordinator, daemon=True).start()
 
     def _end_with_the_coordinator(self) -> None:
@@ -70,19 +70,17 @@ class Gate:
         self._told.read()
         os._exit(1)
 
-    @pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
+    @pytest.hookimpl(tryfirst=True)  # before the plugins read them
     def pytest_configure(self, config: pytest.Config) -> None:
-        for name, value in FOR_ITSELF.items():
+        for name in UNWRITTEN:
             if hasattr(config.option, name):
-                setattr(config.option, name, value)
+                setattr(config.option, name, None)
         if getattr(config.option, "numprocesses", None) or getattr(config.option, "dist", "no") != "no":
             raise pytest.UsageError("gpumem duet measures one process at a time; leave out -n and --dist")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        plugins = session.config.pluginmanager
-        plugins.unregister(name=OUTPUTS)
-        plugins.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
+        session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:

@@ -1,23 +1,111 @@
-"""One measuring test at a time on each GPU: workers of xdist, or two sessions, would time each other's kernels."""
+"""One measuring test at a time on each GPU: workers of xdist, or two sessions, would time each other's kernels.
+
+The lock lies in a folder of the user's own. In a folder that others can write to, they could put a link in its place, or keep it locked.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import AbstractContextManager, nullcontext
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+from platformdirs import user_runtime_path
 
+from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 
+PATIENCE = 3.0
+"""Seconds of waiting for a GPU after which the user is told who has it."""
 
-def exclusive(facts: DeviceFacts) -> AbstractContextManager[object]:
-    """Waits until no other process of this user holds the GPU. A device without a UUID is nobody else's: nothing is waited for.
+
+class LockUnusable(DeviceError):
+    """The lock of a GPU cannot be used; one line with the path and the reason."""
+
+
+@contextmanager
+def exclusive(facts: DeviceFacts, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Waits until no other process of this user holds the GPU. A device without a UUID belongs to this process alone.
 
     The lock ends with the process, however that ends.
+
+    Args:
+        facts: the device.
+        tell: is given one line that names the holder, where the wait takes longer than `PATIENCE`.
+
+    Raises:
+        LockUnusable: the lock or its folder cannot be used.
     """
     if facts.uuid is None:
-        return nullcontext()
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    return FileLock(Path(tempfile.gettempdir()) / f"gpumem-{user}-{facts.uuid}.lock")
+        yield
+        return
+    path = lock_file(facts.uuid)
+    lock, holder = FileLock(path), path.with_suffix(".pid")
+    try:
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            tell(f"gpumem: waiting for {facts.name} ({facts.uuid}): {_holder(holder)} measures on it; the lock is {path}")
+            lock.acquire()
+        holder.write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        lock.release()
+        raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def lock_file(uuid: str) -> Path:
+    """The lock of a GPU, in a folder that nobody else can write to.
+
+    Raises:
+        LockUnusable: there is no such folder, or the lock cannot be opened.
+    """
+    folder = Path()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
+            folder = user_runtime_path("gpumem", appauthor=False)
+        for one in (folder.parent, folder):
+            one.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (why := _not_ours(folder)) is not None:
+            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own")
+        folder.chmod(0o700)
+        path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+    except OSError as error:
+        where = error.filename or folder
+        raise LockUnusable(
+            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDG_RUNTIME_DIR to a folder of your own"
+        ) from None
+    return path
+
+
+def _not_ours(folder: Path) -> str | None:
+    """Why others can put something else in place of the folder or of what is in it; None if they cannot."""
+    if not hasattr(os, "getuid"):
+        return None
+    own, parent = folder.lstat(), folder.parent.stat()
+    if not stat.S_ISDIR(own.st_mode):
+        return "is no folder"
+    if own.st_uid != os.getuid():
+        return f"belongs to another user ({own.st_uid})"
+    if parent.st_uid not in (0, os.getuid()):
+        return f"lies in a folder of another user ({parent.st_uid})"
+    if parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
+        return "lies in a folder that other users can write to"
+    return None
+
+
+def _holder(file: Path) -> str:
+    try:
+        return f"process {int(file.read_text())}"
+    except (OSError, ValueError):  # it has just begun, or has just ended
+        return "another process"

@@ -11,6 +11,7 @@ from pytest_gpumem.verdicts.causes import explain
 from pytest_gpumem.verdicts.causes_figures import Evidence
 from pytest_gpumem.verdicts.causes_measured import slow_down
 from pytest_gpumem.verdicts.causes_report import text
+from pytest_gpumem.verdicts.judge import comparable
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
@@ -22,7 +23,7 @@ def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
     for row in rows:
         if row.measurement is None:
             continue
-        past = session.baseline.history(row.key, row.measurement.mode).measurements
+        past = [past for past in session.history(row).measurements if comparable(row.measurement, past)]
         if not past:
             continue
         # The newest process of the baseline is what the newest code did; its counts need the option as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.result import Result
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import LIMITS, marker_limits, merge_limits
+from pytest_gpumem.settings import LIMITS, imposed, marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
 from pytest_gpumem.verdicts.limits import loosened
 
@@ -85,7 +86,7 @@ class GpuBenchmark:
             faster_than: label of another measurement of this test that this one must beat, or "20 x faulting" for a factor.
             min_overlap: least share of what overlap can hide that work of `staged_copy` or `gpu_work.together` must hide, such as "80%".
             count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
-            max_gpu_page_faults, max_migrated: limits of one launch, which are counted for them; without a count they are UNRELIABLE.
+            max_gpu_page_faults, max_migrated: limits of one launch, which are counted for them; without a count they are UNDECIDED.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
@@ -164,6 +165,7 @@ class GpuBenchmark:
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
+            wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
             measurement = test.conductor.measure(
                 target,
                 wanted,
@@ -229,6 +231,9 @@ class GpuBenchmark:
                 if label
                 else "this test measures a second time without label=; pass a different label= to each, so that results can be told apart"
             )
+        key = key_of(self._test.item.nodeid, label)
+        if label and key in self._test.session.tests:
+            raise BadCall(f"label={label!r} gives this measurement the name of the test {key}; choose another label")
         return label
 
     def _limits(self, **limits: Any) -> Limits:

@@ -6,7 +6,7 @@ pytest imports this module in every session of everyone who has the plugin insta
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -42,6 +42,7 @@ from pytest_gpumem.settings import (
     marker_limits,
     marker_overrides,
     resolve,
+    switched_off,
 )
 
 if TYPE_CHECKING:
@@ -94,8 +95,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         if option.is_flag:
             group.addoption(option.flag, dest=option.key, action="store_true", default=None, help=text.replace("%", "%%"))
         else:
-            group.addoption(option.flag, dest=option.key, metavar=option.metavar, default=None, help=text.replace("%", "%%"))
-        parser.addini(option.key, text, default=None)
+            action = "append" if option.repeats else "store"
+            group.addoption(option.flag, dest=option.key, action=action, metavar=option.metavar, default=None, help=text.replace("%", "%%"))
+        kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
+        parser.addini(option.key, text, type=kind, default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,12 +110,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.enabled:
         from pytest_gpumem.plugin import ini_file
         from pytest_gpumem.plugin.session import start
+        from pytest_gpumem.printable import printable
 
-        ini_file.check(config)
-        start(config, settings)
+        try:
+            ini_file.check(config)
+            start(config, settings)
+        except pytest.UsageError as error:  # names files, which may be called anything
+            raise pytest.UsageError(printable(str(error))) from None
         return
-    # False is what a plugin of ours sets that switches a flag off.
-    idle = [option.flag for option in OPTIONS if getattr(config.option, option.key, None) not in (None, False)]
+    off = switched_off(os.environ)
+    idle = [option.flag for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
     if promises := [flag for flag in idle if flag in PROMISES]:
         raise pytest.UsageError(f"gpumem: {', '.join(promises)} without --gpumem: nothing would be measured, and the run be green")
     config.stash[IDLE] = idle
@@ -128,11 +135,26 @@ def _settings(config: pytest.Config) -> Settings:
         return resolve(
             {option.key: getattr(config.option, option.key, None) for option in OPTIONS},
             os.environ,
-            {option.key: config.getini(option.key) for option in OPTIONS},
+            {**_unknown_ini_keys(config), **{option.key: config.getini(option.key) for option in OPTIONS}},
             config.inipath.name if config.inipath else "the ini file",
         )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
+
+
+def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
+    """Keys of the ini file and of `-o` that no plugin has registered: pytest itself only warns of them."""
+    written = getattr(config, "_inicfg", None)  # from pytest 9 on, which deprecates `inicfg`
+    overrides = (one.partition("=")[0].strip() for one in config.option.override_ini or ())
+    found: dict[str, object] = {}
+    for key in (*(config.inicfg if written is None else written), *overrides):
+        try:
+            config.getini(key)
+        except ValueError:
+            found[key] = None
+        except TypeError:  # a registered key with a value of another type, which pytest reports where it is used
+            continue
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -140,19 +162,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     off = SESSION not in config.stash
     skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
     mistakes: dict[str, str] = {}
+    seen: set[str] = set()
     for item in items:
         if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
             mistakes[item.nodeid] = mistake
         # By origin: a user's own `gpu_benchmark` does not depend on our private fixture.
-        if off and TEST_FIXTURE in getattr(item, "fixturenames", ()):
-            item.add_marker(skip, append=False)
+        if TEST_FIXTURE in getattr(item, "fixturenames", ()):
+            if off:
+                item.add_marker(skip, append=False)
+            elif item.nodeid in seen:
+                mistakes[item.nodeid] = "it is collected twice, and the second measurement would replace the first; collect it once"
+            seen.add(item.nodeid)
     if mistakes and hasattr(config, "workerinput"):
         # An xdist worker that raises here dies without a word to the user.
         config.pluginmanager.register(_MarkerMistakes(mistakes))
     elif mistakes:
+        from pytest_gpumem.printable import printable
+
         nodeid, mistake = next(iter(mistakes.items()))
         more = f" (tests with such a mistake: {len(mistakes)})" if len(mistakes) > 1 else ""
-        raise pytest.UsageError(f"gpumem: {nodeid}: {mistake}{more}")
+        raise pytest.UsageError(printable(f"gpumem: {nodeid}: {mistake}{more}"))
 
 
 def marks_of(item: pytest.Item) -> list[pytest.Mark]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from pytest_gpumem.plugin.context import in_context
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.judge import is_failure, judge
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.verdicts.judge import is_failure, judge, repeatable
 from pytest_gpumem.verdicts.merging import merged
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ PROPERTY = "gpumem"
 
 READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("delta", "delta_low", "delta_high", "resolvable", "mode", "sampler", "device", "simulated"),
+    *("delta", "delta_low", "delta_high", "catches", "mode", "sampler", "device", "simulated"),
 )
 """Figures of a summary that have a JUnit property of their own."""
 
@@ -52,48 +53,83 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
     if session.further:
-        test.taken = [(merged(m, key_of(item.nodeid, m.label), session.further), limits) for m, limits in test.taken]
+        test.taken = [
+            (merged(m, key_of(item.nodeid, m.label), [process.rows for process in session.further]), limits) for m, limits in test.taken
+        ]
     siblings = {measurement.label: measurement for measurement, _ in test.taken}
-    verdicts = [_verdict(test, measurement, limits, siblings, error if skipped else None) for measurement, limits in test.taken]
-    failed = error is not None and not skipped
-    failed = failed or any(is_failure(verdict, session.settings.strict) for verdict in verdicts)
     rows = [
-        Row(item.nodeid, limits, verdict, measurement, measurement.label, failed, test.range_name)
-        for (measurement, limits), verdict in zip(test.taken, verdicts, strict=True)
+        Row(item.nodeid, limits, _skipped(error, session), measurement, measurement.label, range_name=test.range_name)
+        if skipped
+        else judged(Row(item.nodeid, limits, _OPEN, measurement, measurement.label, range_name=test.range_name), siblings, session)
+        for measurement, limits in test.taken
     ]
+    failing = [row for row in rows if fails(row, session)]
+    failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
+    rows = [replace(row, failed=failed) for row in rows]
     if failed and not rows and test.replay is not None:
-        rows = [unmeasured(item, session, str(error))]
+        rows = [unmeasured(item, session, str(error) if error is not None else "a subtest failed")]
     rows = [in_context(row, item, session) for row in rows]
     item.stash[ROWS] = rows
+    if test.replay is not None and session.decides:
+        session.replays[item.nodeid] = test.replay
     for row in rows:
         figures = summary(row, session)
         if test.replay is not None and row.measurement is not None:
             test.replay.feed(row.label, row.measurement.samples, figures, failed=failed)
-        item.user_properties += _properties(row, figures)
-    return [row for row in rows if is_failure(row.verdict, session.settings.strict)] if error is None else []
+        item.user_properties += properties(row, figures)
+    return [row for row in rows if fails(row, session)] if error is None else []
 
 
-def _verdict(
-    test: GpuTest, measurement: Measurement, limits: Limits, siblings: Mapping[str, Measurement], skip: BaseException | None
-) -> Verdict:
-    facts = test.device.facts
-    if skip is not None:
-        return Verdict(Outcome.UNRELIABLE, f"the test skipped after this measurement: {skip}", simulated=facts.simulated)
-    history = test.session.baseline.history(key_of(test.item.nodeid, measurement.label), measurement.mode)
-    session = test.session
+def fails(row: Row, session: GpuSession) -> bool:
+    """True if a row's verdict fails its test. A row that is measured again at the session's end does not yet."""
+    return is_failure(row.verdict, session.settings.strict) and not (session.decides and undecided(row, session))
+
+
+def undecided(row: Row, session: GpuSession) -> bool:
+    """True if measuring a row in further processes may decide it."""
+    if row.measurement is None:
+        return False
+    history = session.history(row)
+    return repeatable(row.measurement, row.limits, row.verdict, history.measurements, history.first_measurement)
+
+
+_OPEN = Verdict(Outcome.UNDECIDED, "")
+"""Of a row that is about to be judged."""
+
+
+def _skipped(skip: BaseException | None, session: GpuSession) -> Verdict:
+    why = f"the test skipped after this measurement: {skip}"
+    return Verdict(Outcome.UNDECIDED, why, simulated=session.facts.simulated, code=Code.CONDITIONS)
+
+
+def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:
+    """The row with its verdict.
+
+    Args:
+        row: with its measurement and limits.
+        siblings: the measurements of its test by label.
+        session: its session, whose family of compared rows counts it.
+    """
+    measurement, limits = row.measurement, row.limits
+    assert measurement is not None
+    history = session.history(row)
     verdict = judge(
         measurement,
         limits,
-        facts,
+        session.facts,
         history.measurements,
         strict=session.settings.strict,
         no_history=history.reason,
         siblings=siblings,
         family=session.family,
+        first=history.first_measurement,
+        changes=session.changes,
     )
     if limits.max_regression is not None or limits.fail_if_faster is not None:
         session.family = session.family.after(verdict)
-    return verdict
+    if verdict.outcome is Outcome.NEW and session.baseline.accepted(row.key) is not None:
+        verdict = replace(verdict, code=Code.ACCEPTED)
+    return replace(row, verdict=verdict)
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, why: str) -> Row:
@@ -136,11 +172,11 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
             figures["share_of_peak"] = share
     if (comparison := row.verdict.comparison) is not None:
         figures |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high}
-        figures["resolvable"] = comparison.resolvable
+        figures["catches"] = comparison.catches
     return figures
 
 
-def _properties(row: Row, figures: dict[str, Any]) -> list[tuple[str, object]]:
+def properties(row: Row, figures: dict[str, Any]) -> list[tuple[str, object]]:
     """JUnit properties: the summary as JSON, and the figures that a person looks for, each on its own."""
     suffix = f"[{row.label}]" if row.label else ""
     return [

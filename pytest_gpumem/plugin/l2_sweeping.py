@@ -20,6 +20,7 @@ from pytest_gpumem.memory.l2 import BadWindow, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line
 from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
 from pytest_gpumem.settings import MODES
@@ -322,6 +323,6 @@ class SweepHooks:
         if self._session.sweeps or self._notes:
             writer.section("gpumem: persisting L2")
         for nodeid, found in self._session.sweeps:
-            yield drawn(nodeid, found, width=width, colour=colour)
+            yield drawn(printable(nodeid), printable(found), width=width, colour=colour)
         for note in self._notes:
-            yield from textwrap.wrap(note, width, break_long_words=False, break_on_hyphens=False)
+            yield from textwrap.wrap(printable(note), width, break_long_words=False, break_on_hyphens=False)

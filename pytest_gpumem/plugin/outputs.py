@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.annotations import GATE, workflow_commands
+from pytest_gpumem.reporting.annotations import workflow_commands
 from pytest_gpumem.reporting.code_quality import code_quality
 from pytest_gpumem.reporting.concerns import Place, concerns
 from pytest_gpumem.reporting.job_summary import VARIABLE, summarise
+from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
@@ -64,17 +67,23 @@ class OutputHooks:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if session.config.option.collectonly:
             return
-        gpu, rows = self._session, list(self._session.rows)
+        rows = list(self._session.rows)
         if (path := self._files.get("markdown")) is not None:
             self._write(session, "--gpumem-markdown", path, self._page)
         if (path := self._files.get("code_quality")) is not None:
             self._write(session, "--gpumem-code-quality", path, lambda: code_quality(concerns(rows), self._places))
-        if os.environ.get(VARIABLE) and rows and not gpu.ranges.tool_attached():
+        if os.environ.get(VARIABLE) and (rows or self._session.missing) and self._announces:
             note = summarise(self._page(), os.environ)
             self._notes += [] if note is None else [note]
 
+    @property
+    def _announces(self) -> bool:
+        """Whether GitHub is told: a run under a profiler judges nothing; the verdicts of a gate's screen are not the last ones."""
+        return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
+
     def _page(self) -> str:
-        return markdown.page(list(self._session.rows), self._session.facts, self._session.settings.to_json())
+        gpu = self._session
+        return markdown.page(list(gpu.rows), gpu.facts, gpu.settings.to_json(), remarks=missing_lines(gpu.missing))
 
     def _write(self, session: pytest.Session, option: str, path: Path, text: Callable[[], str]) -> None:
         try:
@@ -95,9 +104,8 @@ class OutputHooks:
 
     def _summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for note in self._notes:
-            terminalreporter.write_line(note)
-        # A run under a profiler judges nothing; the verdicts of a gate's screen are not the last ones.
-        if os.environ.get("GITHUB_ACTIONS") == "true" and GATE not in os.environ and not self._session.ranges.tool_attached():
+            terminalreporter.write_line(printable(note))
+        if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
             terminalreporter.ensure_newline()
             for line in workflow_commands(concerns(self._session.rows), self._places):
                 terminalreporter.write_line(line)

@@ -20,12 +20,6 @@ MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")
 BENCHMARK_FIXTURE = "_gpumem_benchmark"
 """As `plugin.fixtures.BENCHMARK_FIXTURE`, by which a test measures."""
 
-FOR_ITSELF = {"gpumem_processes": "1", "gpumem_strict": False, "gpumem_save": False, "gpumem_l2_sweep": False}
-"""Options that make no sense in such a run, which judges and stores nothing: set as on the command line, over environment and ini."""
-
-OUTPUTS = "gpumem-outputs"
-"""Name of the plugin that writes what is a run's of its own: summaries, annotations."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem profile", "part of the commands gpumem profile and gpumem ranges")
@@ -35,12 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
 def pytest_configure(config: pytest.Config) -> None:
-    for name, value in FOR_ITSELF.items():
-        setattr(config.option, name, value)
-    config.pluginmanager.set_blocked(OUTPUTS)
     if config.option.gpumem_ranges_file is not None:
         config.option.gpumem = False  # off, the plugin looks for no device
-        config.option.gpumem_strict = None
 
 
 @pytest.hookimpl(trylast=True)  # after -k, -m and other plugins have chosen

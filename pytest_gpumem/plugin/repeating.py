@@ -1,18 +1,37 @@
-"""`--gpumem-processes M`: the run's tests are measured in M fresh processes, and each row is judged over all of them."""
+"""`--gpumem-processes`: tests are measured in several fresh processes, and each row is judged over all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpumem.duet.repeats import ENDED, Further, RepeatFailed, repeats
+from pytest_gpumem.plugin.explaining import explained
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
-from pytest_gpumem.plugin.running import uses
-from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
+from pytest_gpumem.plugin.judging import fails, judged, properties, summary, undecided
+from pytest_gpumem.plugin.junit import correct_junit
+from pytest_gpumem.plugin.reported import PASSED
+from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, uses
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
+from pytest_gpumem.verdicts.finding import counted
+from pytest_gpumem.verdicts.merging import merged
+from pytest_gpumem.verdicts.report import report
+from pytest_gpumem.verdicts.screen import LOOKS
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
+
+LEAST_SECONDS = 30.0
+"""What measuring again may take in any case; else as long as the session took so far."""
 
 
 def check_alone(config: pytest.Config) -> None:
@@ -21,27 +40,210 @@ def check_alone(config: pytest.Config) -> None:
         raise pytest.UsageError("gpumem: --gpumem-processes runs its processes one after another, not under xdist; leave out -n")
 
 
+def processes(session: GpuSession, arguments: Sequence[str], count: int, only: Callable[[], list[str]] = list) -> Iterator[Further]:
+    """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own."""
+    config = session.config
+    own = [str(argument) for argument in config.invocation_params.args]
+    environment = {**os.environ, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
+    return repeats([*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only)
+
+
 class RepeatHooks:
     """Runs the further processes before the tests of this one; registered only with more than one process."""
 
     def __init__(self, session: GpuSession) -> None:
         check_alone(session.config)
         self._session = session
+        self._count = session.settings.processes or 1
+        self._reported: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        from pytest_gpumem.duet.repeats import RepeatFailed, environment_of, repeats
-
-        gpu, config = self._session, self._session.config
-        if not config.option.collectonly and not session.testsfailed and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
-            arguments = [str(argument) for argument in config.invocation_params.args]
-            if gpu.settings.total_budget is not None:
-                arguments += [f"--gpumem-budget={gpu.settings.total_budget / gpu.settings.processes!r} s total"]
-            environment = environment_of() | {FURTHER_PROCESS: READS_CONTROLS if gpu.reads_controls else "1"}
-            further = repeats(arguments, config.invocation_params.dir, gpu.settings.processes - 1, gpu.facts.key, environment=environment)
+        gpu = self._session
+        if not gpu.config.option.collectonly and not session.testsfailed and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
+            total = gpu.settings.total_budget
+            arguments = [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]
             try:
-                for rows in further:
-                    gpu.further.append({row.key: row for row in rows})
+                gpu.further += processes(gpu, arguments, self._count - 1)
             except RepeatFailed as failed:
                 raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
         return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reported.add(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """What failed in a further process and is no failure of a test of this one fails the session."""
+        for process in self._session.further:
+            remarks = [process.failure_of(nodeid) for nodeid in process.failures if nodeid not in self._reported]
+            remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
+            self._session.remarks += [remark for remark in remarks if remark is not None]
+            if remarks and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+class FurtherReports:
+    """In a further process: waits for its turn, and writes what becomes of each test, line by line, so that a crash loses no report."""
+
+    def __init__(self, path: Path, session: GpuSession) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if not session.testsfailed:
+            self._session.chosen.prepare()
+        with os.fdopen(int(os.environ.pop(FURTHER_TURN)), encoding="utf-8") as turn:
+            line = turn.readline()
+        if not line:  # the process that would read the answer is gone
+            os._exit(1)
+        if only := json.loads(line):
+            session.items[:] = [item for item in session.items if item.nodeid in only]
+
+    @pytest.hookimpl(trylast=True)  # once others have changed the report
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        failure = report.longreprtext if report.failed else None
+        self._write({"nodeid": report.nodeid, "failure": failure, "finished": report.when == "teardown"})
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        finished = yield  # the results are written
+        self._write(ENDED)
+        self._file.close()
+        if session.exitstatus == pytest.ExitCode.OK:
+            # Nobody reads the summary, the driver frees what the process held, and the next one waits meanwhile.
+            os._exit(0)
+        return finished
+
+    def _write(self, report: Mapping[str, object]) -> None:
+        self._file.write(json.dumps(report) + "\n")
+        self._file.flush()
+
+
+class DecideHooks:
+    """Measures undecided rows again at the session's end, in further fresh processes, until `max_regression` decides them.
+
+    Registered with `--gpumem-processes auto`, in the process that has the rows. Rows are judged at the numbers of processes that `LOOKS`
+    names, and once more where the time ends before the next of them.
+    """
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._begun = time.monotonic()
+        self._until = 0.0
+        self._first: dict[str, Row] = {}
+        """The rows that are measured again, by key, each as its own process measured it."""
+        self._open: list[str] = []
+        """Keys of those that are not decided."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
+        gpu = self._session
+        if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
+            self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
+            if self._first:
+                self._measure_again()
+        return result
+
+    def _measure_again(self) -> None:
+        gpu, now = self._session, time.monotonic()
+        gpu.look_back()
+        gpu.close()  # its memory is for the other processes
+        self._until = now + max(LEAST_SECONDS, now - self._begun)
+        self._open = list(self._first)
+        self._write(f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most")
+        further = list[Further]()
+        serial = ["-n0"] if getattr(gpu.config.option, "dist", "no") != "no" else []
+        try:
+            for process in processes(gpu, serial, LOOKS[-1] - 1, self._tests):
+                further.append(process)
+                self._fail_as(process)
+                count = len(further) + 1
+                last = count == LOOKS[-1] or time.monotonic() >= self._until
+                if last or count in LOOKS:
+                    self._judge(further)
+                if last or not self._open:
+                    break
+                self._progress(f"process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided, {self._left()} left")
+        except RepeatFailed as failed:
+            self._write(f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
+        if gpu.settings.strict:
+            self._fail(row for row in gpu.rows if row.key in self._open)
+
+    def _tests(self) -> list[str]:
+        return sorted({self._first[key].nodeid for key in self._open})
+
+    def _fail_as(self, process: Further) -> None:
+        """Report the tests as failed that failed in another process."""
+        for nodeid in self._tests():
+            if (text := process.failure_of(nodeid)) is not None:
+                self._report(nodeid, text)
+                self._open = [key for key in self._open if self._first[key].nodeid != nodeid]
+
+    def _judge(self, further: Sequence[Further]) -> None:
+        """Judge the open rows over all their processes, and report the tests that fail by them."""
+        gpu, failing = self._session, []
+        for key in tuple(self._open):
+            first = self._first[key]
+            assert first.measurement is not None
+            siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
+            row = judged(replace(first, measurement=merged(first.measurement, key, [process.rows for process in further])), siblings, gpu)
+            gpu.rows.update(row)
+            if row.nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
+                gpu.replays[row.nodeid].correct(row.label, summary(row, gpu))
+            if not undecided(row, gpu):
+                self._open.remove(key)
+                failing += [row] if fails(row, gpu) else []
+        self._fail(failing)
+
+    def _fail(self, rows: Iterable[Row]) -> None:
+        """Report the tests of these rows as failed, in place of their report as passed."""
+        gpu = self._session
+        by_test: dict[str, list[Row]] = {}
+        for row in rows:
+            by_test.setdefault(row.nodeid, []).append(row)
+        for nodeid, failing in by_test.items():
+            why = explained(failing, gpu) if gpu.settings.explain else []
+            self._report(nodeid, "\n\n".join([*(report(row, gpu.facts) for row in failing), *why]))
+
+    def _report(self, nodeid: str, text: str) -> None:
+        """Report a test as failed, in place of its report as passed."""
+        gpu = self._session
+        passed = gpu.rows.call(nodeid)
+        assert passed is not None
+        reporter = gpu.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None and passed in (shown := reporter.stats.get("passed", [])):
+            shown.remove(passed)
+        failed = copy(passed)
+        failed.outcome, failed.longrepr = "failed", text
+        vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
+        if nodeid in gpu.replays:
+            gpu.replays[nodeid].excuse()
+        gpu.config.hook.pytest_runtest_logreport(report=failed)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+        finished = yield  # pytest has written the JUnit file
+        path = getattr(self._session.config.option, "xmlpath", None)
+        if self._first and path:
+            gpu = self._session
+            again = [row for row in gpu.rows if row.key in self._first]
+            correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, summary(row, gpu))) for row in again])
+        return finished
+
+    def _left(self) -> str:
+        return f"{max(0.0, self._until - time.monotonic()):.0f} s"
+
+    def _write(self, line: str) -> None:
+        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None and reporter.verbosity >= 0:
+            reporter.ensure_newline()
+            reporter.write_line(line)
+
+    def _progress(self, text: str) -> None:
+        """Show on a terminal how far it is, over what stood there before."""
+        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None and reporter.verbosity >= 0 and reporter.isatty:
+            reporter.rewrite(f"gpumem: {text}", erase=True)

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -70,11 +70,16 @@ def check_timer(item: pytest.Item, benchmark: object) -> None:
     Raises:
         NotOurTimer: it was set up before the test asked for `gpu_benchmark`, so that it would store host time.
     """
-    if isinstance(benchmark, BenchmarkFixture) and benchmark._timer is not item.stash.get(_TIMER, None):
+    if _is_pytest_benchmarks(benchmark) and benchmark._timer is not item.stash.get(_TIMER, None):
         raise NotOurTimer(
             "gpu_benchmark was asked for by getfixturevalue after `benchmark` was set up with the host's clock; "
             "ask for gpu_benchmark first, or name it in the test's signature"
         )
+
+
+def _is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
+    """True for pytest-benchmark's own fixture. CodSpeed's claims its class, so `isinstance` takes one for the other."""
+    return issubclass(type(benchmark), BenchmarkFixture)
 
 
 class Replay:
@@ -83,7 +88,9 @@ class Replay:
     def __init__(self, item: pytest.Item, benchmark: object) -> None:
         self._timer = item.stash.get(_TIMER, None)
         # Another plugin's fixture of that name (CodSpeed's) is left alone: it would time an empty function.
-        self._fixture = benchmark if isinstance(benchmark, BenchmarkFixture) else None
+        self._fixture = benchmark if _is_pytest_benchmarks(benchmark) else None
+        self._unused: BenchmarkFixture | None = None
+        self._fed: dict[str, BenchmarkFixture] = {}
 
     def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
         """Store one measurement.
@@ -96,12 +103,12 @@ class Replay:
         """
         if self._fixture is None or self._timer is None or not durations:
             return
-        fixture = self._fixture
-        if fixture._mode is None:
-            self._unused = copy.copy(fixture)
-        else:
-            # pytest-benchmark's fixture takes one measurement. A copy of the unused one takes another; its `add_stats` is the session's.
-            fixture = copy.copy(self._unused)
+        if self._unused is None:
+            self._unused = copy.copy(self._fixture)
+            # The test may have called `benchmark` itself, or a failed subtest have excused it.
+            self._unused._mode, self._unused.stats = None, None
+        # pytest-benchmark's fixture takes one measurement. A copy of the unused one takes another; its `add_stats` is the session's.
+        fixture = self._fixture if self._fixture._mode is None else copy.copy(self._unused)
         fixture.extra_info = {**fixture.extra_info, "gpumem": dict(summary)}
         if label:
             fixture.name, fixture.fullname = f"{fixture.name}[{label}]", f"{fixture.fullname}[{label}]"
@@ -109,11 +116,19 @@ class Replay:
             # pytest-benchmark shows the group above its table: these are no times of a GPU.
             fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
         fixture.has_error = failed
+        self._fed[label] = fixture
         self._timer.load(durations)
         fixture.pedantic(_nothing, rounds=len(durations), iterations=1)
 
+    def correct(self, label: str, summary: Mapping[str, Any]) -> None:
+        """Replace the figures of a measurement that was judged again."""
+        if label in self._fed:
+            self._fed[label].extra_info["gpumem"] = dict(summary)
+
     def excuse(self) -> None:
-        """Keep pytest-benchmark from warning that its fixture was not used, in a test that ended early."""
+        """For a test that did not pass: pytest-benchmark stores nothing of it, and does not warn that its fixture was not used."""
+        for fixture in self._fed.values():
+            fixture.has_error = True
         if self._fixture is not None and self._fixture._mode is None:
             self._fixture._mode = "gpu_benchmark(...)"
 
@@ -137,7 +152,7 @@ def storage_folder(config: pytest.Config) -> Path:
     uri = str(config.option.benchmark_storage)
     if "://" in uri and not uri.startswith("file://"):
         uri = DEFAULT_STORAGE
-    return Path(uri.removeprefix("file://")).expanduser()
+    return Path(os.path.expanduser(uri.removeprefix("file://")))
 
 
 def check_machine(machine_info: Mapping[str, Any], compared: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class Result:
         """Claim that this measurement is faster than another of the same test.
 
         The claim is judged when the test ends: it passes where the factor holds beyond the interval within which a repetition may lie
-        (99 %, one-sided); where it does not, the row is FAIL or, with the factor inside the interval, INCONCLUSIVE, and the test fails.
+        (99 %, one-sided); else the test fails.
 
         Args:
             label: of the other measurement, taken before.

@@ -30,6 +30,7 @@ from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
 from pytest_gpumem.plugin.result import NoTraffic
+from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.schema import row_to_json
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
 
 ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of an xdist worker's report that carries the rows, samples included, to the controller."""
+"""Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
 
 MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, BadWork, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
@@ -72,7 +73,7 @@ class GpuTest:
         oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
         settings = session.settings
         cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode()), cap, oversubscribes=oversubscribes)
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.taken: list[tuple[Measurement, Limits]] = []
@@ -80,6 +81,8 @@ class GpuTest:
         self.l2_sweeps = L2Sweeps(self)
         self._persisting: list[PersistingStream] = []
         self.replay: Replay | None = None
+        self.subtest_failed = False
+        """A subtest has failed: the body goes on, and pytest fails the test at its end."""
         self.judged = False
         """The body has ended: nothing more is measured."""
 
@@ -194,7 +197,7 @@ class RunningHooks:
                 raise
             raise spoken from None
         failing = judge_test(item, self._session, None)
-        if failing:
+        if failing and self._session.further_reports is None:
             facts = self._session.facts
             said = [report(row, facts) for row in failing]
             said += explained(failing, self._session) if self._session.settings.explain else []
@@ -216,16 +219,24 @@ class RunningHooks:
             shown.outcome = "failed"
             shown.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
         test = item.stash.get(TEST, None)
-        if test is not None and test.replay is not None and not shown.passed:
+        if shown.when == "call" and test is not None and not test.judged:
+            # The report of a subtest: the body goes on.
+            test.subtest_failed = test.subtest_failed or shown.failed
+            return shown
+        ended = shown.when == "call" or (shown.when == "setup" and not shown.passed)
+        if ended and not shown.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
+            shown.outcome, shown.longrepr = "failed", why
+            vars(shown).pop("wasxfail", None)
+        if test is not None and test.replay is not None and (not shown.passed or hasattr(shown, "wasxfail")):
             test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
             item.stash[ROWS] = [unmeasured(item, self._session, shown.longreprtext)]
-        if shown.when == "call" or (shown.when == "setup" and shown.failed):
+        if ended:
             rows = item.stash.get(ROWS, [])
-            if self._session.is_worker:
+            if self._session.reports_elsewhere:
                 setattr(shown, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
             else:
-                self._session.rows.add(rows)
+                self._session.rows.add(item.nodeid, rows)
         return shown
 
 
@@ -234,6 +245,6 @@ def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:
     if isinstance(error, Unsupported):
         return pytest.skip.Exception(str(error), _use_item_location=True)
     if isinstance(error, (WrongResult, *MISTAKES)):
-        place = where(error.__traceback__, item.path, item.config.rootpath)
+        place = printable(where(error.__traceback__, item.path, item.config.rootpath))
         return pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
     return None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, nullcontext
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError, Store
+from pytest_gpumem.baselines.history import Baseline, History
+from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
@@ -24,18 +23,20 @@ from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.controls import changed, read_controls
 from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.exclusive import exclusive
+from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive, lock_file
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.hooks import SESSION, marks_of
 from pytest_gpumem.plugin.judging import TEST
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.leftovers import LeftoverHooks
+from pytest_gpumem.plugin.lost import LostHooks
+from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Counted, Measurement, Taken
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Missing, Row, key_of
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.records.sweep_schema import KEY as SWEEPS
 from pytest_gpumem.records.sweep_schema import sweeps_to_json
@@ -43,6 +44,7 @@ from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
     FURTHER_PROCESS,
+    FURTHER_REPORTS,
     READS_CONTROLS,
     Overrides,
     Settings,
@@ -50,13 +52,20 @@ from pytest_gpumem.settings import (
     marker_keywords,
     marker_overrides,
     override,
+    switched_off,
 )
-from pytest_gpumem.units import format_share
-from pytest_gpumem.verdicts.drift import KINDS, LIMIT, kind_of
+from pytest_gpumem.verdicts.drift import kind_of, since_start
+from pytest_gpumem.verdicts.judge import comparable
 from pytest_gpumem.verdicts.suite import Family
+
+if TYPE_CHECKING:
+    from pytest_gpumem.duet.repeats import Further
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
+
+SIMULATED = "simulated-"
+"""What the baseline key of a simulated device begins with."""
 
 DRIFTED = "gpumem_drifted"
 """Key of xdist's `workeroutput`: how the device changed while a worker measured."""
@@ -69,14 +78,19 @@ def start(config: pytest.Config, settings: Settings) -> None:
     """Find the device, load the baseline, and register the hooks.
 
     Raises:
-        pytest.UsageError: the chosen device is not there, the baseline cannot be used, or pytest-benchmark is switched off.
+        pytest.UsageError: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched off.
     """
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
     if settings.l2_sweep:
         check_serial(config)
-    chosen = _choose(settings)
     folder = _baseline_folder(config, settings)
+    chosen = _choose(settings, folder)
+    if chosen.facts.uuid is not None:
+        try:
+            lock_file(chosen.facts.uuid)
+        except LockUnusable as error:
+            raise pytest.UsageError(f"gpumem: {error}") from None
     store = Store(folder, chosen.facts)
     # Where the change left the history that it is compared with is asked of the project's repository.
     shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
@@ -86,6 +100,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {error}") from None
     except RevisionError as error:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
+    if settings.save and not config.option.collectonly and not hasattr(config, "workerinput") and (why := store.unwritable()) is not None:
+        raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     replay.default_storage(config, chosen.facts.key)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
@@ -94,10 +110,19 @@ def start(config: pytest.Config, settings: Settings) -> None:
     config.pluginmanager.register(SessionHooks(session), "gpumem-session")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
-    if settings.processes > 1:
+    config.pluginmanager.register(LostHooks(session), "gpumem-lost")
+    if session.further_reports is not None:
+        from pytest_gpumem.plugin.repeating import FurtherReports
+
+        config.pluginmanager.register(FurtherReports(Path(session.further_reports), session), "gpumem-further-reports")
+    if settings.processes is not None and settings.processes > 1:
         from pytest_gpumem.plugin.repeating import RepeatHooks
 
         config.pluginmanager.register(RepeatHooks(session), "gpumem-repeats")
+    elif session.decides and not session.is_worker:
+        from pytest_gpumem.plugin.repeating import DecideHooks
+
+        config.pluginmanager.register(DecideHooks(session), "gpumem-repeats")
     if not session.is_worker:
         from pytest_gpumem.plugin.outputs import OutputHooks
         from pytest_gpumem.plugin.terminal import TerminalHooks
@@ -107,7 +132,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
 
 
-def _choose(settings: Settings) -> Chosen:
+def _choose(settings: Settings, folder: Path) -> Chosen:
     origin = settings.origins.get("device", "default")
     try:
         chosen = choose(settings.device)
@@ -118,7 +143,13 @@ def _choose(settings: Settings) -> Chosen:
         ) from None
     if chosen.fallback_reason is None:
         return chosen
-    if not settings.device_chosen and os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
+    in_ci = os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off")
+    if in_ci and (measured := [key for key in keys(folder) if not key.startswith(SIMULATED)]):
+        raise pytest.UsageError(
+            f"gpumem: device {settings.device!r} ({origin}): no GPU ({chosen.fallback_reason}), the variable CI is set, and {folder} holds "
+            f"a baseline of {', '.join(measured)}; choose --gpumem-device sim if the simulated device is meant"
+        )
+    if in_ci and not settings.device_chosen:
         raise pytest.UsageError(
             f"gpumem: no GPU ({chosen.fallback_reason}), the variable CI is set, and nobody chose a device: a broken driver must not turn "
             "a pipeline green; choose --gpumem-device sim or auto if the simulated device is meant"
@@ -164,30 +195,6 @@ def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
     return _place(config, settings, "baseline")
 
 
-class Rows:
-    """The session's rows, in the order in which their tests ended; a rerun of a test replaces its rows."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[str, Row] = {}
-
-    def add(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self._by_key.pop(row.key, None)
-            self._by_key[row.key] = row
-
-    def fail(self, nodeid: str) -> None:
-        """The test failed after it was judged, such as in its teardown."""
-        for key, row in self._by_key.items():
-            if row.nodeid == nodeid:
-                self._by_key[key] = replace(row, failed=True)
-
-    def __iter__(self) -> Any:
-        return iter(tuple(self._by_key.values()))
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-
 class GpuSession:
     """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
 
@@ -202,18 +209,30 @@ class GpuSession:
         self.baseline_folder = baseline_folder
         self.counts: Mapping[str, Counted] = {}
         """Counted traffic by `Row.key`, from an earlier run."""
+        self.missing: list[Missing] = []
+        """Measurements that the baseline holds and the session did not take, once it ends."""
+        self.remarks: list[str] = []
+        """Lines for the summary."""
         self.sweeps: list[tuple[str, Sweep]] = []
         """Sweeps of persisting L2, each with its test's id."""
         self.is_worker = hasattr(config, "workerinput")
+        self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
+        self.tests: frozenset[str] = frozenset()
+        """`key_of` of each collected test, without a label."""
         self.rows = Rows()
+        self.replays: dict[str, replay.Replay] = {}
+        """By node id, what pytest-benchmark was given of the tests that may be judged again."""
         self.ledger: Ledger | None = None
         """The total budget, once the tests are collected; None where each measurement has its own."""
         self.family = Family()
         """The rows that are compared with the baseline, as far as they were judged."""
-        self.further: list[dict[str, Row]] = []
-        """Rows of each further process of `--gpumem-processes`, by key."""
+        self.further: list[Further] = []
+        """The further processes of `--gpumem-processes`, once they have run."""
+        # Taken out of the environment: a session that a test starts is none of these processes.
+        self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
+        """In a further process: the file for its reports. Verdicts are then for the main process to give, over all of them."""
         self.begun = datetime.now(timezone.utc)
         self._drifted: list[tuple[str, str]] = []
         """Controls that changed from the session's start to its end, and what there is to say of it; here and in the workers of xdist."""
@@ -221,6 +240,21 @@ class GpuSession:
         self.watch: Watch | None = None
         """Of persisting L2, once the device is open."""
         self._device: Device | None = None
+        self._announced: set[str] = set()
+
+    @property
+    def reports_elsewhere(self) -> bool:
+        """True if only this process's reports reach the process that has the rows: in a worker of xdist and in a forked child."""
+        return self.is_worker or os.getpid() != self._pid
+
+    def history(self, row: Row) -> History:
+        """What the baseline knows of a row that was measured."""
+        assert row.measurement is not None
+        return self.baseline.history(row.key, partial(comparable, row.measurement))
+
+    def failure_elsewhere(self, nodeid: str) -> str | None:
+        """Why a test failed in a further process; None if it did not."""
+        return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
 
     @property
     def facts(self) -> DeviceFacts:
@@ -245,7 +279,14 @@ class GpuSession:
     @cached_property
     def taken(self) -> Taken:
         """When and where this process measures, with its control readings; the first use takes them."""
-        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, self._controls())
+        # The latency tells the variant of the card, which is the same in a further process.
+        controls = self._controls(latency=FURTHER_PROCESS not in os.environ)
+        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
+
+    @property
+    def decides(self) -> bool:
+        """True if undecided rows are measured again at the session's end: then none of them fails before."""
+        return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
     def reads_controls(self) -> bool:
@@ -267,15 +308,22 @@ class GpuSession:
         """Read the controls once more, and say where the device has changed since the start."""
         if "taken" not in self.__dict__ or self.taken.controls is None or self._device is None:
             return
-        with exclusive(self.facts):
-            end = self._controls(latency=False)
-        for kind, log in (changed(self.taken.controls, end) if end is not None else {}).items():
-            if (share := abs(math.expm1(log))) > LIMIT:
-                said = (
-                    f"UNRELIABLE: the device changed while it was measured: {KINDS[kind]} that runs no code of the project takes "
-                    f"{format_share(share)} {'longer' if log > 0 else 'less'} than at the start, more than {format_share(LIMIT)}"
-                )
-                self._drifted.append((kind, said))
+        try:
+            with exclusive(self.facts, self._announce):
+                changes = self.changes()
+        except LockUnusable as error:
+            self._drifted.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
+            return
+        for kind, log in changes.items():
+            if (said := since_start(kind, log)) is not None:
+                self._drifted.append((kind, f"UNDECIDED: {said}"))
+
+    def changes(self) -> dict[str, float]:
+        """Read the controls once more: by kind, the log-ratio to the start, slower counted up. Empty where they are not read."""
+        if "taken" not in self.__dict__:  # the controller of xdist measured nothing
+            return {}
+        start, now = self.taken.controls, self._controls(latency=False)
+        return changed(start, now) if start is not None and now is not None else {}
 
     @property
     def drifted(self) -> list[str]:
@@ -302,13 +350,22 @@ class GpuSession:
     def begin(self, item: pytest.Item) -> GpuTest:
         """The device side of a test that uses our fixtures; waits for others on the same GPU."""
         with ExitStack() as stack:
-            stack.enter_context(exclusive(self.facts))
+            stack.enter_context(exclusive(self.facts, self._announce))
             test = GpuTest(item, self)
             if self.watch is not None:
                 self.watch.fresh()
             test.exit.push(stack.pop_all())
         item.stash[TEST] = test
         return test
+
+    def _announce(self, line: str) -> None:
+        """Print a line at once, also where pytest captures what is printed. A line is printed once."""
+        if line in self._announced:
+            return
+        self._announced.add(line)
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+            print(f"\n{line}", file=sys.stderr, flush=True)
 
     def plan(self, overrides: Overrides, nodeid: str, label: str) -> Plan:
         """How to take the measurement of a test that is about to begin.
@@ -348,16 +405,19 @@ class GpuSession:
             most = DEFAULT_BUDGET if own is None else own
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
         # Each process of the run has its part.
-        self.ledger = Ledger(total / self.settings.processes, expected)
+        self.ledger = Ledger(total / (self.settings.processes or 1), expected)
 
     def close(self) -> None:
         """Give the device back; a second call does nothing."""
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
+        # Whoever needs the device again, such as for its controls, gets a new one with all that belongs to it.
+        conductor = self.__dict__.pop("conductor", None)
+        self.__dict__.pop("kernels", None)
         try:
-            if "conductor" in self.__dict__:
-                self.conductor.close()
+            if conductor is not None:
+                conductor.close()
         finally:
             device.close()
 
@@ -371,15 +431,16 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to announce
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session.names = Names(item.nodeid for item in session.items)
+        self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
         self._session.open_ledger(session.items)
         self._session.open_family(session.items)
 
+    @pytest.hookimpl(tryfirst=True)  # before anyone looks at the rows
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, ROWS_ATTRIBUTE, None)
         if rows is not None and not self._session.is_worker:
-            self._session.rows.add(row_from_json(row) for row in rows)
-        if report.when == "teardown" and report.failed:
-            self._session.rows.fail(report.nodeid)
+            self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows])
+        self._session.rows.report(report)
 
     @pytest.hookimpl(tryfirst=True)  # before anything is stored
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -425,6 +486,6 @@ class SessionHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
-        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json())
+        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
         if session.sweeps:
             output_json[SWEEPS] = sweeps_to_json(session.sweeps)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,20 @@ from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.progress import ProgressHooks
 from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.plots.history import Past
 from pytest_gpumem.reporting.table import table
-from pytest_gpumem.reporting.terminal import baseline_line, header
+from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
 from pytest_gpumem.units import format_time
 from pytest_gpumem.verdicts.judge import comparable, is_failure
-from pytest_gpumem.verdicts.screen import allowed, compare
+from pytest_gpumem.verdicts.screen import allowed, compared
+from pytest_gpumem.verdicts.spread import difference
 
 
-def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
-    """The smallest slow-down that any row of a baseline could be flagged for, as a share; None for an empty baseline.
+def catches(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
+    """The smallest slow-down that is caught in any row of a baseline, as a share; None for an empty baseline.
 
     Args:
         baseline: whose newest measurement of each row is taken for this run's.
@@ -39,13 +42,11 @@ def resolvable(baseline: Baseline, max_regression: str | None, processes: int) -
     """
     shares = []
     for key, rows in baseline.rows.items():
-        # What a run like the newest one, on its sort of card, would be compared with.
-        measurements = baseline.history(key, rows[-1].measurement.mode).measurements if rows else ()
-        if measurements:
-            newest = measurements[-1]
-            alike = comparable(newest, measurements)
+        if rows:
+            newest = rows[-1].measurement
+            alike = baseline.history(key, partial(comparable, newest)).measurements
             run = replace(newest, further=newest.further[: processes - 1])
-            shares.append(compare(run, alike, allowed(max_regression, alike)).resolvable)
+            shares.append(compared(difference(run, alike), allowed(max_regression, alike)).catches)
     return min(shares, default=None)
 
 
@@ -68,6 +69,9 @@ class TerminalHooks:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
+        # Whoever names a history means to be compared with it: said also where -q leaves out the header.
+        if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
+            reporter.write_line(f"gpumem: nothing to compare with: {note}")
         if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
             session.config.pluginmanager.register(ProgressHooks(self._session, reporter), "gpumem-progress")
 
@@ -81,7 +85,7 @@ class TerminalHooks:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        shown = resolvable(baseline, self._session.settings.max_regression, self._session.settings.processes)
+        shown = catches(baseline, self._session.settings.max_regression, self._session.settings.processes or 1)
         line = baseline_line(baseline.processes, shown, str(self._session.store.folder))
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
@@ -109,8 +113,10 @@ class TerminalHooks:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
-        self._notes += gpu.drifted
-        if len(gpu.rows):
+        if gpu.baseline.dated_ahead is not None:
+            self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
+        self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
+        if len(gpu.rows) or gpu.missing:
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
@@ -174,6 +180,8 @@ class TerminalHooks:
             yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {saved.path}"
         else:
             yield "no row was accepted, nothing is stored"
+        for key in saved.rejected:
+            yield f"{key} is slower: earlier runs of this revision leave its baseline"
         for epoch in saved.improved:
             yield f"{epoch.key} is {epoch.reason}: a new epoch begins, older processes do not count for it any more"
         for row, why in saved.refused:
@@ -195,7 +203,7 @@ class TerminalHooks:
         rows = list(session.rows)
         if not rows and not self._notes:
             return
-        title = f"gpumem: {session.facts.name}" + (" (simulated)" if session.facts.simulated else "")
+        title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
         writer.section(title)
         # -q shows what needs attention only.
         shown = rows if writer.verbosity >= 0 else [row for row in rows if row.failed or is_failure(row.verdict, True)]
@@ -210,4 +218,4 @@ class TerminalHooks:
         if (spent := self._budget()) is not None:
             writer.write_line(spent)
         for note in self._notes:
-            writer.write_line(note)
+            writer.write_line(printable(note))

@@ -13,10 +13,15 @@ import msgspec
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import DERIVED_DEVICE, DERIVED_MEASUREMENT, DERIVED_ROW, SCHEMA
+from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.schema import DERIVED_DEVICE, DERIVED_MEASUREMENT, DERIVED_MISSING, DERIVED_ROW, SCHEMA
 
-_DERIVED: dict[type, tuple[str, ...]] = {Row: DERIVED_ROW, Measurement: DERIVED_MEASUREMENT, DeviceFacts: DERIVED_DEVICE}
+_DERIVED: dict[type, tuple[str, ...]] = {
+    Row: DERIVED_ROW,
+    Measurement: DERIVED_MEASUREMENT,
+    DeviceFacts: DERIVED_DEVICE,
+    Missing: DERIVED_MISSING,
+}
 
 
 def json_schema() -> dict[str, Any]:
@@ -27,6 +32,11 @@ def json_schema() -> dict[str, Any]:
         "simulated": {"type": "boolean", "description": "No GPU took part: every time is a model's."},
         "settings": {"type": "object", "description": "What the run was asked for, by the names of the options."},
         "rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}, "description": "A row for each measurement."},
+        "missing": {
+            "type": "array",
+            "items": {"$ref": "#/$defs/Missing"},
+            "description": "Measurements that the baseline holds and the run did not take.",
+        },
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -35,14 +45,14 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         # Further keys are of those who put a document somewhere, such as the maps of sweeps, and a baseline's time and revision.
         "properties": document,
-        "required": list(document),
+        "required": [name for name in document if name != "missing"],  # older files have none
         "$defs": _definitions(),
     }
 
 
 def _definitions() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components((Row, DeviceFacts), ref_template="#/$defs/{name}")
-    records = {one.__name__: one for one in _records(Row) | _records(DeviceFacts)}
+    _, components = msgspec.json.schema_components((Row, Missing, DeviceFacts), ref_template="#/$defs/{name}")
+    records = {one.__name__: one for one in _records(Row) | _records(Missing) | _records(DeviceFacts)}
     for name, definition in components.items():
         record = records[name]
         definition["description"] = _one_line(inspect.getdoc(record) or "")

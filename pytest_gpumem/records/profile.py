@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.records.uses import COPY_KINDS as COPY_KINDS
 from pytest_gpumem.records.uses import MEMORY_KINDS as MEMORY_KINDS
@@ -76,8 +77,7 @@ class TestProfile:
     @property
     def key(self) -> str:
         """`Row.key` where the node id is known and the label stands in its range unchanged; the range's names else."""
-        first = self.nodeid or self.name
-        return f"{first}[{self.label}]" if self.label else first
+        return key_of(self.nodeid or self.name, self.label)
 
     @property
     def nanoseconds(self) -> int:

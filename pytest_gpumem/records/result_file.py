@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +27,9 @@ def content(path: Path) -> bytes:
         FileError: it cannot be read, or is too large.
     """
     try:
+        mode = path.stat().st_mode
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):
+            raise FileError("a device; accepted is a file")
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:

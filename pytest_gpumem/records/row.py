@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.verdict import Verdict
@@ -33,15 +35,59 @@ class Row:
 
     @property
     def key(self) -> str:
-        """`nodeid[label]`, or the node id alone for an unlabelled measurement."""
+        """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` says how brackets in either are written."""
         return key_of(self.nodeid, self.label)
+
+
+Status = Literal["lost", "allowed", "not run"]
+LOST: Final = "lost"
+ALLOWED: Final = "allowed"
+NOT_RUN: Final = "not run"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A measurement that the baseline holds and this run did not take."""
+
+    nodeid: str
+    """pytest's id of the test."""
+    label: str
+    """Label of the measurement inside its test."""
+    status: Status
+    """`lost`; `allowed`, if --gpumem-allow-lost names it; or `not run`, if its test was deselected or the session ended before it."""
+    reason: str
+    """Why it was not taken."""
+
+    @property
+    def key(self) -> str:
+        """As `Row.key`."""
+        return key_of(self.nodeid, self.label)
+
+    def named(self, name: str) -> bool:
+        """True if a name stands for this measurement: its key, or a node id that selects its test."""
+        return name == self.key or selects(name, self.nodeid)
 
 
 def selects(name: str, nodeid: str) -> bool:
     """Whether a node id selects a test as on pytest's command line: its own, or that of a file, a class or a test with parameters."""
-    return nodeid == name or nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
+    inside = (f"{name}::", f"{name.rstrip('/')}/")
+    # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
+    return nodeid == name or nodeid.startswith(inside if name.endswith("]") else (f"{name}[", *inside))
 
 
 def key_of(nodeid: str, label: str) -> str:
-    """`Row.key` of a measurement whose row is not made yet."""
-    return f"{nodeid}[{label}]" if label else nodeid
+    r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
+
+    Brackets inside the parameters and the label get a backslash, so that the parameter `a` with the label `b` is `test[a][b]` and the
+    parameter `a][b` is `test[a\]\[b]`. The one key that two measurements can share is that of a test `test` with the label `a` and of a
+    test `test[a]` without: pytest makes either one or the other, and where both are collected the label is refused.
+    """
+    start = nodeid.find("[", nodeid.find("::") + 1)
+    if start >= 0 and nodeid.endswith("]"):
+        nodeid = f"{nodeid[:start]}[{_escaped(nodeid[start + 1 : -1])}]"
+    return f"{nodeid}[{_escaped(label)}]" if label else nodeid
+
+
+def _escaped(text: str) -> str:
+    # A backslash is doubled only before a bracket or the end: pytest writes many into its ids, such as "\xe4".
+    return re.sub(r"(\\*)([\[\]]|\Z)", lambda found: found[1] * 2 + (f"\\{found[2]}" if found[2] else ""), text)

@@ -1,4 +1,4 @@
-"""Rows and devices as JSON, schema 1: strict in both directions.
+"""Rows and devices as JSON, schema 2: strict in both directions. Results of schema 1, with other verdicts, are still read.
 
 What is written can be read back to an equal record. Reading refuses what it does not know: a wrong type, an unknown key,
 a number that is not finite or cannot be a time. A field that has a default may be missing, so that fields can be added.
@@ -17,12 +17,25 @@ import msgspec
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.verdict import Code, Outcome
 
-SCHEMA = 1
-"""Version of the layout. A reader refuses any other."""
+SCHEMA = 2
+"""Version of the layout that is written."""
+_FIRST = 1
+_OUTCOMES_OF_FIRST = {
+    "SUSPECT": (Outcome.UNDECIDED, Code.LOOKS_SLOWER),
+    "INCONCLUSIVE": (Outcome.UNDECIDED, Code.NOISY),
+    "UNRELIABLE": (Outcome.UNDECIDED, Code.CONDITIONS),
+    "NO BASELINE": (Outcome.NEW, Code.NO_BASELINE),
+}
+"""Outcomes of schema 1, each with what it is called now."""
+
+LEAST_TIME, LONGEST_TIME = 1e-12, 1e9
+"""Seconds of a launch: no clock resolves less, and nobody waits longer."""
 
 DERIVED_ROW = ("key",)
+DERIVED_MISSING = ("key",)
 DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
 DERIVED_DEVICE = ("key",)
 _PAGES = tuple(field.name for field in fields(PageCounts) if field.type in ("int", "float", "int | None"))
@@ -45,6 +58,8 @@ class Document:
     """Its settings, as plain values."""
     rows: tuple[Row, ...]
     """Its rows."""
+    missing: tuple[Missing, ...] = ()
+    """Measurements that the baseline holds and the run did not take."""
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
@@ -93,7 +108,7 @@ def device_from_json(value: object) -> DeviceFacts:
     return _device(value, "$")
 
 
-def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object]) -> dict[str, Any]:
+def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Missing] = ()) -> dict[str, Any]:
     """A run as plain values: what stands under the key `gpumem` of pytest-benchmark's JSON, and in a baseline.
 
     Raises:
@@ -105,6 +120,7 @@ def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, obj
         "simulated": facts.simulated,
         "settings": dict(settings),
         "rows": [row_to_json(row) for row in rows],
+        "missing": [{**to_plain(one, "$.missing"), "key": one.key} for one in missing],
     }
     _refuse_unplain(plain["settings"], "$.settings")
     return plain
@@ -118,19 +134,43 @@ def document_from_json(value: object) -> Document:
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
-    if (schema := value.get("schema")) != SCHEMA or isinstance(schema, bool):
-        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+    if (schema := value.get("schema")) not in (_FIRST, SCHEMA) or isinstance(schema, bool):
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {_FIRST} and {SCHEMA}")
     for key, kind in (("device", dict), ("simulated", bool), ("settings", dict), ("rows", list)):
         if not isinstance(value.get(key), kind):
             raise SchemaError(f"$.{key}: missing, or not a JSON {kind.__name__}")
     device = _device(value["device"], "$.device")
     if value["simulated"] is not device.simulated:
         raise SchemaError("$.simulated: contradicts $.device.simulated")
-    rows = tuple(_row(row, f"$.rows[{index}]") for index, row in enumerate(value["rows"]))
+    given = [_upgraded(row) for row in value["rows"]] if schema == _FIRST else value["rows"]
+    rows = tuple(_row(row, f"$.rows[{index}]") for index, row in enumerate(given))
     for index, row in enumerate(rows):
         if row.verdict.simulated is not device.simulated:
             raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
-    return Document(device, value["settings"], rows)
+    missing = value.get("missing", [])
+    if not isinstance(missing, list):
+        raise SchemaError("$.missing: not a JSON list")
+    found = (from_plain(_without(one, DERIVED_MISSING), Missing, f"$.missing[{index}]") for index, one in enumerate(missing))
+    return Document(device, value["settings"], rows, tuple(found))
+
+
+def _upgraded(row: object) -> object:
+    """Give a row of schema 1 the verdict of schema 2. A malformed row comes back as it is: the reader refuses it."""
+    if not isinstance(row, dict) or not isinstance(verdict := row.get("verdict"), dict):
+        return row
+    fails, other_variant = (verdict.get(name) is True for name in ("fails", "another_sort"))
+    verdict = _without(verdict, ("fails", "another_sort"))
+    assert isinstance(verdict, dict)
+    if fails:  # a claim of the test that did not hold
+        verdict["outcome"] = Outcome.FAIL.value
+    elif (known := _OUTCOMES_OF_FIRST.get(str(verdict.get("outcome")))) is not None:
+        verdict["outcome"] = known[0].value
+        verdict["code"] = (Code.OTHER_CARD_VARIANT if other_variant else known[1]).value
+    if isinstance(comparison := verdict.get("comparison"), dict):
+        kept = _without(comparison, ("resolvable", "sessions", "errors", "drift", "without_slowest"))
+        assert isinstance(kept, dict)
+        verdict["comparison"] = kept | {"catches": comparison.get("resolvable"), "runs": comparison.get("sessions", 1)}
+    return {**row, "verdict": verdict}
 
 
 def to_plain(record: object, path: str) -> Any:
@@ -178,7 +218,7 @@ def _converted(value: object, kind: type[_T], path: str) -> _T:
     _refuse_unplain(value, path)
     try:
         made = msgspec.convert(value, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
+    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
         raise SchemaError(_located(str(error), path)) from None
     for place in _unread(value, msgspec.to_builtins(made), path):
         raise SchemaError(f"{place}: unknown")
@@ -229,6 +269,11 @@ def _refuse_impossible(row: Row, path: str) -> None:
     refuse_impossible(row.measurement, f"{path}.measurement")
 
 
+def is_time(seconds: float) -> bool:
+    """Whether a launch can take so long. Beyond these bounds ratios and squares of times overflow, or vanish."""
+    return LEAST_TIME <= seconds <= LONGEST_TIME
+
+
 def refuse_impossible(measurement: Measurement, path: str) -> None:
     """Refuse figures of the right type that no measurement can have.
 
@@ -242,19 +287,20 @@ def refuse_impossible(measurement: Measurement, path: str) -> None:
             raise SchemaError(f"{path}.placements[{index}]: empty")
         for sample in placement:
             # A median of 0 s would have no logarithm and no bandwidth.
-            if not (math.isfinite(sample) and sample > 0):
+            if not is_time(sample):
                 raise SchemaError(f"{path}.placements[{index}]: {sample!r} s is no time of a launch")
     for index, repeat in enumerate(measurement.further):
         if not repeat.medians:
             raise SchemaError(f"{path}.further[{index}].medians: empty")
         for median in repeat.medians:
-            if not (math.isfinite(median) and median > 0):
+            if not is_time(median):
                 raise SchemaError(f"{path}.further[{index}].medians: {median!r} s is no time of a launch")
-    controls = measurement.controls
-    for name in ("dram", "l2", "launch"):
-        reading = getattr(controls, name, None)
-        if reading is not None and not (math.isfinite(reading) and reading > 0):
-            raise SchemaError(f"{path}.taken.controls.{name}: {reading!r} s is no time of a launch")
+    every = [("taken", measurement.controls), *((f"further[{index}]", one.controls) for index, one in enumerate(measurement.further))]
+    for place, controls in every:
+        for name in ("dram", "l2", "launch", "latency"):
+            reading = getattr(controls, name, None)
+            if reading is not None and not is_time(reading):
+                raise SchemaError(f"{path}.{place}.controls.{name}: {reading!r} s is no time of a launch")
     if measurement.half_width is not None and measurement.half_width < 0:
         raise SchemaError(f"{path}.half_width: {measurement.half_width!r} is negative")
     for name, count in _counts(measurement):

@@ -33,7 +33,7 @@ def sweeps_from_json(value: object) -> tuple[tuple[str, Sweep], ...]:
     """
     try:
         read = msgspec.convert(value, tuple[_Of, ...])
-    except (msgspec.ValidationError, OverflowError) as error:
+    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
         raise SchemaError(f"$.{KEY}: {error}") from None
     for index, one in enumerate(read):
         latencies = [point.latency for point in (*one.sweep.points, one.sweep.off, one.sweep.best)]

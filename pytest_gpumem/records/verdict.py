@@ -5,20 +5,58 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+ENOUGH = 3
+"""Runs, or processes, that show their own spread."""
+GROSS = 0.1
+"""Beyond the limit, what fewer processes prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow at all
+their placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
+
 
 class Outcome(str, Enum):
-    """What the gate says of a measurement."""
+    """The result of judging one measurement against its limits."""
 
     PASS = "PASS"
+    """Within every limit, beyond doubt."""
     FAIL = "FAIL"
-    SUSPECT = "SUSPECT"
-    """The screen flags a slow-down that is not beyond doubt: a warning."""
-    INCONCLUSIVE = "INCONCLUSIVE"
-    """The noise hides a slow-down of the size asked about, or the baseline is of another sort of card."""
-    UNRELIABLE = "UNRELIABLE"
-    """The conditions (throttling, a profiler) forbid a judgement."""
-    NO_BASELINE = "NO BASELINE"
-    """A regression limit without an accepted row to compare with."""
+    """Outside of a limit, beyond doubt."""
+    UNDECIDED = "UNDECIDED"
+    """Neither; `Verdict.code` names the reason."""
+    NEW = "NEW"
+    """There is nothing to compare with."""
+
+    @property
+    def rank(self) -> int:
+        """Order in which outcomes are read, the one that most needs a person first."""
+        return ("FAIL", "UNDECIDED", "NEW", "PASS").index(self.value)
+
+
+class Code(str, Enum):
+    """Why an outcome is what it is, for programs and for grouping."""
+
+    SLOWER = "slower"
+    """FAIL: above `max_regression`, beyond doubt."""
+    CREPT = "crept"
+    """FAIL: above `max_regression` against the first accepted run, by steps that each passed."""
+    FASTER = "faster"
+    """FAIL: beyond `fail_if_faster`, beyond doubt."""
+    NOISY = "noisy"
+    """UNDECIDED: the interval of the change holds the limit."""
+    LOOKS_SLOWER = "looks slower"
+    """UNDECIDED: measured above the limit, not beyond doubt."""
+    CONDITIONS = "conditions"
+    """UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement."""
+    MEASURED_DIFFERENTLY = "measured differently"
+    """UNDECIDED: the baseline measured another kernel, in another mode or by another sampler, or moved another number of bytes."""
+    TOO_FEW_RUNS = "too few runs"
+    """UNDECIDED: the baseline has too few runs to know how they differ."""
+    OTHER_CARD_VARIANT = "other card variant"
+    """UNDECIDED: all of the baseline is of another variant of this card."""
+    NOT_MEASURED = "not measured"
+    """UNDECIDED: this run has no measurement of the row."""
+    NO_BASELINE = "no baseline"
+    """NEW: the baseline holds no such row."""
+    ACCEPTED = "accepted"
+    """NEW: a change of the row was accepted (`gpumem accept`), and no run since."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +66,19 @@ class Comparison:
     delta: float
     """Measured change."""
     low: float
-    """Lower end of its interval, one-sided at 99.9 %: what guards against a false alarm."""
+    """Lower bound of the change, one-sided at 99.9 %: what FAIL rests on."""
     high: float
-    """Upper end of its interval, one-sided at 99 %: what guards against a miss."""
-    resolvable: float
-    """Smallest slow-down that this comparison could have caught."""
+    """Upper bound of the change, one-sided at 99.5 %: what PASS rests on."""
+    catches: float
+    """Smallest slow-down that this comparison fails in 99 % of runs."""
     processes: int
-    """Accepted processes that the baseline holds."""
-    sessions: int = 1
-    """Sessions that those processes are of."""
+    """Accepted processes of the baseline."""
+    runs: int = 1
+    """Accepted runs that those processes are of."""
     measured: int = 1
     """Processes of this run behind the change."""
     p_value: float | None = None
-    """Probability that unchanged code shows such a slow-down or a larger one."""
-    errors: float | None = None
-    """Standard errors of the change that it is from none."""
-    drift: float = 0.0
-    """Drift of the device, as control kernels showed it, that was taken out of `delta`; a share, slower counted up."""
-    without_slowest: float | None = None
-    """`delta` without this run's slowest process; None for a run of one."""
+    """Probability that a change of no more than the limit shows such a slow-down or a larger one."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +86,12 @@ class Verdict:
     """One outcome and one sentence of why."""
 
     outcome: Outcome
-    """What the gate says."""
+    """The result."""
     reason: str
     """One sentence with the figure, the limit and the margin."""
     comparison: Comparison | None = None
     """Change against the baseline, where there is one."""
     simulated: bool = False
     """Every verdict about a simulated device says so."""
-    fails: bool = False
-    """The test fails by it, whatever the outcome: a claim of the test that does not hold beyond its interval."""
-    another_sort: bool = False
-    """Its max_regression could not be judged, because all of the baseline's cards are of another sort than this one."""
+    code: Code | None = None
+    """Why; None for PASS, and for a FAIL by an absolute limit."""

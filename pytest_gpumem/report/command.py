@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from pytest_gpumem.printable import printable
+
 
 @click.command(
     epilog="Examples:  gpumem report results.json   ·   gpumem report results.json -o report.html --history .benchmarks",
@@ -29,6 +31,8 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
     from pytest_gpumem.report.results import ResultsError, load
     from pytest_gpumem.reporting.html import page
 
+    if results.is_dir():
+        raise click.ClickException(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")
     path = output if output is not None else results.with_suffix(".html")
     if path.resolve() == results.resolve():
         raise click.UsageError(f"-o {path}: is RESULTS itself.")
@@ -54,7 +58,6 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
     except OSError as error:
         raise click.ClickException(f"-o: cannot write {path}: {error.strerror or error}") from None
     if found is not None:
-        click.echo(
-            f"history of {found.files} file{'s' * (found.files != 1)} from {history}" + "".join(f"; {said}" for said in found.left_out)
-        )
-    click.echo(f"wrote {path}")
+        left_out = "".join(f"; {said}" for said in found.left_out)
+        click.echo(printable(f"history of {found.files} file{'s' * (found.files != 1)} from {history}{left_out}"))
+    click.echo(printable(f"wrote {path}"))

@@ -5,21 +5,27 @@ Files are read without the strict look at every field that a comparison takes: t
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from pytest_gpumem.baselines.layout import LayoutError, read
-from pytest_gpumem.records.result_file import FileError, content, revision_of, time_of
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.result_file import FileError, content, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.schema import is_time
 from pytest_gpumem.report.results import ResultsError
 from pytest_gpumem.reporting.plots.history import Past
 
 MOST = 60
 """Newest files and processes of a row that are shown."""
+
+
+_T = TypeVar("_T")
 
 
 class _Key(msgspec.Struct):
@@ -77,7 +83,7 @@ class Earlier:
     """What was found in a folder."""
 
     past: dict[str, list[Past]]
-    """By `Row.key`, oldest first."""
+    """By `Row.key` as it is printed, oldest first."""
     files: int
     """That count."""
     left_out: tuple[str, ...]
@@ -96,7 +102,7 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     Raises:
         ResultsError: nothing there, or a file that is damaged.
     """
-    modes = {row.key: row.measurement.mode for row in rows if row.measurement is not None}
+    modes = {printable(row.key): row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}
     files = others = foreign = 0
     for path in _paths(folder):
@@ -112,8 +118,8 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
             continue
         files += 1
         for one in of:
-            if modes.get(one.key) == one.mode:
-                found.setdefault(one.key, []).append(one.past)
+            if modes.get(name := printable(one.key)) == one.mode:
+                found.setdefault(name, []).append(one.past)
     why = ((others, f"of other devices than {key}"), (foreign, "without results of this plugin"))
     said = tuple(f"{count} file{'s' * (count > 1)} {what} left out" for count, what in why if count)
     return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, files, said)
@@ -134,31 +140,43 @@ def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
     """The device's key and the rows of a file; None where it is of something else."""
     try:
         text = content(path)
-        kind = msgspec.json.decode(text, type=_Kind)
+        kind = _decoded(text, _Kind)
     except msgspec.ValidationError:  # JSON, but no object
         return None
     except FileError as error:
         raise ResultsError(f"{path}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:  # a number that is not finite
         raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ResultsError(f"{path}: nested too deeply") from None
     results, baseline = bool(bytes(kind.gpumem)), bool(bytes(kind.schema)) and not bytes(kind.benchmarks)
     if not results and not baseline:
         return None
     try:
-        return _of_results(path, text) if results else _of_baseline(text)
-    except (msgspec.ValidationError, LayoutError) as error:
+        return _of_results(path, _decoded(text, _Results)) if results else _of_baseline(text)
+    except (msgspec.DecodeError, LayoutError, FileError) as error:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _of_results(path: Path, text: bytes) -> tuple[str, Iterator[_Found]]:
-    run = msgspec.json.decode(text, type=_Results)
+def _decoded(text: bytes, kind: type[_T]) -> _T:
+    """Raises `FileError` for what is no JSON, and `msgspec.ValidationError` for what is no `kind`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Slower, but reads the lone surrogates that stand for a file name which is no UTF-8.
+        return msgspec.json.decode(json.dumps(printable(parsed(text))).encode(), type=kind)
+
+
+def _of_results(path: Path, run: _Results) -> tuple[str, Iterator[_Found]]:
     utc = time_of(run.datetime, path)
     info = run.commit_info
     revision = revision_of({"id": info.id, "dirty": info.dirty}) if info is not None else None
     return run.gpumem.device.key, (
         _Found(key_of(row.nodeid, row.label), taken.mode, Past(utc, taken.latency, taken.half_width, revision, file=True))
         for row in run.gpumem.rows
-        if not row.failed and (taken := row.measurement) is not None and math.isfinite(taken.latency) and taken.latency > 0
+        if not row.failed and (taken := row.measurement) is not None and is_time(taken.latency)
     )
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import Concern, Level, Place
 
-GATE = "GPUMEM_GATE"
-"""Variable that `gpumem gate` sets for its screen, which annotates nothing: the gate does once the duet has decided."""
 MOST = 10
 """Annotations of each kind that GitHub shows of one step; further ones are dropped without a word."""
 
@@ -39,9 +38,7 @@ def workflow_commands(concerns: Sequence[Concern], places: Mapping[str, Place]) 
 
 def _message(text: str) -> str:
     """Text that ends no command and begins none: escaped as GitHub's own toolkit does (actions/toolkit, core/src/command.ts)."""
-    # Other line breaks than these are none to the runner, but to some terminal.
-    text = "".join(one if one.isprintable() or one in "\r\n" else "\N{REPLACEMENT CHARACTER}" for one in text)
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code
 from pytest_gpumem.reporting.concerns import Concern, Level, Place
 
 
@@ -48,4 +48,4 @@ def _check(row: Row) -> str:
 def _severity(concern: Concern) -> str:
     if concern.level is Level.FAILURE:
         return "major"
-    return "minor" if concern.row.verdict.outcome is Outcome.SUSPECT else "info"
+    return "minor" if concern.row.verdict.code is Code.LOOKS_SLOWER else "info"

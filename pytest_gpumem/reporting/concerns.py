@@ -17,10 +17,6 @@ class Level(Enum):
     """The test passed, and its verdict is no PASS."""
 
 
-_WARNINGS = (Outcome.SUSPECT, Outcome.UNRELIABLE, Outcome.INCONCLUSIVE)
-"""Worst first. NO BASELINE is none of them: a new test has none, and a whole suite has none at first."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a test stands."""
@@ -52,17 +48,16 @@ class Concern:
 
 
 def concerns(rows: Iterable[Row]) -> list[Concern]:
-    """What needs a look: failures, then SUSPECT, UNRELIABLE and INCONCLUSIVE; within each, the largest slow-down first."""
+    """What needs a look: failures, then UNDECIDED; within each, the largest slow-down first. A NEW row needs none."""
     found = []
     for row in rows:
         if row.failed or row.verdict.outcome is Outcome.FAIL:
             found.append(Concern(row, Level.FAILURE))
-        elif row.verdict.outcome in _WARNINGS:
+        elif row.verdict.outcome is Outcome.UNDECIDED:
             found.append(Concern(row, Level.WARNING))
     return sorted(found, key=_rank)
 
 
-def _rank(concern: Concern) -> tuple[int, float]:
+def _rank(concern: Concern) -> tuple[bool, float]:
     verdict = concern.row.verdict
-    rank = 0 if concern.level is Level.FAILURE else 1 + _WARNINGS.index(verdict.outcome)
-    return rank, -verdict.comparison.delta if verdict.comparison is not None else 0.0
+    return concern.level is Level.WARNING, -verdict.comparison.delta if verdict.comparison is not None else 0.0

@@ -29,8 +29,8 @@ def details(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
         low, high = format_shares(*(_plain(end) for end in (past.low, past.high)))
         yield (
             "change",
-            f"{format_share(_plain(past.delta), sign=True)} against the baseline of {past.processes}, between {low} (99.9 %) and "
-            f"{high} (99 %); resolves {format_share(past.resolvable)}",
+            f"{format_share(_plain(past.delta), sign=True)} against {past.processes} processes, between {low} (99.9 %) and "
+            f"{high} (99.5 %); catches {format_share(past.catches)}",
         )
     for what in row.changed:
         yield "changed since", what

@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.behaviour import behaviours, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
@@ -77,13 +78,13 @@ def page(
         sweeps: of persisting L2, each with its test's id.
         revision: of the code that was measured; None if unknown.
     """
+    rows, facts, sweeps, past, revision = printable((list(rows), facts, list(sweeps), dict(past or {}), revision))
     groups = ordered(rows, facts)
     shown = [row for _, of in groups for row in of]
     names = {row.key: name for row, name in zip(shown, names_of(shown), strict=True)}
     counts = Counter(_said(row) for row in rows)
     kinds = behaviours(rows, facts)
     style, script = _static("report.css"), _static("report.js")
-    earlier = past or {}
     # The last column is of changes, which a first run has none of.
     headings = HEADINGS if any(row.verdict.comparison is not None for row in rows) else HEADINGS[:-1]
     # Names of tests and labels come from anybody: nothing reaches the page unescaped.
@@ -103,7 +104,7 @@ def page(
         concerns=list(_concerns(shown)),
         rows=[_line(row, facts, names[row.key], kinds[function_of(row)].value, headings) for row in shown],
         figures=list(_figures(shown, facts, names, sweeps)),
-        sections=[_section(row, facts, names[row.key], earlier.get(row.key, ())) for row in shown],
+        sections=[_section(row, facts, names[row.key], past.get(row.key, ())) for row in shown],
     )
 
 

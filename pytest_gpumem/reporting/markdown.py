@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
@@ -33,6 +34,7 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
         settings: plain values that the run was taken under.
         remarks: what decided a gate, a sentence each.
     """
+    rows, facts = printable(rows), printable(facts)
     parts = [f"### gpumem: {escaped(facts.name)}{' (simulated)' if facts.simulated else ''}"]
     if facts.simulated:
         parts.append(f"> **No GPU is measured:** times come from a model of {escaped(facts.name)}.")
@@ -45,17 +47,18 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
     failed = sum(row.failed and row.verdict.outcome is not Outcome.FAIL for row in rows)
     told += [f"{failed} of tests that failed for another reason"] if failed else []
     parts.append(f"{len(rows)} measured: **{', '.join(told)}**")
-    cells = {row.key: cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)}
+    cells = [cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)]
+    of_row = {id(row): one for row, one in zip(rows, cells, strict=True)}
     found = concerns(rows)
     if found:
         shown = found[:MOST]
-        parts.append(table(cells[concern.row.key] for concern in shown))
+        parts.append(table(of_row[id(concern.row)] for concern in shown))
         parts.append(preformatted((concern.sentence for concern in shown), _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")
     parts.append(folded("How it was measured", preformatted(header(facts, settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
-    parts.append(folded(f"All {len(rows)} rows", table(cells.values(), room)))
+    parts.append(folded(f"All {len(rows)} rows", table(cells, room)))
     return _joined(parts)
 
 
@@ -80,7 +83,7 @@ def code(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text in one line in which no character means anything to Markdown or HTML; a mention is one still: see `code`."""
-    return "".join(_character(one) for one in " ".join(_printable(text).split()))
+    return "".join(_character(one) for one in " ".join(printable(text).split()))
 
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
@@ -88,7 +91,7 @@ def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
     lines: list[str] = []
     length, left = 0, 0
     for sentence in sentences:
-        more = [html.escape(_printable(line)) for line in wrapped(sentence, WIDTH)]
+        more = [html.escape(line) for line in wrapped(printable(sentence), WIDTH)]
         length += sum(len(line) + 1 for line in more)
         if length > room:
             left += 1
@@ -108,10 +111,6 @@ def _verdict(cells: Cells) -> str:
 def _character(one: str) -> str:
     # A reference to a character is the character itself, and no markup (CommonMark 0.31, 2.5).
     return one if one.isalnum() or one in " .," else f"&#{ord(one)};"
-
-
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() or one in "\t\n" else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def _joined(parts: Iterable[str]) -> str:

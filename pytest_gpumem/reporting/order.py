@@ -8,20 +8,19 @@ from itertools import groupby
 from pytest_gpumem.records.behaviour import Behaviour, behaviours, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 
-_ATTENTION = {Outcome.FAIL: 0, Outcome.SUSPECT: 1, Outcome.UNRELIABLE: 3, Outcome.INCONCLUSIVE: 3}
-SLOWER, FINE = 2, 4
+SLOWER, UNDECIDED, FINE = 1, 2, 3
 
 
 def attention(row: Row) -> int:
     """How soon a row is to be looked at, 0 first."""
     verdict = row.verdict
-    if row.failed:
+    if row.failed or verdict.outcome is Outcome.FAIL:
         return 0
-    if verdict.outcome in _ATTENTION:
-        return _ATTENTION[verdict.outcome]
-    return SLOWER if verdict.comparison is not None and verdict.comparison.low > 0 else FINE
+    if verdict.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.low > 0):
+        return SLOWER
+    return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE
 
 
 def by_function(rows: Iterable[Row]) -> list[list[Row]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.drawing import shortened
 
 
@@ -57,7 +58,7 @@ class Progress:
         if (left := self.seconds_left) is not None and len(self._ended) < len(self._tests):
             parts.append(f"about {rounded(left)} left")
         said = ", ".join(parts)
-        running = self._running if self._running not in self._ended else ""
+        running = printable(self._running) if self._running not in self._ended else ""
         room = width - len(said) - 2
         # A few letters of an id tell nothing.
         return f"{said}: {shortened(running, room)}" if running and room >= 12 else said[:width]

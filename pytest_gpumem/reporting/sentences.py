@@ -40,12 +40,12 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[st
         text.append(f"{how}; noise is half of the 95 % interval over placements" if "noise" in columns else how)
     if "bandwidth" in columns and any(r.measurement is not None and r.measurement.asked_bandwidth is not None for r in rows):
         text.append("asked: by the threads, over and over; caches and memory serve it together")
-    resolvable = [row.verdict.comparison.resolvable for row in rows if row.verdict.comparison is not None]
-    if resolvable:
-        best, worst = format_share(min(resolvable)), format_share(max(resolvable))
+    catches = [row.verdict.comparison.catches for row in rows if row.verdict.comparison is not None]
+    if catches:
+        best, worst = format_share(min(catches)), format_share(max(catches))
         span = best if best == worst else f"{best} to {worst}, by test"
-        text.append("change is against the baseline, in its interval (99.9 % below, 99 % above)")
-        text.append(f"smallest slow-down that could be resolved: {span}")
+        text.append("change is against the baseline, in its interval (99.9 % below, 99.5 % above)")
+        text.append(f"catches slow-downs from {span}")
     for what, count in Counter(what for row in rows for what in row.changed).items():
         text.append(f"changed since the baseline: {what} ({count} of {len(rows)})")
     slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
@@ -53,7 +53,7 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[st
         text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")
     for row in rows:
         # A suite has no baseline at first, and then that is one line for all; -v says of each row why, such as that a change was accepted.
-        if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NO_BASELINE):
+        if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NEW):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
     noted = []
     for row in rows:
@@ -71,6 +71,6 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[st
         text += noted
     elif noted:
         text.append(f"{len(noted)} note{'s' * (len(noted) > 1)} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    if without := sum(row.verdict.outcome is Outcome.NO_BASELINE for row in rows):
-        text.append(f"NO BASELINE: {without} of {len(rows)}; --gpumem-save accepts this run's rows into the baseline")
+    if without := sum(row.verdict.outcome is Outcome.NEW for row in rows):
+        text.append(f"NEW: {without} of {len(rows)} have nothing to compare with; --gpumem-save accepts this run's rows into the baseline")
     return text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rich.text import Text
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
@@ -18,10 +19,8 @@ from pytest_gpumem.reporting.sentences import sentences, usual_way
 _STYLES = {
     Outcome.PASS: "green",
     Outcome.FAIL: "bold red",
-    Outcome.SUSPECT: "yellow",
-    Outcome.INCONCLUSIVE: "yellow",
-    Outcome.UNRELIABLE: "yellow",
-    Outcome.NO_BASELINE: "cyan",
+    Outcome.UNDECIDED: "yellow",
+    Outcome.NEW: "cyan",
 }
 
 _LEAST_NAME = 14
@@ -97,6 +96,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     """
     if not rows:
         return ""
+    rows, facts = printable(rows), printable(facts)
     usual = usual_way(rows)
     groups = [(kind.value, of) for kind, of in ordered(rows, facts)] if grouped else [("", list(rows))]
     named = {id(row): (whole, *parts) for row, whole, parts in zip(rows, names_of(rows), split_names(rows), strict=True)}

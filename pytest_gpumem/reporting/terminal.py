@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.row import LOST, NOT_RUN, Missing
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
+MOST = 20
+"""Lost measurements that are listed; the results hold all."""
 _ON = {True: "on", False: "off", None: "unknown"}
 
 
@@ -41,7 +46,7 @@ def header(
         lines.append(f"  {plan}")
     if baseline:
         lines.append(f"  baseline: {baseline}")
-    return lines
+    return printable(lines)
 
 
 def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
@@ -52,18 +57,33 @@ def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
     return lines
 
 
-def baseline_line(processes: int, resolvable: float | None, where: str) -> str:
+def missing_lines(missing: Sequence[Missing]) -> list[str]:
+    """Lines about measurements that the baseline holds and a run did not take: each lost one, and how many were not run."""
+    lost = [one for one in missing if one.status != NOT_RUN]
+    lines = [f"{'lost' if one.status == LOST else 'lost, as allowed'}: {one.key}: {one.reason}" for one in lost[:MOST]]
+    if len(lost) > MOST:
+        lines.append(f"lost: {len(lost) - MOST} further measurements")
+    if any(one.status == LOST for one in lost):
+        lines.append("to remove a measurement on purpose, use gpumem accept; to allow it in one run, use --gpumem-allow-lost")
+    reasons = Counter(one.reason for one in missing if one.status == NOT_RUN)
+    if reasons:
+        measurements = f"{reasons.total()} measurement{'s' * (reasons.total() > 1)} of the baseline"
+        lines.append(f"not run: {measurements} ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})")
+    return lines
+
+
+def baseline_line(processes: int, catches: float | None, where: str) -> str:
     """One sentence about a baseline.
 
     Args:
         processes: accepted processes that it holds for this device.
-        resolvable: the smallest slow-down that it can resolve, as a share; None where it is not known yet.
+        catches: the smallest slow-down that it catches, as a share; None where it is not known yet.
         where: its folder.
     """
     if processes == 0:
         return f"none for this device in {where}; --gpumem-save makes one"
     held = f"{processes} {'process' if processes == 1 else 'processes'} in {where}"
-    return held if resolvable is None else f"{held}; resolves slow-downs from {format_share(resolvable)}"
+    return held if catches is None else f"{held}; catches slow-downs from {format_share(catches)}"
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:

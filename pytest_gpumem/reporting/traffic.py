@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
@@ -32,6 +33,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
         width: columns of the terminal.
         colour: with ANSI escape sequences.
     """
+    rows = printable(rows)
     accounts = [None if row.measurement is None else account(row.measurement, facts) for row in rows]
     figures = [_figures(row.measurement, said) for row, said in zip(rows, accounts, strict=True)]
     says = [_NOT_COUNTED if said is None else said.finding.value for said in accounts]

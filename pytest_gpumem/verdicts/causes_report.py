@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.units import format_share, format_time
 from pytest_gpumem.verdicts.causes import UNEXPLAINED, Explanation
 from pytest_gpumem.verdicts.finding import change
@@ -21,6 +22,7 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
         explanation: of it.
         width: of a line, in characters.
     """
+    key, explanation = printable(key), printable(explanation)
     lines = [f"{key}: {_slow_down(explanation)}"]
     if explanation.why_nothing is not None:
         lines.append(f"  nothing to explain: {explanation.why_nothing}")

@@ -1,8 +1,8 @@
-"""Drift of the device between a baseline and a run, by control kernels that run no code of the project under test.
+"""Whether the device is as it was for the baseline, by control kernels that run no code of the project under test.
 
-Not by the suite's median: that would hide a change which makes every test slower. A row's drift is that of the control which is bound
-by the same part of the device; rows bound by neither DRAM nor L2 have none. What a drift may be without the device having changed is
-known from how processes differ; below that nothing is taken out, far beyond it nothing is judged.
+The suite's median would not do: it hides a change that makes every test slower. A row follows the control that is bound by the same part
+of the device; rows bound by neither DRAM nor L2 follow none. No record shows that a row follows its control one to one, so nothing is
+corrected by it: a verdict stands only if it holds whether the row follows or not.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.units import format_share
+from pytest_gpumem.verdicts.finding import change
 from pytest_gpumem.verdicts.noise import placement_spread, process_spread
-from pytest_gpumem.verdicts.spread import PROCESS_PRIOR, Variance
+from pytest_gpumem.verdicts.spread import PRIOR, Variance, moderated, squares_around_mean
 
 BOUND = 0.5
 """Share of the DRAM peak from which on a row counts as bound by DRAM or, where it fits in L2, by L2."""
 BEYOND_NOISE = 0.999
-"""Confidence that a drift is the device's before it is taken out."""
+"""Confidence that a control changed."""
 LIMIT = 0.02
-"""Drift of a control, as a share, from which on rows of its kind are not judged."""
+"""Change of a control, as a share, from which on rows that follow it are not judged at all."""
 CONTROL_PLACEMENTS = 2
-"""Placements that a reading of a control is over at least."""
+"""Least placements of a control's reading."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How much slower a control kernel is than in the baseline."""
+    """How much slower a control kernel is than for the baseline."""
 
     log: float
     """Log-ratio, slower counted up."""
@@ -40,14 +42,19 @@ class Drift:
     """Which control: a key of `KINDS`."""
 
     @property
-    def beyond_noise(self) -> bool:
-        """Whether the device has changed, rather than the reading."""
-        return abs(self.log) > self.variance.reach(BEYOND_NOISE)
+    def share(self) -> float:
+        """The change as a share, slower counted up."""
+        return math.expm1(self.log)
 
     @property
     def too_large(self) -> bool:
-        """Whether it is too large to be taken out: nobody knows that a row follows the control that far."""
-        return self.beyond_noise and abs(math.expm1(self.log)) > LIMIT
+        """True if no row that follows the control can be judged."""
+        return abs(self.log) > self.variance.reach(BEYOND_NOISE) and abs(self.share) > LIMIT
+
+    @property
+    def sentence(self) -> str:
+        """The change in words, without a full stop."""
+        return f"the device has changed since the baseline: {KINDS[self.kind]} that runs no code of the project takes {change(self.share)}"
 
 
 def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
@@ -75,15 +82,22 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
     return between(read([measurement]), read(history), kind)
 
 
+def since_start(kind: str, log: float) -> str | None:
+    """How a control changed since the session's start, by its log-ratio; None where rows are judged all the same."""
+    if (share := abs(math.expm1(log))) <= LIMIT:
+        return None
+    return (
+        f"the device changed while it was measured: {KINDS[kind]} that runs no code of the project takes {format_share(share)} "
+        f"{'longer' if log > 0 else 'less'} than at the start, more than {format_share(LIMIT)}"
+    )
+
+
 def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | None:
     """The drift of one control from the baseline's readings to this run's, in seconds, one of each process; None without either."""
     if not now or not then:
         return None
-    logs = [math.log(seconds) for seconds in then]
-    mean, count = statistics.fmean(logs), len(logs)
-    latency = statistics.fmean(then)
+    logs, latency = [math.log(seconds) for seconds in then], statistics.fmean(then)
     expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2 / CONTROL_PLACEMENTS
-    squares = math.fsum((log - mean) ** 2 for log in logs)
-    freedom = PROCESS_PRIOR + count - 1
-    variance = Variance((PROCESS_PRIOR * expected + squares) / freedom, freedom).times(1 / len(now) + 1 / count)
-    return Drift(statistics.fmean(math.log(seconds) for seconds in now) - mean, variance, kind)
+    value = moderated(expected, squares_around_mean(logs), len(logs) - 1, PRIOR)
+    variance = Variance(value * (1 / len(now) + 1 / len(then)), PRIOR + len(logs) - 1)
+    return Drift(statistics.fmean(math.log(seconds) for seconds in now) - statistics.fmean(logs), variance, kind)

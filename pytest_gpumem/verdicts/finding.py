@@ -1,20 +1,21 @@
-"""What one rule found about one measurement."""
+"""The result of one rule for one measurement, and the figures in its sentence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import format_share, format_shares
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome and the sentence for it, without a full stop."""
+    """An outcome, its sentence without a full stop, and its code."""
 
     outcome: Outcome
     sentence: str
+    code: Code | None = None
 
 
 def basis(measurement: Measurement) -> str:
@@ -31,7 +32,7 @@ def counted(count: int, thing: str) -> str:
 
 def change(share: float) -> str:
     """ "+1.20 %": a change of a latency, slower counted up."""
-    # A change of less than a millionth is none: it is what floating point leaves of equal figures.
+    # Below a millionth it is what floating point leaves of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
 
 
@@ -41,7 +42,7 @@ def bounds(low: float, high: float) -> tuple[str, str]:
 
 
 def between(low: float, high: float) -> str:
-    """ "between -0.100 % and +0.712 %"; "without a spread" where both ends are the same, as a simulated device has them."""
+    """ "between -0.100 % and +0.712 %"; "without a spread" where both ends are the same, as on a simulated device."""
     ends = bounds(low, high)
     return "without a spread" if ends[0] == ends[1] else f"between {ends[0]} and {ends[1]}"
 

@@ -1,7 +1,7 @@
 """Absolute limits: `min_bandwidth` and `max_latency`, and the peak that no figure can pass.
 
-A figure on the wrong side of its limit is FAIL if it is so by more than the margin, the distance (99 %, one-sided) that a
-repetition in another process may lie away; closer to the limit it is SUSPECT. On the right side it is PASS.
+A figure on the right side of its limit is PASS. On the wrong side it is FAIL if it lies further away than a repetition in another session
+may (99 %, one-sided: the margin), else UNDECIDED.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import Share, format_rate, format_share, format_time, parse_margin, parse_rate, parse_share, parse_time
 from pytest_gpumem.verdicts.finding import Finding, basis
 from pytest_gpumem.verdicts.spread import of_repetition
@@ -85,7 +85,7 @@ def _against(measurement: Measurement, figure: str, limit: str, ratio: float, wr
         return Finding(Outcome.PASS, sentence)
     if math.log(ratio) > margin:
         return Finding(Outcome.FAIL, sentence)
-    return Finding(Outcome.SUSPECT, f"{sentence}: too close to call")
+    return Finding(Outcome.UNDECIDED, f"{sentence}: too close to call", Code.NOISY)
 
 
 def loosened(limits: Limits, defaults: Mapping[str, str | None], origins: Mapping[str, str]) -> list[str]:

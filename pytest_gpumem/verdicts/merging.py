@@ -7,25 +7,31 @@ from dataclasses import replace
 
 from pytest_gpumem.records.measurement import Measurement, Repeat
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.verdicts.judge import how
+from pytest_gpumem.verdicts.judge import how, unreliable
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
-    """A measurement with those of the same row in further processes; a note says which of them do not count, and why.
+    """A measurement with those of the same row in further processes; a note says which processes do not count, and why.
+
+    Where conditions spoilt this process's, that of the first process that they did not spoil takes its place.
 
     Args:
         measurement: this process's.
         key: `Row.key`.
         further: rows of each further process by their key.
     """
+    every = [measurement, *(rows[key].measurement if key in rows else None for rows in further)]
+    first = next((index for index, one in enumerate(every) if one is not None and not any(unreliable(one))), 0)
+    own = every[first] or measurement
     counted, left_out = list[Repeat](), list[str]()
-    for number, rows in enumerate(further, 2):
-        other = rows[key].measurement if key in rows else None
-        if (why := _unlike(measurement, other)) is not None:
-            left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
+    for index, other in enumerate(every):
+        if index == first:
+            continue
+        if (why := _unlike(own, other)) is not None:
+            left_out.append(f"process {index + 1} of {len(every)} is left out: {why}")
         elif other is not None:
             counted.append(other.repeat)
-    return replace(measurement, further=tuple(counted), notes=(*measurement.notes, *left_out))
+    return replace(own, further=tuple(counted), notes=(*own.notes, *left_out))
 
 
 def _unlike(measurement: Measurement, other: Measurement | None) -> str | None:
@@ -34,6 +40,4 @@ def _unlike(measurement: Measurement, other: Measurement | None) -> str | None:
         return "it has no such row"
     if (*how(other), other.mode) != (*how(measurement), measurement.mode):
         return f"it measured {', '.join((*how(other), other.mode))}"
-    if throttled := sorted({reason for conditions in other.conditions for reason in conditions.throttle_reasons}):
-        return f"it was throttled ({', '.join(throttled)})"
-    return None
+    return ", ".join(unreliable(other)) or None

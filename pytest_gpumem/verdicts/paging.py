@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import format_bytes, parse_bytes
 from pytest_gpumem.verdicts.finding import Finding
 
@@ -29,7 +29,7 @@ def paging(measurement: Measurement, limits: Limits) -> Iterator[Finding]:
         name = f"{limit} {written} ({limits.origin.get(limit, 'limit')})"
         if counts is None:
             why = migrations.not_counted if migrations is not None else "no counting pass was taken"
-            yield Finding(Outcome.UNRELIABLE, f"{name} cannot be judged, not counted: {why}")
+            yield Finding(Outcome.UNDECIDED, f"{name} cannot be judged, not counted: {why}", Code.CONDITIONS)
         elif limit == "max_gpu_page_faults":
             yield _held(_faults(counts), name, counts.gpu_faults, int(written))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import kernel_formula, sentences
@@ -15,6 +16,7 @@ from pytest_gpumem.verdicts.finding import basis, bounds, change, counted
 
 def report(row: Row, facts: DeviceFacts) -> str:
     """Several lines for the failure of one row; the first is the verdict's sentence."""
+    row, facts = printable(row), printable(facts)
     lines = [f"{headline(row)}{row.verdict.reason}"]
     lines += [f"  {name:<11}{text}" for name, text in _facts(row, facts)]
     return "\n".join(lines)
@@ -37,7 +39,7 @@ def _facts(row: Row, facts: DeviceFacts) -> Iterator[tuple[str, str]]:
         yield (
             "baseline",
             f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) "
-            f"and {high} (99 %); resolvable: {format_share(past.resolvable)}",
+            f"and {high} (99.5 %); catches {format_share(past.catches)}",
         )
     if row.measurement is not None:
         before, after = row.measurement.conditions

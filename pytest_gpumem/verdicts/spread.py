@@ -1,41 +1,40 @@
-"""How far a latency would lie from itself if nothing changed: variances of its logarithm, with degrees of freedom.
+"""How far two runs of the same code lie apart (docs/gate.md).
 
-Three sources. *Placement*: where buffers land; seen inside a process, averaged over its placements. *Process*: everything that stays
-the same inside a process; seen only across processes. *Session*: what stays the same for all processes of an hour on one card; seen only
-across sessions. Each estimate is moderated: what real GPUs showed (`noise`) counts as a stated number of observations beside the data,
-so that a variance from few values is neither wildly small nor useless (Smyth 2004, "Linear models and empirical Bayes methods", eq. 3).
+One figure a process: the logarithm of its latency, corrected for launch overhead. One figure a run: the mean over its processes. Runs
+differ by what a session keeps (an hour, a card), processes of a run by what a process keeps and by their buffer placements.
+
+Every variance is moderated: the prior (`noise`) counts as `PRIOR` observations beside the row's own (Smyth 2004, "Linear models and
+empirical Bayes methods", eq. 3), and the row's own counts in full where it is larger. With n runs of m processes in S sessions,
+
+    w  = variance between processes of a run
+    s2 = variance between runs, prior session2 + w/m
+    SE2 = v(M) + s2/S,    v(M) = session2 + w/M + what the runs differ by beyond their prior
+
+for a run of M processes, with PRIOR + n - 1 degrees of freedom. Runs of one session count as one in s2/S, because they share what the
+session keeps; where this run is of that session too, each counts.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
+from pytest_gpumem.records.measurement import Measurement, Taken
+from pytest_gpumem.records.verdict import ENOUGH
 from pytest_gpumem.verdicts.noise import placement_spread, process_spread, session_spread
-from pytest_gpumem.verdicts.reading import Known, sessions
 
+PRIOR = 6
+"""Degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do."""
 PLACEMENT_PRIOR = 4
-"""Degrees of freedom that the expected placement spread counts for: less than the 7 of eight placements."""
-PROCESS_PRIOR = 8
-"""Degrees of freedom that the expected process spread counts for: less than the 29 of the processes behind each of its figures, because
-they are of one kind of GPU and one kernel."""
-SESSION_PRIOR = 6
-"""Degrees of freedom that the expected session spread counts for: three sessions at two sizes on H200, and H100 cards that agreed."""
-PROCESS_TO_PLACEMENT = 0.5
-"""Process spread over placement spread, as seen at 32 MiB (0.12 : 0.29) and 2 MiB (0.51 : 0.94): what varies a lot between
-placements (a pageable copy, page faults) is not trusted to agree between processes."""
-SESSION_TO_PROCESS = 0.5
-"""Session spread over process spread, as seen at 32 MiB (0.07 : 0.12) and 2 MiB (0.25 : 0.51): what varies a lot between processes is not
-trusted to agree between sessions."""
-ENOUGH_PROCESSES = 3
-"""Fewer say nothing about their own spread."""
-ENOUGH_SESSIONS = 3
-"""Fewer are not taken at their word where they show more than is expected."""
+"""Degrees of freedom of the prior between placements: less than the 7 of eight placements."""
+SESSION_SECONDS = 3600.0
+"""Processes on one card that begin within this time of each other are of one session."""
 
 
 @dataclass(frozen=True)
@@ -45,166 +44,202 @@ class Variance:
     value: float
     """A share, squared."""
     freedom: float
-    """Degrees of freedom behind the estimate."""
+    """Degrees of freedom of the estimate."""
 
     def __add__(self, other: Variance) -> Variance:
         """Variance of a sum of independent parts; degrees of freedom by Welch and Satterthwaite."""
         value = self.value + other.value
         if value == 0:
             return Variance(0.0, self.freedom + other.freedom)
-        freedom = value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom)
-        return Variance(value, freedom)
-
-    def times(self, factor: float) -> Variance:
-        return Variance(self.value * factor, self.freedom)
+        return Variance(value, value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom))
 
     def reach(self, confidence: float) -> float:
-        """How far, as a log-ratio, the true value lies to one side at most with this confidence."""
+        """Largest distance, as a log-ratio, to one side with this confidence."""
         return float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value)
 
-    def chance(self, difference: float) -> float:
-        """Probability of a log-ratio of at least `difference` where the true one is 0 (Student's t, one-sided)."""
+    def chance(self, distance: float) -> float:
+        """Probability of a log-ratio of at least `distance` where the true one is 0 (Student's t, one-sided)."""
         if self.value == 0:
-            return 0.0 if difference > 0 else 1.0
-        return float(stdtr(self.freedom, -difference / math.sqrt(self.value)))
+            return 0.0 if distance > 0 else 1.0
+        return float(stdtr(self.freedom, -distance / math.sqrt(self.value)))
 
 
-def level(measurements: Sequence[Known]) -> list[float]:
-    """Latencies in seconds as if all their processes had the same launch overhead: the mean of theirs.
+class Reading(NamedTuple):
+    """One process's measurement."""
 
-    A latency is left as it is where an overhead is unknown, and where the correction would be no small one: more than half of it.
+    latency: float
+    """Seconds: the mean of the medians."""
+    medians: tuple[float, ...]
+    """Seconds: one for each placement."""
+    overhead: float | None
+    """Seconds of launch overhead in `latency`, where it is known."""
+    sampler: str
+    """How samples were taken."""
+    taken: Taken | None
+    """When and where."""
+
+
+def readings(measurement: Measurement) -> list[Reading]:
+    """One reading for each process of a run: its own first, then the further ones."""
+    first = (measurement.medians, measurement.overhead)
+    every = [first, *((repeat.medians, repeat.overhead) for repeat in measurement.further)]
+    return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.taken) for medians, over in every]
+
+
+def level(known: Sequence[Reading]) -> list[float]:
+    """Latencies in seconds, corrected to the mean launch overhead of all of them.
+
+    A latency stays as it is where an overhead is unknown, and where the correction is more than half of it.
     """
-    latencies = [m.latency for m in measurements]
-    known = [m.overhead for m in measurements if m.overhead is not None]
-    if len(known) < len(measurements):
+    latencies = [one.latency for one in known]
+    overheads = [one.overhead for one in known if one.overhead is not None]
+    if len(overheads) < len(known):
         return latencies
-    common = statistics.fmean(known)
-    put = [latency + common - overhead for latency, overhead in zip(latencies, known, strict=True)]
-    return put if all(p > latency / 2 for p, latency in zip(put, latencies, strict=True)) else latencies
+    common = statistics.fmean(overheads)
+    corrected = [latency + common - overhead for latency, overhead in zip(latencies, overheads, strict=True)]
+    return corrected if all(c > latency / 2 for c, latency in zip(corrected, latencies, strict=True)) else latencies
 
 
-def between_placements(measurements: Sequence[Known]) -> Variance:
-    """Variance of one placement's median, pooled over processes of one row."""
-    expected = placement_spread(statistics.fmean(m.latency for m in measurements)) ** 2
-    squares, freedom = PLACEMENT_PRIOR * expected, float(PLACEMENT_PRIOR)
-    for measurement in measurements:
-        medians = measurement.medians
-        squares += _squares([math.log(median) for median in medians])
-        freedom += len(medians) - 1
-    return Variance(squares / freedom, freedom)
+def levelled(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
+    """Logarithms of the latencies of each run's processes, all corrected to one launch overhead (`level`)."""
+    corrected = iter(level([reading for run in runs for reading in run]))
+    return [[math.log(next(corrected)) for _ in run] for run in runs]
 
 
-def between_processes(measurements: Sequence[Known]) -> Variance:
-    """Variance of what a process adds to its placements' mean, within one session.
+@dataclass(frozen=True)
+class Difference:
+    """A run less its baseline, on a logarithmic scale."""
 
-    From three processes on their own spread counts beside the expected one, and in full where it is the larger of the two.
+    log: float
+    """Mean log(latency) of the run less that of the baseline's runs."""
+    session: float
+    """Prior variance between sessions, and what the baseline's runs differ by beyond their prior."""
+    process: float
+    """Variance between processes of a run."""
+    base: float
+    """Variance of the mean over the baseline's runs."""
+    freedom: float
+    """Degrees of freedom of all of them."""
+    runs: int
+    """Runs of the baseline."""
+    processes: int
+    """Processes of the baseline."""
+    measured: int
+    """Processes of the run."""
+    has_prior: bool
+    """True if the prior of device-timed kernels applies, so that few runs say something."""
+
+    def variance(self, measured: int | None = None) -> Variance:
+        """Variance of `log` if nothing changed, for a run of so many processes; by default of as many as it has."""
+        return Variance(self.session + self.process / (measured or self.measured) + self.base, self.freedom)
+
+
+def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
+    """A run against the runs of its baseline, at least one.
+
+    Args:
+        now: this run, with its further processes.
+        history: one measurement for each run.
     """
-    return _processes(measurements, between_placements(measurements))
+    runs = [readings(one) for one in (now, *history)]
+    logs = levelled(runs)
+    means = [statistics.fmean(values) for values in logs]
+    prior = _prior_applies(runs)
+    weight = 0 if not prior and len(history) >= ENOUGH else PRIOR
+    own, base = _processes(runs[:1], logs[:1], weight), _processes(runs[1:], logs[1:], weight)
+    process = max(own.value, base.value)
+    # A baseline of single processes does not show how processes differ; this run's own do.
+    session = (base if base.freedom else max(own, base)).session
+    per_run = statistics.fmean(1 / len(run) for run in runs[1:])
+    expected = session + base.value * per_run
+    between = moderated(expected, squares_around_mean(means[1:]), len(history) - 1, weight)
+    own_session, *others = sessions([run[0] for run in runs])
+    independent = len(others) if own_session is not None and set(others) == {own_session} else len(set(others))
+    return Difference(
+        log=means[0] - statistics.fmean(means[1:]),
+        session=session + max(0.0, between - expected),
+        process=process,
+        base=between / independent,
+        freedom=weight + len(history) - 1 or base.freedom or 1,
+        runs=len(history),
+        processes=sum(map(len, runs[1:])),
+        measured=len(runs[0]),
+        has_prior=prior,
+    )
 
 
-def _processes(measurements: Sequence[Known], placement: Variance) -> Variance:
-    expected = process_spread(statistics.fmean(m.latency for m in measurements), levelled=_levelled(measurements)) ** 2
-    expected = max(expected, PROCESS_TO_PLACEMENT**2 * placement.value)
-    groups = _by_session(level(measurements), sessions(measurements))
-    within = len(measurements) - len(groups)
-    if within < ENOUGH_PROCESSES - 1:
-        return Variance(expected, PROCESS_PRIOR)
-    seen = sum(map(_squares, groups)) / within
-    # What the placements leave in a mean over them is counted with them already.
-    seen = max(0.0, seen - placement.value * _one_over_placements(measurements))
-    if not _expected_holds(measurements):
-        return Variance(max(expected, seen), within)
-    freedom = PROCESS_PRIOR + within
-    moderated = (PROCESS_PRIOR * expected + within * seen) / freedom
-    return Variance(max(moderated, seen), freedom)
+def of_repetition(measurement: Measurement) -> Variance:
+    """Variance of log(latency) if the run was made again, in another session."""
+    run = readings(measurement)
+    process = _processes([run], levelled([run]), PRIOR)
+    return Variance(process.session + process.value / len(run), PRIOR)
 
 
-def _expected_holds(measurements: Sequence[Known]) -> bool:
-    """Whether what is expected of processes says anything of these: it is that of device-timed kernels over several placements.
-
-    What is timed by the host's clock on one placement, as in files of stock pytest-benchmark, differs by what it shows itself, and
-    by no less than such kernels.
-    """
-    return any(m.sampler != "host" or len(m.medians) > 1 for m in measurements)
-
-
-def between_sessions(measurements: Sequence[Known]) -> Variance:
-    """Variance of what a session adds to its processes' mean.
-
-    From two sessions on their own spread counts beside the expected one, from three on in full where it is the larger of the two.
-    """
-    placement = between_placements(measurements)
-    return _sessions(measurements, placement, _processes(measurements, placement))
+class _Processes(NamedTuple):
+    session: float
+    """Prior variance between sessions."""
+    value: float
+    """Variance between processes of a run."""
+    freedom: int
+    """Degrees of freedom of the row's own."""
 
 
-def _sessions(measurements: Sequence[Known], placement: Variance, process: Variance) -> Variance:
-    expected = session_spread(statistics.fmean(m.latency for m in measurements)) ** 2
-    expected = max(expected, SESSION_TO_PROCESS**2 * process.value)
-    groups = _by_session(level(measurements), sessions(measurements))
-    if len(groups) < 2:
-        return Variance(expected, SESSION_PRIOR)
-    seen = _squares([statistics.fmean(group) for group in groups]) / (len(groups) - 1)
-    left = process.value + placement.value * _one_over_placements(measurements)
-    seen = max(0.0, seen - left * statistics.fmean(1 / len(group) for group in groups))
-    freedom = SESSION_PRIOR + len(groups) - 1
-    moderated = (SESSION_PRIOR * expected + (len(groups) - 1) * seen) / freedom
-    return Variance(max(moderated, seen) if len(groups) >= ENOUGH_SESSIONS else moderated, freedom)
+def _processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> _Processes:
+    """How processes of a run differ, and how sessions can be expected to."""
+    every = [reading for run in runs for reading in run]
+    latency = statistics.fmean(reading.latency for reading in every)
+    class_placement = placement_spread(latency) ** 2
+    squares = sum(squares_around_mean([math.log(median) for median in reading.medians]) for reading in every)
+    freedom = sum(len(reading.medians) - 1 for reading in every)
+    placement = (PLACEMENT_PRIOR * class_placement + squares) / (PLACEMENT_PRIOR + freedom)
+    # What varies more between placements than its class does is not expected to agree between processes, nor those between sessions.
+    noisier = max(1.0, placement / class_placement)
+    of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
+    known = all(reading.overhead is not None or reading.sampler == "batched" for reading in every)
+    expected = process_spread(latency, levelled=known) ** 2 * noisier + of_placements
+    within = sum(len(run) - 1 for run in runs)
+    value = moderated(expected, sum(map(squares_around_mean, logs)), within, weight or PRIOR)
+    return _Processes(session_spread(latency) ** 2 * max(1.0, value / expected), value, within)
 
 
-def _by_session(latencies: Sequence[float], labels: Sequence[Hashable]) -> list[list[float]]:
-    """Logarithms of latencies, those of one session together."""
-    groups: dict[Hashable, list[float]] = {}
-    for latency, label in zip(latencies, labels, strict=True):
-        groups.setdefault(label, []).append(math.log(latency))
-    return list(groups.values())
+def moderated(prior: float, squares: float, freedom: int, weight: int) -> float:
+    """A variance from its prior, which counts as `weight` observations, and from `squares` around a mean with `freedom`."""
+    if freedom == 0:
+        return prior
+    value = (weight * prior + squares) / (weight + freedom)
+    return max(value, squares / freedom) if freedom >= ENOUGH - 1 else value
 
 
-def _squares(values: Sequence[float]) -> float:
-    """Sum of the squared distances from the mean. Not `statistics.pvariance`, whose exact fractions take a hundred times as long."""
+def _prior_applies(runs: Sequence[Sequence[Reading]]) -> bool:
+    """Host-timed, single-placement rows, such as those of stock pytest-benchmark, get no prior."""
+    return any(reading.sampler != "host" or len(reading.medians) > 1 for run in runs for reading in run)
+
+
+def squares_around_mean(values: Sequence[float]) -> float:
+    """Sum of the squared distances from the mean. `statistics.pvariance`, with exact fractions, takes a hundred times as long."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values)
 
 
-def _levelled(measurements: Sequence[Known]) -> bool:
-    """Whether `level` takes the launch overhead out, or a batch has left next to nothing of it in a latency."""
-    return all(m.overhead is not None or m.sampler == "batched" for m in measurements)
+def sessions(known: Sequence[Reading]) -> list[Hashable]:
+    """The session of each reading: card and start of its first process; None for a reading without them."""
+    found: list[Hashable] = [None] * len(known)
+    by_card: dict[str | None, list[tuple[float, int]]] = {}
+    for index, one in enumerate(known):
+        if one.taken is not None and (began := _seconds(one.taken.utc)) is not None:
+            by_card.setdefault(one.taken.card, []).append((began, index))
+    for card, starts in by_card.items():
+        first = -math.inf
+        for began, index in sorted(starts):
+            if began - first > SESSION_SECONDS:
+                first = began
+            found[index] = (card, first)
+    return found
 
 
-def of_difference(now: Known | Sequence[Known], history: Sequence[Known]) -> Variance:
-    """Variance of the mean log(latency) of this run's processes minus that of the history's.
-
-    With a new session it is session^2 (1 + 1/S) + process^2 (1/M + 1/K) + what the placements leave: M processes of this run, K of the
-    history in S sessions of equal size. A session that the history already has differs from it by less.
-    """
-    run = list(now) if isinstance(now, Sequence) else [now]
-    count = len(history)
-    new = between_placements(run).times(_one_over_placements(run) / len(run))
-    placement = between_placements(history)
-    old = placement.times(_one_over_placements(history) / count)
-    # Worked out once: a suite asks for hundreds of them.
-    process = _processes(history, placement)
-    if count < ENOUGH_PROCESSES <= len(run):
-        # A baseline that says nothing of how processes differ is no reason to overlook what this run's own say.
-        process = max(process, _processes(run, between_placements(run)), key=lambda variance: variance.value)
-    session = _sessions(history, placement, process)
-    return new + old + process.times(1 / len(run) + 1 / count) + session.times(_sessions_apart(run, history))
-
-
-def _sessions_apart(run: Sequence[Known], history: Sequence[Known]) -> float:
-    """Sum of the squared weights that sessions have in the difference of the two means."""
-    labels = sessions([*run, *history])
-    ours, theirs = Counter(labels[: len(run)]), Counter(labels[len(run) :])
-    # Who does not know its session is not taken for a member of the history's.
-    unknown = (ours.pop(None, 0) / len(run)) ** 2 + (theirs.pop(None, 0) / len(history)) ** 2
-    return unknown + sum((ours[one] / len(run) - theirs[one] / len(history)) ** 2 for one in {*ours, *theirs})
-
-
-def of_repetition(measurement: Known) -> Variance:
-    """Variance of log(latency) if the process was run again, in this session or another."""
-    placement = between_placements([measurement])
-    process = _processes([measurement], placement)
-    return placement.times(1 / len(measurement.medians)) + process + _sessions([measurement], placement, process)
-
-
-def _one_over_placements(measurements: Sequence[Known]) -> float:
-    return statistics.fmean(1 / len(m.medians) for m in measurements)
+def _seconds(utc: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(utc.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

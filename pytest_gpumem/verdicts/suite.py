@@ -7,7 +7,6 @@ would not (Holm 1979, "A simple sequentially rejective multiple test procedure":
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.records.verdict import Outcome, Verdict
@@ -40,19 +39,3 @@ class Family:
 
 ALONE = Family()
 """A row that is judged by itself."""
-
-
-def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
-    """Which hypotheses Holm's procedure rejects, in the order given.
-
-    Raises:
-        ValueError: a p-value outside of [0, 1].
-    """
-    if any(not 0 <= p <= 1 for p in p_values):
-        raise ValueError(f"p-values lie between 0 and 1: {', '.join(f'{p:g}' for p in p_values)}")
-    rejected = [False] * len(p_values)
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[index] > alpha / (len(p_values) - rank):
-            break
-        rejected[index] = True
-    return rejected

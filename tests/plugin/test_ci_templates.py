@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,14 +64,33 @@ def test_who_may_do_what() -> None:
     jobs: dict[str, Any] = GITHUB["jobs"]
     assert GITHUB["permissions"] == {"contents": "read"}
     assert {name for name, job in jobs.items() if "permissions" in job} == {"comment"}
+    assert jobs["comment"]["permissions"] == {"pull-requests": "write"}
     assert not any("checkout" in step.get("uses", "") for step in jobs["comment"]["steps"])
+    checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert len(checkouts) == 3
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
     on_gpu = {name for name, job in jobs.items() if "gpu" in job["runs-on"]}
     assert on_gpu == {"gate", "save"}
     assert "head.repo.full_name == github.repository" in jobs["gate"]["if"]
-    assert jobs["save"]["if"] == "github.event_name == 'push'"
     # `pull_request_target` would run a fork's code with this project's rights. YAML reads the key `on` as true.
     assert set(GITHUB[True]) == {"pull_request", "push"}
     assert "SOURCE_PROJECT_ID == $CI_MERGE_REQUEST_PROJECT_ID" in GITLAB["gpumem:gate"]["rules"][0]["if"]
+
+
+def test_only_a_push_to_the_default_branch_writes_the_baseline() -> None:
+    jobs: dict[str, Any] = GITHUB["jobs"]
+    writes = ("actions/cache@", "actions/cache/save@")
+    assert {name for name, job in jobs.items() if any(step.get("uses", "").startswith(writes) for step in job["steps"])} == {"save"}
+    assert jobs["save"]["if"] == (
+        "github.event_name == 'push' && github.ref == format('refs/heads/{0}', github.event.repository.default_branch)"
+    )
+    # Of GitLab's cache every pipeline of the project may write what it may read.
+    assert "cache" not in GITLAB
+    parts = {name: part for name, part in GITLAB.items() if isinstance(part, dict) and name != "variables"}
+    assert not [name for name, part in parts.items() if "cache" in part]
+    assert [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part)] == ["gpumem:save"]
+    assert [name for name, part in parts.items() if " push " in yaml.dump(part)] == ["gpumem:save"]
+    assert GITLAB["gpumem:save"]["rules"] == [{"if": '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"'}]
 
 
 def test_no_step_of_a_gate_may_fail_unnoticed() -> None:
@@ -164,6 +184,26 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     assert "1 measured: **1 FAIL**" in summary.read_text()
     (finding,) = json.loads((project.folder / "gpumem-results" / "code-quality.json").read_text())
     assert (finding["severity"], finding["location"]["path"]) == ("major", "test_it.py")
+
+
+def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
+    """The job that saves makes it and adds to it, also where a test fails; a later job finds it."""
+    (fetch,) = (line for line in GITLAB[".gpumem:gpu"]["before_script"] if "ls-remote" in line)
+    script, variables = gitlab("gpumem:save")
+    upstream = str(project.folder.parent / "upstream")
+    own = {"CI_REPOSITORY_URL": upstream, "BASELINE_PUSH_URL": upstream, "CI_COMMIT_SHA": "abc", **SIMULATED}
+    for number, code in ((1, 0), (2, 1)):
+        if code:
+            (project.folder / "test_it.py").write_text(TESTS + TESTS.replace("test_copy", "test_wrong") + "    assert False\n")
+        done = project.run(f"{fetch}\n{script}", {**variables, **own})
+        assert done.returncode == code, done.stdout + done.stderr
+        shutil.rmtree(project.folder / ".gpumem-baseline")
+        fetched = project.run(fetch, {**variables, **own})
+        assert fetched.returncode == 0, fetched.stderr
+        assert len(list((project.folder / ".gpumem-baseline").glob("*/gpumem/*.json"))) == number
+        shutil.rmtree(project.folder / ".gpumem-baseline")
+    # A server that does not answer is no empty baseline.
+    assert project.run(fetch, {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}).returncode != 0
 
 
 def again(baseline: Path, number: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.plugin import session as session_module
 from pytest_gpumem.records.measurement import Controls
 
@@ -20,10 +22,20 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def taken(path: Path) -> dict[str, Any]:
+def row_of(path: Path) -> dict[str, Any]:
     (row,) = json.loads(path.read_text())["gpumem"]["rows"]
-    found: dict[str, Any] = row["measurement"]["taken"]
+    found: dict[str, Any] = row
     return found
+
+
+def taken(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = row_of(path)["measurement"]["taken"]
+    return found
+
+
+def verdict(path: Path) -> tuple[str, str]:
+    found = row_of(path)["verdict"]
+    return found["outcome"], found["code"]
 
 
 def test_controls_are_read_where_something_is_compared_or_stored(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -63,7 +75,7 @@ def test_a_device_that_changes_meanwhile_is_said_and_nothing_stored(
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
         [
-            "UNRELIABLE: the device changed while it was measured: a read of DRAM that runs no code of the project takes 5.00 % longer*",
+            "UNDECIDED: the device changed while it was measured: a read of DRAM that runs no code of the project takes 5.00 % longer*",
             "--gpumem-save: the device changed while it was measured, nothing is stored",
         ]
     )
@@ -79,15 +91,15 @@ def test_strict_fails_a_session_whose_device_changed(pytester: pytest.Pytester, 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_device_that_is_not_that_of_the_baseline_is_unreliable(
+def test_a_device_that_is_not_that_of_the_baseline_is_undecided(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows themselves are as they were: of code that got faster by just as much, or of a control that is wrong."""
     pytester.makepyfile(COPY)
     monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.0, 1.05, 1.05))
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    result = gpumem()
-    result.stdout.fnmatch_lines(["test_copy *UNRELIABLE, simulated", "*the device is not as it was for the baseline: a read of DRAM*"])
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert verdict(pytester.path / "out.json") == ("UNDECIDED", "conditions")
 
 
 def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +130,7 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
     pytester.makepyfile(COPY)
     result = gpumem("--gpumem-save", "-n", "1")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["UNRELIABLE: the device changed while it was measured: *", "*nothing is stored"])
+    result.stdout.fnmatch_lines(["UNDECIDED: the device changed while it was measured: *", "*nothing is stored"])
 
 
 class DriftingL2(Drifting):
@@ -144,7 +156,7 @@ def test_a_change_of_l2_concerns_the_rows_that_l2_serves(
     assert sum(len(json.loads(path.read_text())["content"]["rows"]) for path in files) == stored
 
 
-def test_a_card_of_another_sort_can_join_a_baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_of_another_variant_can_join_a_baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the verdict advises: until then it is compared with nothing."""
     pytester.makepyfile(COPY)
 
@@ -152,12 +164,74 @@ def test_a_card_of_another_sort_can_join_a_baseline(pytester: pytest.Pytester, g
         controls = Controls(dram=60e-6, l2=20e-6, launch=3e-6, latency=latency, source="1")
         monkeypatch.setattr(session_module, "read_controls", lambda device, **_: controls)
         gpumem("--benchmark-json=out.json", *options).assert_outcomes(passed=1)
-        (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
-        verdict: dict[str, Any] = row["verdict"]
-        return verdict
+        found: dict[str, Any] = row_of(pytester.path / "out.json")["verdict"]
+        return found
 
     measured(340e-9, "--gpumem-save")
     first = measured(353e-9, "--gpumem-save")
-    assert (first["outcome"], first["comparison"], first["another_sort"]) == ("INCONCLUSIVE", None, True)
+    assert (first["outcome"], first["code"], first["comparison"]) == ("UNDECIDED", "other card variant", None)
     for latency in (353e-9, 340e-9):
         assert measured(latency)["comparison"]["processes"] == 1
+
+
+HALF_WAY = """
+import os
+import pytest
+
+@pytest.mark.parametrize("slower", ["1", os.environ.get("HALF_WAY", "1")], ids=["before", "after"])
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels, slower):
+    os.environ["SLOWER"] = slower
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), max_regression="2%")
+"""
+
+
+@pytest.fixture
+def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """A baseline, and a run with another device, or other code alone, from its second test on. Gives the outcomes."""
+    reading = False
+    kernel, read_controls = Timing.kernel, session_module.read_controls
+
+    def slower(self: Timing, work: Any, window: Any) -> float:
+        own = os.environ.get("OF") == "code" and reading
+        return kernel(self, work, window) * (1.0 if own else float(os.environ["SLOWER"]))
+
+    def read(*arguments: Any, **options: Any) -> Controls:
+        nonlocal reading
+        reading = True
+        try:
+            return read_controls(*arguments, **options)
+        finally:
+            reading = False
+
+    monkeypatch.setattr(Timing, "kernel", slower)
+    monkeypatch.setattr(session_module, "read_controls", read)
+    monkeypatch.setenv("SLOWER", "1")
+    pytester.makepyfile(HALF_WAY)
+    for _ in range(3):
+        gpumem("--gpumem-save").assert_outcomes(passed=2)
+
+    def run(factor: float, of: str, *options: str) -> list[str]:
+        monkeypatch.setenv("SLOWER", "1")
+        monkeypatch.setenv("HALF_WAY", str(factor))
+        monkeypatch.setenv("OF", of)
+        result = gpumem("--benchmark-json=out.json", *options)
+        rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+        found = [(row["verdict"]["outcome"], row["verdict"]["code"]) for row in rows]
+        return [*(" ".join(filter(None, one)) for one in found), result.ret.name]
+
+    return run
+
+
+def test_a_device_that_slows_down_half_way_fails_no_row(half_way: Callable[..., list[str]]) -> None:
+    assert half_way(1.3, "device") == ["PASS", "UNDECIDED conditions", "OK"]
+    assert half_way(1.3, "device", "--gpumem-strict") == ["PASS", "UNDECIDED conditions", "TESTS_FAILED"]
+
+
+def test_code_that_gets_slower_fails_on_a_device_that_does_not(half_way: Callable[..., list[str]]) -> None:
+    assert half_way(1.3, "code") == ["PASS", "FAIL slower", "TESTS_FAILED"]
+
+
+def test_a_device_that_gets_faster_explains_no_slow_down(half_way: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    controls = iter([1.0, 0.9, 0.9])
+    monkeypatch.setattr(session_module, "read_controls", lambda device, **_: Controls(dram=60e-6 * next(controls), source="1"))
+    assert half_way(1.3, "code") == ["PASS", "FAIL slower", "TESTS_FAILED"]

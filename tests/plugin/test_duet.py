@@ -1,4 +1,4 @@
-"""`gpumem duet` from outside: real processes of pytest on the simulated device."""
+"""`gpumem duet` and `gpumem gate` from outside: real processes of pytest on the simulated device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.verdicts.finding import counted
 
 QUICKLY = (
     *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
     *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
 )
-ROUNDS = ("--rounds-max", "10")
+ROUNDS = ("--rounds-max", "12")
 COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "duet"]
 
 TESTS = """
@@ -132,7 +133,7 @@ def run_of(project: Project) -> dict[str, Any]:
 def flagged(document: dict[str, Any], *tests: str) -> str:
     """The results as if the screen had flagged these tests."""
     for row in document["gpumem"]["rows"]:
-        row["verdict"]["outcome"] = "SUSPECT" if row["nodeid"] in tests else "PASS"
+        row["verdict"] |= {"outcome": "UNDECIDED", "code": "looks slower"} if row["nodeid"] in tests else {"outcome": "PASS", "code": None}
     return json.dumps(document)
 
 
@@ -167,10 +168,10 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
         after = journal.read_bytes() if journal.exists() else b""
         assert after.startswith(before.rpartition(b"\n")[0])
         before = after
-    assert "round 1: 2 undecided, next look at 10 in" in told
+    assert "round 1: 2 undecided, at most" in told
     done = project.duet(*asked)
     assert done.returncode == 1, done.stderr
-    assert "FAIL (simulated) test_it.py::test_mine: slower: +" in done.stdout.replace("\n  ", " ")
+    assert "FAIL (simulated) test_it.py::test_mine: slower than max_regression 1.00 % allows: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "with uncommitted changes" in done.stdout
     assert "its traffic has changed from 160 MiB to 168 MiB" in done.stdout.replace("\n  ", " ")
@@ -179,19 +180,20 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert verdicts(project.folder / "out.json") == {"test_it.py::test_mine": "FAIL", "test_it.py::test_same": "PASS"}
     assert document["resumed"] >= 19
     processes = document["processes"]
-    assert len({process["pid"] for process in processes}) == 20
-    assert len({(process["round"], process["side"]) for process in processes}) == 20
+    assert len({process["pid"] for process in processes}) == 22
+    assert len({(process["round"], process["side"]) for process in processes}) == 22
     starts = [process["utc"] for process in processes]
     assert starts == sorted(starts)
-    assert [process["side"] for process in processes[:4]] in (["base", "head", "head", "base"], ["head", "base", "base", "head"])
-    assert [list(process["rows"]) for process in processes] == [["test_it.py::test_mine", "test_it.py::test_same"]] * 20
+    # A decided test is not measured again.
+    assert {process["round"] for process in processes if "test_it.py::test_same" in process["rows"]} == {*range(1, 9)}
+    assert {process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]} == {*range(1, 12)}
     assert project.worktrees == 1
     assert not [name for name in project.left() if name.startswith("gpumem-duet-")]
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
 
     # A journal that is complete gives its verdict again; that of other arguments is refused.
     again = project.duet(*asked)
-    assert "20 of them taken from the journal" in again.stdout
+    assert "22 of them taken from the journal" in again.stdout
     other = project.duet(*asked[:-2], "--seed", "1")
     assert f"journal {journal} is of other arguments: seed was 0 and is now 1" in complaint(other)
     project.write("kern.py", "NBYTES = 1 << 20\n")
@@ -211,9 +213,8 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
     (journal,) = project.left()
     assert journal.endswith(".jsonl")
     held = lines(project.temporary / journal) - 1
-    stopped = (
-        f"gpumem duet: stopped; the journal {project.temporary / journal} holds {held} processes, and the same command goes on from there"
-    )
+    processes = counted(held, "process")
+    stopped = f"gpumem duet: stopped; the journal {project.temporary / journal} holds {processes}, and the same command goes on from there"
     assert said.splitlines().count(stopped) == 1
     # No process is left that measures on.
     for line in (project.temporary / journal).read_text().splitlines()[1:]:
@@ -244,7 +245,7 @@ def test_what_cannot_be_played_is_one_line(project: Project, monkeypatch: pytest
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("tempfile.tempdir", str(project.temporary))
     assert "BASE no-such is no revision" in complaint(refused("no-such"))
-    assert "--rounds-max: 4 rounds cannot fail any" in complaint(refused("main", "--rounds-max", "4"))
+    assert "--rounds-max: 4 pairs prove no small slow-down; accepted are 11 or more" in complaint(refused("main", "--rounds-max", "4"))
     assert "--max-regression: '1' is not understood" in complaint(refused("main", "--max-regression", "1"))
     assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(refused("main", "--", "-n4"))
     assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
@@ -276,21 +277,59 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     sized = TESTS.replace("def test_mine(", "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ")
     project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))
+    # Each process would write these.
+    project.write("pytest.ini", "[pytest]\naddopts = --gpumem-save --gpumem-report=r.html --junitxml=mine.xml --benchmark-autosave\n")
     project.commit()
     done = project.duet("main", *ROUNDS, "--json", "out.json", "--test", "test_it.py::test_sized")
     assert done.returncode == 0, done.stderr
     document = json.loads((project.folder / "out.json").read_text())
     assert verdicts(project.folder / "out.json") == {"test_it.py::test_sized[1]": "PASS", "test_it.py::test_sized[2]": "PASS"}
-    assert document["plan"]["family"] == 2
     assert {len(process["rows"]) for process in document["processes"]} == {2}
+    assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
+    assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
 
-def test_tests_that_fail_on_one_side_are_no_verdict(project: Project) -> None:
-    project.write("test_it.py", TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1") + NEW)
-    done = project.duet(
-        "main", *ROUNDS, "--test", "test_it.py::test_mine", "--test", "test_it.py::test_new", "--test", "test_it.py::test_gone"
+def test_a_test_that_fails_in_head_alone_is_red_and_so_is_one_that_hides_behind_a_sampler(project: Project) -> None:
+    changed = TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1")
+    hidden = "import pytest\n" + changed.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace(
+        "64 <<", "80 <<"
     )
-    assert done.returncode == 6, done.stderr
-    assert "NO VERDICT (simulated) test_it.py::test_mine: head: failed, assert 67108864 == 1" in done.stdout.replace("AssertionError: ", "")
-    assert "NO VERDICT (simulated) test_it.py::test_gone: base: there is no such measurement" in done.stdout
-    assert "NO VERDICT (simulated) test_it.py::test_new: base: it measured nothing" in done.stdout
+    project.write("test_it.py", hidden + NEW)
+    done = project.duet("main", *ROUNDS, "--json", "out.json", "--max-regression", "5%")
+    assert done.returncode == 1, done.stderr
+    found = {one["key"].partition("::")[2]: one for one in json.loads((project.folder / "out.json").read_text())["verdicts"]}
+    assert {name: (one["outcome"], one["new_in_head"]) for name, one in found.items()} == {
+        "test_mine": ("FAIL", False),
+        "test_same": ("FAIL", False),
+        "test_new": (None, True),
+    }
+    assert "assert 67108864 == 1" in found["test_mine"]["sentence"]
+    assert found["test_same"]["paired"]["change"] == pytest.approx(0.25, abs=0.05)
+    assert found["test_same"]["sentence"].endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
+
+
+def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(project: Project) -> None:
+    """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
+    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", *QUICKLY, "-k", "test_same"]
+    subprocess.run(save, cwd=project.folder, env=project.environment, check=True, capture_output=True)
+    project.write("kern.py", "NBYTES = 80 << 20\n")
+    hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "80 <<")
+    project.write("test_it.py", "import pytest\n" + hidden + NEW)
+    command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
+    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the screen flags 3 rows; the duet decides them" in done.stderr
+    assert verdicts(project.folder / "gpumem-results" / "duet.json") == {
+        "test_it.py::test_mine": "FAIL",
+        "test_it.py::test_same": "FAIL",
+        "test_it.py::test_new": None,
+    }
+    assert done.stdout.splitlines()[-1] == "gpumem gate: red: 2 of 3 rows fail"
+
+
+def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(project: Project) -> None:
+    command = [*COMMAND[:-1], "gate", "main", "--screen-only", "--max-regression", "5%", "--", "-q", "--gpumem-baseline=basline", *QUICKLY]
+    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0].startswith("gpumem: nothing to compare with: ")
+    assert "basline" in done.stdout.splitlines()[0]

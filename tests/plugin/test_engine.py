@@ -114,6 +114,57 @@ def test_host_benchmarks_keep_their_clock(pytester: pytest.Pytester, gpumem: Run
     assert stored["test_triad"]["options"]["timer"] == "gpumem_device_time"
 
 
+CODSPEED = """
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+class Other:
+    "As the fixture of pytest-codspeed 5, which claims to be pytest-benchmark's."
+    @property
+    def __class__(self): return BenchmarkFixture
+    def __call__(self, function): return function()
+
+def pytest_addoption(parser): parser.addoption("--codspeed", action="store_true")
+
+@pytest.fixture
+def benchmark(): return Other()
+"""
+
+
+def test_beside_codspeed(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(CODSPEED)
+    pytester.makepyfile(TRIAD + "\ndef test_host(benchmark): assert benchmark(lambda: 3) == 3\n")
+    result = gpumem("-p", "no:codspeed", "--codspeed", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=2)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["nodeid"].endswith("::test_triad")
+    pytester.makepyfile(TRIAD.replace("assert result.latency > 0", "assert result.latency < 0"))
+    gpumem("-p", "no:codspeed", "--codspeed").assert_outcomes(failed=1)
+
+
+def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(TRIAD.replace("(gpu_benchmark", "(benchmark, gpu_benchmark") + "    benchmark(lambda: 1)\n")
+    result = gpumem("--benchmark-json=out.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*.py:*: NotOurTimer: *move that call to a test of its own"])
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["failed"]
+    assert row["measurement"]["latency"] > 0
+
+
+def test_a_failed_subtest_fails_the_rows_of_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    if not hasattr(pytest, "Subtests"):
+        pytest.skip("subtests are of pytest 9")
+    measured = TRIAD.replace("(gpu_benchmark", "(subtests, gpu_benchmark")
+    failing = "    with subtests.test('one'):\n        assert 0\n"
+    head, _, body = measured.partition(":\n")
+    pytester.makepyfile(test_after=measured + failing, test_before=f"{head}:\n{failing}{body}")
+    gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(failed=4)
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert [(row["failed"], row["measurement"]["latency"] > 0) for row in rows] == [(True, True)] * 2
+    assert not list(pytester.path.rglob(".benchmarks/*/gpumem/*.json"))
+
+
 def test_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(
@@ -137,9 +188,9 @@ def test_early(gpu_benchmark):
     (saved,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
     assert "test_slow" not in saved.read_text()
     # The workers read what the controller stored.
-    second = gpumem("-n1", "--gpumem-max-regression=5%", "-k", "triad")
-    second.assert_outcomes(passed=1)
-    assert "NO BASELINE" not in second.stdout.str()
+    gpumem("-n1", "--gpumem-max-regression=5%", "-k", "triad", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["verdict"]["comparison"]["runs"] == 1
 
 
 def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -163,7 +214,7 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
     marks = [event.message for event in nvtx_trace.events() if event.kind == "mark"]
     assert marks == ["test_ranges.py::test_triad", "test_ranges.py::test_other"]
     # A tool was attached: these times are not for a baseline.
-    assert "UNRELIABLE" in done.stdout
+    assert "1 measured (simulated): 1 UNDECIDED" in done.stdout
 
 
 def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:

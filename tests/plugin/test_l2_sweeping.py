@@ -212,7 +212,7 @@ def test_conditions_that_forbid_a_judgement_are_noted(pytester: pytest.Pytester,
             conditions = gpu_device.conditions
             monkeypatch.setattr(gpu_device, "conditions", lambda: replace(conditions(), other_processes=2))
             (note,) = l2_sweep(gpu_kernels.reset_data, out, table, window=table).notes
-            assert note.endswith(" measurements of the sweep are unreliable: 2 processes of others on the device"), note
+            assert note.endswith(" measurements of the sweep are unreliable: 2 other processes on the device"), note
         """
     )
     gpumem().assert_outcomes(passed=1)
@@ -441,10 +441,12 @@ def command(pytester: pytest.Pytester, *arguments: str) -> subprocess.CompletedP
 
 def test_the_command(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=STREAMS)
+    pytester.makeini("[pytest]\naddopts = --gpumem-save\n")
     quick = ("--", *SIMULATED[1:])
     done = command(pytester, "test_suite.py::test_table", *quick)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recommended: persisting_stream(" in done.stdout
+    assert not list(pytester.path.rglob("gpumem/*.json"))
     assert command(pytester, "test_suite.py::test_plain", *quick).returncode == 6
     mistaken = command(pytester, "--", "--gpumem-device", "sim")
     assert mistaken.returncode == 4

@@ -87,6 +87,48 @@ def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
     result.stdout.fnmatch_lines(["1 measured (simulated): 1 PASS"])
 
 
+def test_no_row_takes_the_place_of_another(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """The parameter `a` with the label `b` and the parameter `a][b` without one are two rows."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("p", ["a", "a][b"])
+        def test_x(gpu_benchmark, device_buffer, gpu_kernels, p):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), label="b" if p == "a" else None)
+        """
+    )
+    gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=2)
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert [(row["nodeid"].partition("::")[2], row["label"]) for row in rows] == [("test_x[a]", "b"), ("test_x[a][b]", "")]
+    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    assert len(json.loads(stored.read_text())["content"]["rows"]) == 2
+
+
+def test_a_label_cannot_give_a_measurement_the_name_of_another_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_x(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), label="a")
+
+        def other(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+
+        globals()["test_x[a]"] = other
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*BadCall: label='a' gives this measurement the name of the test *::test_x[[]a]; choose another label*"])
+
+
+def test_a_test_that_is_collected_twice_is_a_usage_error(pytester: pytest.Pytester, gpumem: Run) -> None:
+    path = pytester.makepyfile(TRIAD)
+    result = gpumem("--keep-duplicates", path.name, path.name)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: gpumem: {path.name}::test_triad: it is collected twice, *"])
+
+
 def test_several_measurements_have_labels(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from pytest_gpumem.devices import opening
+from pytest_gpumem.devices import cuda, opening
 
 Run = Callable[..., pytest.RunResult]
 
@@ -114,6 +116,23 @@ def test_ci_with_a_choice_runs(pytester: pytest.Pytester, without_gpu: Run, monk
     without_gpu("--gpumem", *arguments).assert_outcomes(passed=1)
 
 
+def test_ci_with_a_baseline_of_a_gpu_needs_one_unless_sim_is_chosen(
+    pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    pytester.makepyfile("def test_it(): pass")
+    for key in ("simulated-NVIDIA-A100-sm80-80GiB", "NVIDIA-H100-80GB-HBM3-sm90-80GiB-ecc"):
+        without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+        (pytester.path / "stored" / key / "gpumem").mkdir(parents=True)
+        (pytester.path / "stored" / key / "gpumem" / "a.json").write_text("{}")
+    line = only_line(without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored"))
+    assert "NVIDIA-H100-80GB-HBM3-sm90-80GiB-ecc" in line
+    assert "--gpumem-device sim" in line
+    without_gpu("--gpumem", "--gpumem-device=sim", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+    monkeypatch.delenv("CI")
+    without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+
+
 def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
     assert "--gpumem-strict" in only_line(without_gpu("--gpumem", "--gpumem-strict"))
@@ -153,6 +172,29 @@ def test_a_mistake_in_a_marker_stops_the_session(
     assert named in line
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pytest.ini", "[pytest]\ngpumem_max_latenci = 1 ns\n"),
+        ("tox.ini", "[pytest]\ngpumem_max_latenci = 1 ns\n"),
+        ("setup.cfg", "[tool:pytest]\ngpumem_max_latenci = 1 ns\n"),
+        ("pyproject.toml", '[tool.pytest.ini_options]\ngpumem_max_latenci = "1 ns"\n'),
+        ("-o", "gpumem_max_latenci=1 ns"),
+    ],
+)
+def test_a_misspelt_ini_key_stops_the_session_that_measures(
+    pytester: pytest.Pytester, session: Run, gpumem: Run, file: str, text: str
+) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    arguments = [file, text] if file == "-o" else []
+    if not arguments:
+        (pytester.path / file).write_text(text)
+    line = only_line(gpumem(*arguments))
+    assert "gpumem_max_latenci " in line
+    assert "did you mean gpumem_max_latency?" in line
+    assert session(*arguments).ret == pytest.ExitCode.OK  # somebody else's key breaks no session that does not measure
+
+
 def test_help_shows_the_options(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--help")
     assert result.ret == 0
@@ -170,3 +212,37 @@ def test_the_value_of_an_option_may_not_hide_the_projects_settings(
     assert f"{pytester.path / 'tox.ini'} are lost" in line
     assert elsewhere in line
     assert gpumem(f"--gpumem-baseline={elsewhere}").ret == pytest.ExitCode.OK
+
+
+def test_without_nvidia_ml_py_the_simulated_device_says_why(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as on macOS, for which it is no dependency
+    monkeypatch.delitem(sys.modules, "pytest_gpumem.devices.cuda.nvml", raising=False)
+    monkeypatch.delattr(cuda, "nvml", raising=False)
+    pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
+    result = session("--gpumem")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*SIMULATED*", "*nvidia-ml-py cannot be imported*"])
+    assert "nvidia-ml-py" in only_line(session("--gpumem", "--gpumem-device", "cuda"))
+
+
+@pytest.mark.parametrize("name", ["baseline", "report", "markdown", "code-quality", "counted", "l2-sweep-map"])
+def test_a_home_folder_of_nobody(pytester: pytest.Pytester, gpumem: Run, name: str) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(gpumem(f"--gpumem-{name}=~nosuchuser/x.svg"))
+    assert f"--gpumem-{name}: '~nosuchuser/x.svg'" in line
+
+
+def test_a_lock_that_cannot_be_used_stops_the_session(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    chosen = opening.choose("sim")
+    monkeypatch.setattr("pytest_gpumem.plugin.session.choose", lambda choice: replace(chosen, facts=replace(chosen.facts, uuid="GPU-1")))
+    runtime = tmp_path_factory.mktemp("runtime")
+    monkeypatch.setattr("pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name)
+    pytester.makepyfile("def test_it(gpu_device): pass")
+    session("--gpumem").assert_outcomes(passed=1)
+    (runtime / "gpumem" / "GPU-1.lock").unlink()
+    (runtime / "gpumem" / "GPU-1.lock").mkdir()
+    assert "GPU-1.lock, cannot be used: Is a directory" in only_line(session("--gpumem"))

@@ -113,3 +113,101 @@ def test_a_total_budget_is_shared_by_the_processes(pytester: pytest.Pytester, gp
     result = gpumem("--gpumem-processes", "2", "--gpumem-budget", "40 ms total")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["gpumem: budget of 20.00 ms shared out over 1 test*"])
+
+
+def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import os, unittest, pytest
+        FURTHER = "GPUMEM_FURTHER_PROCESS" in os.environ
+
+        @pytest.fixture
+        def measure(gpu_benchmark, device_buffer, gpu_kernels):
+            return lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), **of)
+
+        @pytest.fixture
+        def messy():
+            yield
+            assert not FURTHER, "torn down wrongly"
+
+        def test_asserts(measure):
+            measure()
+            assert not FURTHER, "wrong result"
+
+        def test_teardown(messy, measure):
+            measure()
+
+        class TestCase(unittest.TestCase):
+            @pytest.fixture(autouse=True)
+            def _measure(self, measure):
+                self.measure = measure
+
+            def test_case(self):
+                self.measure()
+                self.assertFalse(FURTHER)
+
+        def test_is_fine(measure):
+            measure()
+
+        def test_skips(measure):
+            if not FURTHER:
+                pytest.skip("only here")
+            assert False, "wrong result"
+
+        # Judged over all processes, by the main one: what one of them says alone is no failure.
+        def test_limit_of_all_processes(measure):
+            measure(max_latency="1 ns" if FURTHER else "1 s")
+
+        def test_without_a_gpu():
+            assert not FURTHER, "wrong result"
+        """
+    )
+    result = gpumem("--gpumem-processes", "2", "--gpumem-save", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=2, failed=5)
+    text = result.stdout.str()
+    assert text.count("process 2 of 2 of --gpumem-processes: ") >= 5
+    assert "torn down wrongly" in text
+    (file,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    stored = [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]]
+    assert stored == ["test_is_fine", "test_limit_of_all_processes"]
+
+
+def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import os, pytest
+
+        def measure(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+
+        def test_before(gpu_benchmark, device_buffer, gpu_kernels):
+            measure(gpu_benchmark, device_buffer, gpu_kernels)
+
+        def test_crashes(gpu_benchmark, device_buffer, gpu_kernels):
+            if "GPUMEM_FURTHER_PROCESS" in os.environ:
+                os._exit(0)
+            measure(gpu_benchmark, device_buffer, gpu_kernels)
+
+        def test_after(gpu_benchmark, device_buffer, gpu_kernels):
+            measure(gpu_benchmark, device_buffer, gpu_kernels)
+        """
+    )
+    result = gpumem("--gpumem-processes", "2", "--gpumem-save")
+    result.assert_outcomes(passed=1, failed=2)
+    assert "process 2 of 2 of --gpumem-processes ended with 0" in result.stdout.str()
+    (file,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    assert [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]] == ["test_before"]
+
+
+def test_a_failure_of_a_test_that_only_another_process_runs_is_red(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        COPY
+        + """
+if "GPUMEM_FURTHER_PROCESS" in os.environ:
+    def test_only_there():
+        assert False, "wrong result"
+"""
+    )
+    result = gpumem("--gpumem-processes", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "test_only_there" in result.stdout.str()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -10,6 +11,7 @@ import pynvml
 from pytest_gpumem.devices.cuda import nvml
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.settings import FURTHER_PROCESS
 
 # Left out, because they do not say that a running kernel is slowed below what was asked for: GpuIdle, ApplicationsClocksSetting (a
 # clock that somebody chose), DisplayClockSetting.
@@ -55,13 +57,28 @@ class ConditionReader:
         if self._instance is None:
             return None
         running = nvml.asked(pynvml.nvmlDeviceGetComputeRunningProcesses, self._instance)
-        return None if running is None else other_processes((p.pid for p in running), os.getpid())
+        if running is None:
+            return None
+        pids = {p.pid for p in running}
+        if FURTHER_PROCESS in os.environ:
+            # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
+            pids -= {pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()}
+        return other_processes(pids, os.getpid())
 
     def close(self) -> None:
         """Let NVML go."""
         if self._gpu is not None:
             self._gpu = self._instance = None
             pynvml.nvmlShutdown()
+
+
+def _parent(pid: int) -> int | None:
+    """The parent of a process; None where the operating system does not tell."""
+    try:
+        # The name before it, in brackets, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def clock_reasons(gpu: Any) -> int | None:

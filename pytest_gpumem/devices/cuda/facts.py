@@ -42,12 +42,14 @@ def read_facts(index: int) -> DeviceFacts:
     no GPU memory.
 
     Raises:
-        CudaUnavailable: CuPy or cuda-bindings is missing, there is no driver, no device or no such device.
+        CudaUnavailable: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
     """
+    try:
+        from pytest_gpumem.devices.cuda import nvml
+    except ImportError as missing:  # on macOS, for which there is no driver either, it is no dependency
+        raise CudaUnavailable(f"nvidia-ml-py cannot be imported ({missing}): pip install nvidia-ml-py") from None
     for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
         if not _installed(module):
-            from pytest_gpumem.devices.cuda import nvml
-
             if not nvml.present():
                 raise CudaUnavailable("no NVIDIA driver is loaded")
             raise CudaUnavailable(f"{name} is not installed: {_INSTALL}")

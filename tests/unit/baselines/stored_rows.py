@@ -18,6 +18,11 @@ MEASURED = ("mode", "sampler", "target", "profiled", "conditions", "overhead", "
 """Arguments of `row` that belong to its measurement."""
 
 
+def every(past: Measurement) -> bool:
+    """Of `Baseline.history`: every measurement can be compared."""
+    return True
+
+
 def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome = Outcome.PASS, **changes: Any) -> Row:
     measured = {key: changes.pop(key) for key in MEASURED if key in changes}
     measurement = Measurement(
@@ -39,7 +44,7 @@ def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome =
     return Row(**{**given, **changes})
 
 
-def improved(delta: float, high: float, written: str | None = "1%", **changes: Any) -> Row:
-    """A row that passed with a gain: `delta` and the upper end of its interval, as shares."""
-    verdict = Verdict(Outcome.PASS, "because", Comparison(delta, 2 * delta - high, high, 0.008, 5))
+def improved(delta: float, high: float, written: str | None = "1%", *, measured: int = 3, **changes: Any) -> Row:
+    """A row that passed with a gain: `delta` and the upper end of its interval, as shares, over so many processes."""
+    verdict = Verdict(Outcome.PASS, "because", Comparison(delta, 2 * delta - high, high, 0.008, 5, measured=measured))
     return row(verdict=verdict, limits=Limits(max_regression=written), **changes)

@@ -8,7 +8,8 @@ import pytest
 import renew_tables
 
 KINDS = (
-    "catalogue_traffic", "freed_memory", "l2_persistence", "l2_proof", "launch_shapes", "managed_memory", "nsight_reading", "reading_noise",
+    "catalogue_traffic", "freed_memory", "l2_persistence", "l2_proof", "launch_shapes", "limit_proof", "managed_memory",
+    "nsight_reading", "reading_noise",
 )  # fmt: skip
 
 

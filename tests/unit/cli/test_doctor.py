@@ -216,7 +216,7 @@ def test_what_a_card_does_not_say_is_no_finding() -> None:
             {"processes": (CardProcess(7, "python", 3 << 30), CardProcess(8), CardProcess(9), CardProcess(10))},
             "other processes",
             Status.WARNING,
-            "on the GPU: pid 7 (python, 3 GiB), pid 8, pid 9, 1 more; results beside them are UNRELIABLE",
+            "on the GPU: pid 7 (python, 3 GiB), pid 8, pid 9, 1 more; rows measured beside them are UNDECIDED",
             "end them",
         ),
     ],

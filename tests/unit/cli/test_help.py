@@ -91,5 +91,24 @@ def test_a_usage_error_ends_its_sentence() -> None:
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
     program = f"{shlex.quote(sys.executable)} -c 'from pytest_gpumem.cli import main; main()' schema"
-    done = subprocess.run(["bash", "-c", f"{program} | head -c 1 > /dev/null"], capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", f"{program} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert done.returncode in (0, 141)  # the pipe may hold all of it
     assert done.stderr == ""
+
+
+def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash() -> None:
+        raise ValueError("first\nsecond")
+
+    monkeypatch.setattr(main.commands["schema"], "callback", crash)
+    result = CliRunner().invoke(main, ["schema"])
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1] == "gpumem: internal error, no verdict: ValueError: first second"
+
+
+def test_a_file_name_without_characters_can_be_printed() -> None:
+    program = "import sys; from pytest_gpumem.cli import main; sys.argv[1:] = ['report', sys.argv[1]]; main()"
+    done = subprocess.run([sys.executable, "-c", program, b"none\xff.json"], capture_output=True)
+    assert done.returncode == 4
+    assert b"none\\udcff.json" in done.stderr
+    assert b"Traceback" not in done.stderr

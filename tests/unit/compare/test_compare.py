@@ -16,7 +16,7 @@ from pytest_gpumem.compare import pairs
 from pytest_gpumem.compare.pairs import compare_sides
 from pytest_gpumem.compare.sides import side
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Repeat, Taken
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 from pytest_gpumem.verdicts.judge import judge as judging
 from pytest_gpumem.verdicts.suite import Family
 
@@ -88,29 +88,31 @@ def test_without_a_limit_it_is_a_table(folder: Folder, compare: Compare) -> None
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
     folder.runs("base", 5)
     held = Limits(max_regression="1%", origin={"max_regression": "marker"})
-    folder.write("head.json", [folder.row(275e-6, limits=held)])
-    assert "max_regression 1% (of its test)" in compare("base-*.json", "head.json").stdout
-    assert compare("base-*.json", "head.json").exit_code == 1
-    assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 0
+    folder.runs("head", 3, 275e-6, limits=held)
+    assert "max_regression 1% (of its test)" in compare("base-*.json", "head-*.json").stdout
+    assert compare("base-*.json", "head-*.json").exit_code == 1
+    assert compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
 
 
-def test_what_cannot_be_resolved_never_passes(folder: Folder, compare: Compare) -> None:
+def test_noise_that_hides_the_limit_never_passes(folder: Folder, compare: Compare) -> None:
     base, head = folder.runs("base", 3, spread=0.02), folder.runs("head", 1, spread=0.02)
     result = compare(base, head, "--max-regression", "1%")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 INCONCLUSIVE")
-    assert "could have been resolved" in result.stdout
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 UNDECIDED")
     assert compare(base, head, "--max-regression", "1%", "--strict").exit_code == 6
 
 
 def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
-    folder.write("a.json", [folder.row(), folder.row(name="test_gone")])
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
     folder.write("b.json", [folder.row(), folder.row(name="test_new")])
-    result = compare("a.json", "b.json", "--max-regression", "10%")
+    result = compare("a?.json", "b.json", "--max-regression", "10%")
     assert result.exit_code == 0
-    assert "INCONCLUSIVE tests/test_a.py::test_gone: not in b.json" in result.stdout
-    assert "NO BASELINE tests/test_a.py::test_new: not in a.json" in result.stdout
-    assert result.stdout.splitlines()[-1] == "3 rows: 1 PASS, 1 NO BASELINE, 1 INCONCLUSIVE"
-    assert compare("a.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
+    assert "UNDECIDED tests/test_a.py::test_gone: not in b.json" in result.stdout
+    assert "NEW tests/test_a.py::test_new: not in a?.json" in result.stdout
+    assert result.stdout.splitlines()[-1] == "3 rows: 1 PASS, 1 NEW, 1 UNDECIDED"
+    assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
+    found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False).rows
+    assert [row.verdict.code for row in found] == [None, Code.NO_BASELINE, Code.NOT_MEASURED]
 
 
 def test_nothing_in_common_is_no_verdict(folder: Folder, compare: Compare) -> None:
@@ -137,7 +139,7 @@ def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad
         folder.write(name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")])
     result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
     assert result.exit_code == 6
-    outcome = "UNRELIABLE" if bad == "b.json" else "NO BASELINE"
+    outcome = "UNDECIDED" if bad == "b.json" else "NEW"
     assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
     assert why in result.stdout
 
@@ -155,7 +157,7 @@ def test_a_row_that_its_limit_failed_was_measured_all_the_same(folder: Folder, c
     folder.write("a.json", [folder.row()])
     folder.write("b.json", [folder.row(failed=True, verdict=Verdict(Outcome.FAIL, "too slow"))])
     assert compare("a.json", "b.json", "--max-regression", "10%").exit_code == 0
-    folder.write("c.json", [folder.row(failed=True, verdict=Verdict(Outcome.NO_BASELINE, "none"))], strict=True)
+    folder.write("c.json", [folder.row(failed=True, verdict=Verdict(Outcome.NEW, "none"))], strict=True)
     assert compare("a.json", "c.json", "--max-regression", "10%").exit_code == 0
 
 
@@ -163,8 +165,7 @@ def test_another_mode_is_not_compared(folder: Folder, compare: Compare) -> None:
     folder.write("a.json", [folder.row(mode="hot")])
     folder.write("b.json", [folder.row()])
     result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
-    assert result.exit_code == 6
-    assert "NO BASELINE" in result.stdout
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
 
 
 def test_different_gpus_are_refused(folder: Folder, compare: Compare) -> None:
@@ -198,11 +199,11 @@ def test_simulated_never_meets_real(folder: Folder, compare: Compare) -> None:
 
 
 def test_simulated_results_pass_no_strict_gate(folder: Folder, compare: Compare) -> None:
-    folder.write("a.json", [folder.row()], SIMULATED)
-    folder.write("b.json", [folder.row()], SIMULATED)
-    result = compare("a.json", "b.json", "--max-regression", "10%")
+    for name in ("a0.json", "a1.json", "a2.json", "b.json"):
+        folder.write(name, [folder.row()], SIMULATED)
+    result = compare("a?.json", "b.json", "--max-regression", "10%")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row (simulated): 1 PASS")
-    assert compare("a.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
+    assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
 
 
 def test_what_changed_between_the_sides_is_said(folder: Folder, compare: Compare) -> None:
@@ -224,16 +225,15 @@ def test_stock_files_one_a_side_decide_nothing(folder: Folder, compare: Compare)
     text = " ".join(result.stdout.split())
     assert "base: a.json, 1 process on an unknown GPU" in text
     assert "stock pytest-benchmark wrote a.json and b.json: the GPU, its clocks and driver are not known" in text
-    assert "INCONCLUSIVE test_a.py::test" in text
-    assert "times are the host's, and how processes differ in them takes 3 of the base to know, not 1" in text
     assert "test 1.000 ms 1.000 ms +0.0100 %" in text
     folder.stock("slow.json", {"test_a.py::test": 3e-3})
-    slow = compare("a.json", "slow.json", "--max-regression", "50%")
-    assert (slow.exit_code, slow.stdout.splitlines()[-1]) == (0, "1 row: 1 SUSPECT")
+    for head, code in (("b.json", Code.TOO_FEW_RUNS), ("slow.json", Code.LOOKS_SLOWER)):
+        (row,) = compare_sides(side("a.json"), side(head), "50%", force=False).rows
+        assert (row.verdict.outcome, row.verdict.code) == (Outcome.UNDECIDED, code)
 
 
-def test_heads_of_two_sorts_of_cards_are_not_averaged(folder: Folder, compare: Compare) -> None:
-    """Unchanged code that takes another time on the other sort would hide half of a slow-down, or look like half of one."""
+def test_heads_of_two_variants_of_a_card_are_not_averaged(folder: Folder, compare: Compare) -> None:
+    """Unchanged code that takes another time on the other variant would hide half of a slow-down, or look like half of one."""
 
     def write(name: str, latency: float, access: float, day: int) -> None:
         row = folder.row(latency)
@@ -251,8 +251,7 @@ def test_heads_of_two_sorts_of_cards_are_not_averaged(folder: Folder, compare: C
     assert row.measurement.taken.controls is not None
     assert len(row.measurement.further) == 2
     same = row.measurement.taken.controls.latency == 340e-9
-    assert row.verdict.outcome is (Outcome.PASS if same else Outcome.INCONCLUSIVE)
-    assert row.verdict.another_sort is not same
+    assert row.verdict.code is (None if same else Code.OTHER_CARD_VARIANT)
     # The figure beside a change is that of the processes that it is against.
     write("base9.json", 268e-6 * 1.1, 353e-9, 9)
     write("one.json", 268e-6, 340e-9, 20)
@@ -276,7 +275,7 @@ def test_stock_against_ours_is_refused(folder: Folder, compare: Compare) -> None
     folder.write("b.json", [folder.row()])
     assert one_line(compare("a.json", "b.json")).startswith(f"a.json is of an unknown GPU, b.json of {H100.key}: ")
     forced = compare("a.json", "b.json", "--force", "--max-regression", "10%")
-    assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 NO BASELINE")
+    assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
 
 
 # Baselines
@@ -286,8 +285,8 @@ def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
     store = Store(folder.path / "kept", H100)
     for _ in range(4):
         store.save([folder.row()], "abc")
-    folder.write("b.json", [folder.row(268e-6 * 1.03)])
-    result = compare(str(store.folder), "b.json", "--max-regression", "1%")
+    head = folder.runs("head", 3, 268e-6 * 1.03)
+    result = compare(str(store.folder), head, "--max-regression", "1%")
     assert result.exit_code == 1
     assert "4 processes on" in result.stdout
 

@@ -48,7 +48,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
         ("options", [*(option.flag for option in OPTIONS), *(option.variable for option in OPTIONS), *MARKER_KEYWORDS]),
         ("kernels", [f"`{name}`" for name in CATALOGUE]),
         ("fixtures", ["`gpu_benchmark`", "`device_buffer`", "`persisting_stream`", "`l2_sweep`", "`memory_kind`"]),
-        ("schema", ["## Row", "## Measurement", "| `placements` | array of array of number |", "`NO BASELINE`", "[Verdict](#verdict)"]),
+        ("schema", ["## Row", "## Measurement", "| `placements` | array of array of number |", "`UNDECIDED`", "[Verdict](#verdict)"]),
         ("commands", [f"## `gpumem {name}`" for name in cli.main.commands] + ["## `gpumem profile ncu`"]),
     ],
 )

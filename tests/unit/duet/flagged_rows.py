@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+
+OUTCOMES = {
+    **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER), Outcome.FAIL),
+    **dict.fromkeys((Code.NO_BASELINE, Code.ACCEPTED), Outcome.NEW),
+}
+"""Of codes that are not UNDECIDED."""
 
 
-def row(outcome: Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
+def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
     measurement = Measurement(
         label=label,
         target="copy",
@@ -21,7 +27,8 @@ def row(outcome: Outcome = Outcome.PASS, name: str = "a", delta: float | None = 
         floor=1e-6,
         conditions=(Conditions(), Conditions()),
     )
+    outcome, code = (verdict, None) if isinstance(verdict, Outcome) else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
     comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
-    verdict = Verdict(outcome, f"said by the screen of {name}", comparison)
     held = Limits(**{"max_regression": "1%", **limits})
-    return Row(f"t.py::{name}", held, verdict, measurement, label, failed=outcome is Outcome.FAIL)
+    said = Verdict(outcome, f"said by the screen of {name}", comparison, code=code)
+    return Row(f"t.py::{name}", held, said, measurement, label, failed=outcome is Outcome.FAIL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pytest_gpumem.duet.workers import Process
 from pytest_gpumem.duet.worktree import Side
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 
 SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}
 
@@ -36,12 +36,21 @@ def measured(latency: float, **changes: Any) -> Measurement:
     return Measurement(**{**given, **changes})
 
 
-def row(nodeid: str, latency: float | None, outcome: Outcome = Outcome.NO_BASELINE, **changes: Any) -> Row:
-    """A row; None: nothing was measured. `changes` are of the row, those that it does not have of its measurement."""
+def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any) -> Row:
+    """A row; no code: FAIL; no latency: nothing was measured.
+
+    `changes` are of the row, those that it does not have of its measurement.
+    """
     own = {name: changes.pop(name) for name in ("failed", "limits", "label") if name in changes}
     measurement = None if latency is None else measured(latency, label=own.get("label", ""), **changes)
+    outcome = {Code.NO_BASELINE: Outcome.NEW, Code.CONDITIONS: Outcome.UNDECIDED, None: Outcome.FAIL}[code]
     return Row(
-        nodeid, own.get("limits", Limits()), Verdict(outcome, "because"), measurement, own.get("label", ""), own.get("failed", False)
+        nodeid,
+        own.get("limits", Limits()),
+        Verdict(outcome, "because", code=code),
+        measurement,
+        own.get("label", ""),
+        own.get("failed", False),
     )
 
 
@@ -63,7 +72,13 @@ class Players:
     played: list[tuple[Turn, tuple[str, ...] | None]] = field(default_factory=list)
     """Each turn with the tests that it was to run."""
 
-    def run(self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int) -> Process:
+    ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What the last process was told to measure with."""
+
+    def run(
+        self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Process:
+        self.ways = ways or {}
         self.played.append((turns[0], None if tests is None else tuple(tests)))
         answer = self.answer(turns[0], attempt)
         if isinstance(answer, Process):

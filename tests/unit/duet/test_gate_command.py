@@ -19,7 +19,7 @@ from pytest_gpumem.duet import command, gate
 from pytest_gpumem.duet.reading import Wanted
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code
 from pytest_gpumem.reporting.code_quality import code_quality
 from pytest_gpumem.reporting.concerns import Place, concerns
 
@@ -47,8 +47,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             assert duet is not None, "nothing was to be decided"
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
             (tmp_path / "calls.json").write_text(json.dumps(given))
-            verdicts = [{"key": key, "outcome": outcome, "sentence": "so the duet"} for key, outcome in duet.items()]
-            file.write_text(json.dumps({"verdicts": verdicts, "common": None}))
+            verdicts = [
+                {"key": key, "outcome": outcome, "sentence": "so the duet", "new_in_head": outcome is None} for key, outcome in duet.items()
+            ]
+            file.write_text(json.dumps({"verdicts": verdicts}))
             return 1 if "FAIL" in duet.values() else 0
 
         monkeypatch.setattr(gate, "_screen", screen)
@@ -60,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
-    result = run("--rounds-max", "10", "--", "tests", "-n0", rows=(row(Outcome.FAIL), row(name="b")), duet={"t.py::a": "PASS"})
+    result = run("--rounds-max", "10", "--", "tests", "-n0", rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
@@ -75,7 +77,7 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
 def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
-    result = run("--output", "out", rows=(row(Outcome.SUSPECT),), duet={"t.py::a": "FAIL"})
+    result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
     assert line.startswith(
@@ -121,6 +123,9 @@ def messy():
 def test_torn(messy, gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="a")
 
+def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+
 def test_nothing_measured():
     pass
 """
@@ -129,26 +134,39 @@ def test_nothing_measured():
     for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "one"]):
         subprocess.run(["git", *words], check=True)
     (tmp_path / "out").mkdir()
-    (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
+    monkeypatch.setenv("GPUMEM_SAVE", "1")
     screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
     assert screened.document is not None
     wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
-    assert (screened.code, screened.failures, set(screened.in_itself), len(screened.document.rows)) == (1, 3, wrong, 3)
+    assert (screened.code, screened.failures, set(screened.in_itself), len(screened.document.rows)) == (1, 3, wrong, 4)
     assert not list(tmp_path.rglob("*/gpumem/*.json"))
+
+
+def test_a_row_without_a_baseline_is_for_the_duet_and_a_new_one_is_named(run: Run, tmp_path: Path) -> None:
+    alone = (row(Code.NO_BASELINE, delta=None), row(Code.NO_BASELINE, "b", delta=None))
+    assert run(rows=alone, duet={"t.py::a": "FAIL", "t.py::b": "PASS"}).exit_code == 1
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a", "t.py::b"]
+    new = run(rows=alone, duet={"t.py::a": None, "t.py::b": "PASS"})
+    assert (new.exit_code, new.stdout.splitlines()) == (
+        0,
+        ["gpumem gate: new, base does not have it: t.py::a", "gpumem gate: green: 2 rows, 1 of them new"],
+    )
+    assert run("--screen-only", rows=alone).exit_code == 6
 
 
 def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
     assert run(rows=(row(),)).exit_code == 0
-    assert run("--screen-only", rows=(row(Outcome.FAIL),)).exit_code == 1
-    assert run(rows=(row(Outcome.FAIL),), code=2).exit_code == 1
+    assert run("--screen-only", rows=(row(Code.SLOWER),)).exit_code == 1
+    assert run(rows=(row(Code.SLOWER),), code=2).exit_code == 1
 
 
 def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
-    broken = row(Outcome.FAIL, max_latency="1 us")
+    broken = row(Code.SLOWER, max_latency="1 us")
     alone = run(rows=(broken, row(name="b")))
     assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fail\n")
     assert alone.stderr == "gpumem gate: the screen flags 1 row; what a duet would say changes nothing for it\n"
-    beside = run(rows=(broken, row(Outcome.FAIL, "b")), duet={"t.py::b": "PASS"})
+    beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
     assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fail"]
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever it says" in beside.stderr
@@ -156,28 +174,47 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "gpumem-results"
-    folder.mkdir()
+    assert run(rows=()).exit_code == 6
     for name in (*gate.FILES, "mine.txt"):
         (folder / name).write_text("old")
     assert run(rows=()).exit_code == 6
-    assert (folder / "mine.txt").exists()
-    assert not (folder / gate.RESULTS).exists()
-    assert (folder / ".gitignore").read_text() == "*\n"
+    assert sorted(path.name for path in folder.iterdir()) == [".gitignore", "code-quality.json", "mine.txt", "summary.md"]
+    assert "old" not in (folder / "summary.md").read_text()
+    assert (folder / ".gitignore").read_text().splitlines()[-1] == "*"
+
+
+@pytest.mark.parametrize("output", [".", "link", "mine", "marked"])
+def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path: Path, output: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "marked").mkdir()
+    for name in (".gitignore", *gate.FILES):
+        for folder in (tmp_path, tmp_path / "mine"):
+            (folder / name).write_text("mine")
+    # A link of somebody's to a marker of ours does not make the folder ours.
+    assert run("--output", "ours", rows=()).exit_code == 6
+    (tmp_path / "marked" / ".gitignore").symlink_to(tmp_path / "ours" / ".gitignore")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = run("--output", output, rows=(row(),))
+    assert result.exit_code == 4
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"gpumem: --output: {output} holds files that no gate wrote; accepted is an empty or a new folder")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_base_that_git_does_not_know_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    """Results of an earlier run go, and no folder is made for none."""
-    monkeypatch.chdir(tmp_path)
+def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
     folder = tmp_path / "gpumem-results"
     if before:
-        folder.mkdir()
+        assert run(rows=()).exit_code == 6
         (folder / gate.RESULTS).write_text("old")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["gate", "nope"], prog_name="gpumem")
     assert result.exit_code == 4
     assert result.stderr.startswith("gpumem: BASE: ")
     assert folder.exists() is before
-    assert not (folder / gate.RESULTS).exists()
+    assert not before or (folder / gate.RESULTS).read_text() == "old"
 
 
 @pytest.mark.parametrize(

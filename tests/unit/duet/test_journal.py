@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from processes import process, row
 
 from pytest_gpumem.duet.errors import DuetError
 from pytest_gpumem.duet.journal import Journal
+from pytest_gpumem.duet.schedule import Turn
+from pytest_gpumem.duet.workers import Process
 
 ASKED = {"base": "abc", "seed": 0, "tests": ("a", "b")}
 
@@ -23,6 +27,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     written(tmp_path / "j")
     journal = Journal(tmp_path / "j", ASKED)
     assert journal.lines == [{"n": 1}, {"n": 2}]
+    assert journal.held() == 2
     journal.close()
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
 
@@ -68,6 +73,19 @@ def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: s
         Journal(path, ASKED)
     assert str(path) in str(error.value)
     assert path.read_text() == content
+
+
+def test_a_device_in_place_of_a_journal_is_not_read() -> None:
+    with pytest.raises(DuetError, match="/dev/zero is no file"):
+        Journal(Path("/dev/zero"), ASKED)
+
+
+@pytest.mark.parametrize("changes", [{"turn": [[1], "base"]}, {"seconds": "long"}, {"pid": None}, {"further": 1}])
+def test_a_process_with_values_of_other_types_is_refused(changes: dict[str, object]) -> None:
+    plain = process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]).to_json()
+    assert Process.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")
+    with pytest.raises(DuetError, match="holds a process that cannot be read"):
+        Process.from_json(json.loads(json.dumps(plain | changes)))
 
 
 def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path) -> None:

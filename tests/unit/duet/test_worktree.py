@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.duet.errors import DuetError
-from pytest_gpumem.duet.worktree import MADE, PREFIX, Side, moved_path, remove_leftovers, two_sides
+from pytest_gpumem.duet.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -140,6 +141,16 @@ def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
         pass
 
 
+def test_file_names_that_are_not_utf_8_and_links_to_nothing_are_no_crash(tmp_path: Path) -> None:
+    for name in (b"old", b"new"):
+        os.mkdir(os.fsencode(tmp_path) + b"/" + name)
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name + b"/x\xff.py")).write_text("")
+        (tmp_path / os.fsdecode(name) / "gone.py").symlink_to("nowhere")
+    with two_sides("../old", None, tmp_path / "new") as (base, head):
+        assert base.current() == base.identity
+        assert head.current() == head.identity
+
+
 def test_gits_own_words_say_why_it_is_no_revision(tmp_path: Path) -> None:
     with pytest.raises(DuetError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
         pass
@@ -191,10 +202,7 @@ def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: P
         "with ExitStack() as stack: (held_folder(stack) / 'process-1').mkdir(); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == -9
-    # One that is being made has no owner yet, for a while; a journal is no folder.
-    (tmp_path / f"{MADE}young").mkdir()
-    (tmp_path / f"{MADE}old").mkdir()
-    os.utime(tmp_path / f"{MADE}old", (1e9, 1e9))
+    # A journal is no folder.
     (tmp_path / f"{PREFIX}0-1.jsonl").touch()
     # A link of somebody's is no folder of a duet's: nothing is written behind it.
     link = tmp_path / f"{PREFIX}link"
@@ -205,7 +213,32 @@ def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: P
         with two_sides("../old", None, tmp_path / "new"):
             assert len(set(temporary(tmp_path / "new")) - killed - {link}) == 2
     assert list((tmp_path / "old").iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {link.name, "old", "new", f"{MADE}young", f"{PREFIX}0-1.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, "old", "new", f"{PREFIX}0-1.jsonl"}
+
+
+@pytest.mark.parametrize("place", ["home", "."])
+def test_a_folder_of_the_users_is_left_alone_whatever_its_name(repository: Path, place: str) -> None:
+    """A worktree with work in it, in a folder that is called as those of duets are: elsewhere, and among temporary files."""
+    mine = repository.parent / place / f"{PREFIX}experiments"
+    (mine / "one").mkdir(parents=True)
+    git(repository, "worktree", "add", "-q", str(mine / "one" / "tree"), "-b", "work")
+    for file in (mine / "one" / "tree" / "work.py", mine / "notes.md"):
+        file.write_text("not committed")
+    before = sorted(mine.rglob("*"))
+    with two_sides("main", None, repository):
+        pass
+    assert sorted(mine.rglob("*")) == before
+    assert worktrees(repository) == 2
+
+
+def test_a_copy_of_a_killed_duets_folder_is_the_users(repository: Path) -> None:
+    with two_sides("main", None, repository):
+        (made,) = temporary(repository)
+        copy = made.with_name(f"{PREFIX}copy")
+        shutil.copytree(made, copy)
+    with two_sides("main", None, repository):
+        pass
+    assert copy.is_dir()
 
 
 @pytest.fixture

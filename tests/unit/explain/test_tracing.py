@@ -54,7 +54,7 @@ def run(tmp_path: Path, *, writes: bool = True) -> Run:
     export.range(900, at, "test_up")
     export.mark(905, "t.py::test_up")
     taken = replace(measurement(1e-3), placements=((1e-3,) * SAMPLES,), sampler="plain", profiled=True)
-    row = Row("t.py::test_up", Limits(), Verdict(Outcome.UNRELIABLE, "profiled"), taken, range_name="test_up")
+    row = Row("t.py::test_up", Limits(), Verdict(Outcome.UNDECIDED, "profiled"), taken, range_name="test_up")
     (tmp_path / "results").write_text(json.dumps({"gpumem": document(H100, [row], {})}))
     script = STAND_IN.format(export=str(export.close()), results=str(tmp_path / "results"), writes=writes)
     (tmp_path / "nsys.py").write_text(script)

@@ -34,7 +34,7 @@ def row(range_name: str, label: str = "", *, launches: int = 5) -> Row:
         conditions=(Conditions(), Conditions()),
         profiled=True,
     )
-    verdict = Verdict(Outcome.UNRELIABLE, "a profiler was attached")
+    verdict = Verdict(Outcome.UNDECIDED, "a profiler was attached")
     return Row(f"t.py::{range_name}", Limits(), verdict, measurement, label, range_name=range_name)
 
 
@@ -109,7 +109,7 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "is no JSON"),
+        ("{", "not JSON"),
         ("[]", "schema 1"),
         ('{"schema": 2, "rows": []}', "schema 1"),
         ('{"schema": 1, "rows": [{}]}', "'device' is missing"),

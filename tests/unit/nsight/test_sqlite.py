@@ -319,3 +319,17 @@ def test_what_is_no_export_is_refused_in_one_line(path: Path, how: str, said: st
         read(path)
     assert "\n" not in str(refusal.value)
     assert not list(path.parent.glob("*-journal"))
+
+
+def test_a_view_that_never_ends_is_refused(path: Path) -> None:
+    export = Export(path)
+    sample(export, 100)
+    export.close()
+    base = sqlite3.connect(path)
+    base.execute("ALTER TABLE StringIds RENAME TO was")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS value FROM n"
+    base.execute(f"CREATE VIEW StringIds AS {endless}")
+    base.commit()
+    base.close()
+    with pytest.raises(BadReport, match="StringIds is a view"):
+        read(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,27 +12,83 @@ import pytest
 from filelock import FileLock
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.plugin.exclusive import exclusive
+from pytest_gpumem.plugin import exclusive as module
+from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive, lock_file
 
 FACTS = choose("sim:h100").facts
+GPU = replace(FACTS, uuid="GPU-1234")
 
 
-def test_a_gpu_is_held_against_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    gpu = replace(FACTS, uuid="GPU-1234")
-    with exclusive(gpu):
-        (lock,) = tmp_path.glob("gpumem-*-GPU-1234.lock")
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own folder, as a login makes it."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(module, "user_runtime_path", lambda name, appauthor: folder / name)
+    return folder
+
+
+def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
+    with exclusive(GPU):
+        lock = lock_file("GPU-1234")
         attempt = (
             f"from filelock import FileLock, Timeout\ntry:\n FileLock({str(lock)!r}).acquire(timeout=0)\nexcept Timeout: print('held')"
         )
         other = subprocess.run([sys.executable, "-c", attempt], capture_output=True, text=True, check=True)
         assert other.stdout.strip() == "held"
+        assert lock.parent.stat().st_mode & 0o777 == 0o700
     with FileLock(lock, timeout=0):  # free again
         pass
 
 
-def test_a_model_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_who_waits_is_told_who_has_the_gpu(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    first = exclusive(GPU)
+    first.__enter__()
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        first.__exit__(None, None, None)
+
+    with exclusive(GPU, tell):
+        (line,) = told
+        assert f"process {os.getpid()} measures on it" in line
+        assert "GPU-1234" in line
+        assert "\n" not in line
+
+
+def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouched(runtime: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    lock = lock_file("GPU-1234")
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(LockUnusable, match=r"GPU-1234\.lock"), exclusive(GPU):
+        pass
+    assert precious.read_text() == "kept"
+
+
+def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Path) -> None:
+    runtime.chmod(0o777)
+    with pytest.raises(LockUnusable, match="other users can write to"):
+        lock_file("GPU-1234")
+    runtime.chmod(0o700)
+    (runtime / "gpumem").rmdir()
+    (tmp_path / "theirs").mkdir()
+    (runtime / "gpumem").symlink_to(tmp_path / "theirs")
+    with pytest.raises(LockUnusable, match="is no folder"):
+        lock_file("GPU-1234")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
+def test_a_folder_of_another_user_is_refused(runtime: Path) -> None:
+    (runtime / "gpumem").mkdir()
+    os.chown(runtime / "gpumem", 4242, -1)
+    with pytest.raises(LockUnusable, match=r"belongs to another user \(4242\)"):
+        lock_file("GPU-1234")
+
+
+def test_a_model_is_nobody_elses(runtime: Path) -> None:
     with exclusive(FACTS), exclusive(FACTS):
-        assert not list(tmp_path.iterdir())
+        assert not list(runtime.iterdir())

@@ -16,7 +16,7 @@ from known_devices import H100
 
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Repeat, Taken, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
@@ -27,7 +27,7 @@ from pytest_gpumem.records.schema import (
     row_from_json,
     row_to_json,
 )
-from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
 
 MEASURED = Measurement(
     label="warm",
@@ -55,7 +55,7 @@ MEASURED = Measurement(
 ROW = Row(
     nodeid="tests/test_a.py::test_triad[1]",
     limits=Limits(max_regression="1%", origin={"max_regression": "marker"}),
-    verdict=Verdict(Outcome.PASS, "fine", Comparison(0.001, -0.001, 0.003, 0.006, 4)),
+    verdict=Verdict(Outcome.UNDECIDED, "why", Comparison(0.001, -0.001, 0.003, 0.006, 4, runs=2, p_value=0.3), code=Code.NOISY),
     measurement=MEASURED,
     label="warm",
     range_name="test_triad_1",
@@ -82,6 +82,7 @@ verdicts = st.builds(
     reason=texts,
     comparison=st.none() | st.builds(Comparison, finite, finite, finite, finite, st.integers(0, 99)),
     simulated=st.booleans(),
+    code=st.none() | st.sampled_from(Code),
 )
 
 
@@ -129,6 +130,17 @@ def test_a_document_is_read_back_equal() -> None:
     assert read.settings == {"mode": "hot", "budget": None}
 
 
+def test_missing_measurements_are_read_back_equal_and_older_files_have_none() -> None:
+    missing = (Missing("t.py::a", "y", "lost", "its test skipped"), Missing("t.py::b", "", "not run", "deselected"))
+    written = json.loads(json.dumps(document(H100, [ROW], {}, missing)))
+    assert [one["key"] for one in written["missing"]] == ["t.py::a[y]", "t.py::b"]
+    assert document_from_json(written).missing == missing
+    del written["missing"]
+    assert document_from_json(written).missing == ()
+    with pytest.raises(SchemaError, match=r"\$\.missing\[0\]\.status"):
+        document_from_json({**written, "missing": [{"nodeid": "a", "label": "", "status": "gone", "reason": ""}]})
+
+
 def test_readers_find_the_derived_figures() -> None:
     written = row_to_json(ROW)
     assert written["key"] == "tests/test_a.py::test_triad[1][warm]"
@@ -164,6 +176,8 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["nodeid"], 3, r"\$\.nodeid: Expected `str`, got `int`"),
         (["failed"], 1, r"\$\.failed: "),
         (["verdict", "outcome"], "MAYBE", r"\$\.verdict\.outcome: Invalid enum value 'MAYBE'"),
+        (["verdict", "outcome"], "SUSPECT", r"\$\.verdict\.outcome: Invalid enum value 'SUSPECT'"),
+        (["verdict", "code"], "maybe", r"\$\.verdict\.code: Invalid enum value 'maybe'"),
         (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: "),
         (["measurement", "placements", 1, 2], "x", r"\$\.measurement\.placements\[.+\]\[.+\]: Expected `float`"),
         (["measurement", "placements"], [], r"\$\.measurement\.placements: empty"),
@@ -180,6 +194,11 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "further", 0, "medians", 1], -1.0, r"further\[0\]\.medians: -1.0 s is no time"),
         (["measurement", "further", 0, "overhead"], -1.0, r"further\[0\]\.overhead: -1.0 is negative"),
         (["measurement", "taken", "controls", "dram"], 0.0, r"taken\.controls\.dram: 0.0 s is no time"),
+        (["measurement", "taken", "controls", "latency"], -1e-9, r"taken\.controls\.latency: -1e-09 s is no time"),
+        (["measurement", "further", 0, "controls"], {"latency": 0.0}, r"further\[0\]\.controls\.latency: 0.0 s is no time"),
+        (["measurement", "placements", 0, 0], 1e300, "1e\\+300 s is no time of a launch"),
+        (["measurement", "placements", 0, 0], 5e-324, "5e-324 s is no time of a launch"),
+        (["verdict", "\udcff"], 1, "surrogates not allowed"),
         (["measurement", "migrations", "launch", "gpu_faults"], -1, r"migrations\.launch\.gpu_faults: -1 is negative"),
         (["measurement", "migrations", "launch", "mapped"], -1, r"migrations\.launch\.mapped: -1 is negative"),
         (["measurement", "migrations", "before", "causes", "fault"], -1, r"migrations\.before\.causes\.fault: -1 is negative"),
@@ -236,7 +255,7 @@ def test_settings_must_be_plain() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "where"),
     [
-        ("schema", 2, r"\$\.schema: 2; this version reads 1"),
+        ("schema", 3, r"\$\.schema: 3; this version reads 1 and 2"),
         ("schema", True, r"\$\.schema: True"),
         ("schema", None, r"\$\.schema: None"),
         ("simulated", True, r"\$\.simulated: contradicts"),
@@ -249,6 +268,33 @@ def test_a_document_that_does_not_fit_is_refused(key: str, value: object, where:
     written = {**document(H100, [ROW], {}), key: value}
     with pytest.raises(SchemaError, match=where):
         document_from_json(json.loads(json.dumps(written)))
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "code"),
+    [
+        ({"outcome": "PASS"}, Outcome.PASS, None),
+        ({"outcome": "FAIL"}, Outcome.FAIL, None),
+        ({"outcome": "SUSPECT"}, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
+        ({"outcome": "INCONCLUSIVE", "fails": False, "another_sort": False}, Outcome.UNDECIDED, Code.NOISY),
+        ({"outcome": "INCONCLUSIVE", "another_sort": True}, Outcome.UNDECIDED, Code.OTHER_CARD_VARIANT),
+        ({"outcome": "INCONCLUSIVE", "fails": True}, Outcome.FAIL, None),
+        ({"outcome": "UNRELIABLE"}, Outcome.UNDECIDED, Code.CONDITIONS),
+        ({"outcome": "NO BASELINE"}, Outcome.NEW, Code.NO_BASELINE),
+    ],
+)
+def test_schema_1_is_read_with_the_outcomes_of_today(given: dict[str, Any], outcome: Outcome, code: Code | None) -> None:
+    """Its comparisons had other names and more fields; every verdict of theirs has one of today's."""
+    older = {"delta": 0.02, "low": 0.01, "high": 0.03, "resolvable": 0.008, "processes": 5, "sessions": 2, "measured": 3}
+    older |= {"errors": 9.0, "drift": 0.0, "without_slowest": None, "p_value": 1e-9}
+    written = json.loads(json.dumps({**document(H100, [ROW], {}), "schema": 1}))
+    written["rows"][0]["verdict"] = {"reason": "why", "simulated": False, "comparison": older, **given}
+    (row,) = document_from_json(written).rows
+    assert row.verdict == Verdict(outcome, "why", Comparison(0.02, 0.01, 0.03, 0.008, 5, runs=2, measured=3, p_value=1e-9), code=code)
+    # What is written is of schema 2, which knows none of the old names.
+    assert document_from_json(json.loads(json.dumps(document(H100, [row], {})))).rows == (row,)
+    with pytest.raises(SchemaError, match=r"\$\.rows\[0\]\.verdict\."):
+        document_from_json({**written, "schema": SCHEMA})
 
 
 def test_a_simulated_row_among_real_ones_is_refused() -> None:

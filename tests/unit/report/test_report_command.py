@@ -144,3 +144,21 @@ def test_bad_arguments_are_one_line(folder: Folder, arguments: tuple[str, ...], 
     assert len(result.output.splitlines()) == 1
     assert said in result.output
     assert (folder.path / "now.json").read_text() == content
+
+
+@pytest.mark.parametrize("given", [".", "/", ".."])
+def test_a_folder_is_no_result_file(given: str) -> None:
+    done = CliRunner().invoke(main, ["report", given])
+    assert (done.exit_code, done.output.count("\n")) == (4, 1)
+    assert f"{given}: a folder" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["read", "/dev/zero"], 6), (["report", "/dev/zero", "-o", "x.html"], 4), (["compare", "/dev/zero", "/dev/zero"], 4)],
+)
+def test_a_device_is_not_read_without_end(arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output.count("\n")) == (code, 1)
+    assert "/dev/zero: a device" in done.output

@@ -10,7 +10,7 @@ from known_devices import H100
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
 from pytest_gpumem.units import MiB
 
 
@@ -30,6 +30,7 @@ def make_row() -> Callable[..., Row]:
         label: str = "",
         reason: str = "within its limits",
         comparison: Comparison | None = None,
+        code: Code | None = None,
         simulated: bool = False,
         measured: bool = True,
         **changes: Any,
@@ -48,6 +49,6 @@ def make_row() -> Callable[..., Row]:
             "conditions": (Conditions(), Conditions()),
         }
         measurement = Measurement(**{**values, **changes}) if measured else None
-        return Row(nodeid, Limits(), Verdict(outcome, reason, comparison, simulated), measurement, label=label)
+        return Row(nodeid, Limits(), Verdict(outcome, reason, comparison, simulated, code), measurement, label=label)
 
     return make

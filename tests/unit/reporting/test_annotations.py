@@ -15,10 +15,10 @@ Make = Callable[..., Row]
 
 
 def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
-    rows = [make_row("t.py::t", Outcome.FAIL, reason="slower: +3 %, margin 1 %"), make_row("t.py::u", Outcome.SUSPECT, reason="maybe")]
+    rows = [make_row("t.py::t", Outcome.FAIL, reason="slower: +3 %, margin 1 %"), make_row("t.py::u", Outcome.UNDECIDED, reason="maybe")]
     assert workflow_commands(concerns(rows), {"t.py::t": Place("sub/t.py", 12)}) == [
         "::error file=sub/t.py,line=12,title=gpumem%3A FAIL::FAIL t.py::t: slower: +3 %25, margin 1 %25",
-        "::warning title=gpumem%3A SUSPECT::SUSPECT t.py::u: maybe",
+        "::warning title=gpumem%3A UNDECIDED::UNDECIDED t.py::u: maybe",
     ]
 
 
@@ -35,7 +35,7 @@ def test_nothing_in_a_name_or_path_begins_a_command_of_its_own(make_row: Make, h
 
 
 def test_no_more_than_github_shows(make_row: Make) -> None:
-    rows = [make_row(f"t.py::t{n}", Outcome.FAIL) for n in range(MOST + 1)] + [make_row("t.py::s", Outcome.SUSPECT)]
+    rows = [make_row(f"t.py::t{n}", Outcome.FAIL) for n in range(MOST + 1)] + [make_row("t.py::s", Outcome.UNDECIDED)]
     lines = workflow_commands(concerns(rows), {})
     assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
     assert lines[MOST - 1] == "::error title=gpumem::2 further ones are in the summary of the run"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.reporting.code_quality import code_quality
 from pytest_gpumem.reporting.concerns import Place, concerns
 
@@ -16,8 +16,8 @@ Make = Callable[..., Row]
 def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
     rows = [
         make_row("t.py::t", Outcome.FAIL, reason="slower"),
-        make_row("t.py::u", Outcome.SUSPECT),
-        make_row("t.py::v", Outcome.UNRELIABLE),
+        make_row("t.py::u", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
+        make_row("t.py::v", Outcome.UNDECIDED, code=Code.CONDITIONS),
     ]
     found = json.loads(code_quality(concerns(rows), {"t.py::t": Place("sub/t.py", 12)}))
     fingerprint = found[0].pop("fingerprint")
@@ -40,7 +40,7 @@ def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> N
     slow = fingerprint("t.py::t", Outcome.FAIL, reason="slower: +3 %")
     assert slow == fingerprint("t.py::t", Outcome.FAIL, reason="slower: +4 %")
     others = {
-        fingerprint("t.py::t", Outcome.SUSPECT),
+        fingerprint("t.py::t", Outcome.UNDECIDED),
         fingerprint("t.py::t", Outcome.FAIL, label="b"),
         fingerprint("t.py::u", Outcome.FAIL),
     }

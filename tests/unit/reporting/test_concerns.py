@@ -16,20 +16,19 @@ def slower(delta: float) -> Comparison:
     return Comparison(delta, delta, delta, 0.01, 3)
 
 
-def test_failures_first_then_by_verdict_and_slow_down(make_row: Make) -> None:
+def test_failures_first_then_undecided_by_slow_down_and_no_new_row(make_row: Make) -> None:
     rows = [
-        make_row("t.py::inconclusive", Outcome.INCONCLUSIVE, comparison=slower(0.2)),
+        make_row("t.py::throttled", Outcome.UNDECIDED),
         make_row("t.py::fine"),
-        make_row("t.py::new", Outcome.NO_BASELINE),
-        make_row("t.py::suspect", Outcome.SUSPECT, comparison=slower(0.01)),
-        make_row("t.py::worse", Outcome.SUSPECT, comparison=slower(0.02)),
+        make_row("t.py::new", Outcome.NEW),
+        make_row("t.py::little", Outcome.UNDECIDED, comparison=slower(0.01)),
+        make_row("t.py::more", Outcome.UNDECIDED, comparison=slower(0.02)),
         replace(make_row("t.py::asserts"), failed=True),
         make_row("t.py::slow", Outcome.FAIL, comparison=slower(0.03)),
-        make_row("t.py::throttled", Outcome.UNRELIABLE),
     ]
     found = concerns(rows)
-    assert [one.row.nodeid[6:] for one in found] == ["slow", "asserts", "worse", "suspect", "throttled", "inconclusive"]
-    assert [one.level for one in found] == [Level.FAILURE] * 2 + [Level.WARNING] * 4
+    assert [one.row.nodeid[6:] for one in found] == ["slow", "asserts", "more", "little", "throttled"]
+    assert [one.level for one in found] == [Level.FAILURE] * 2 + [Level.WARNING] * 3
 
 
 def test_a_name_says_what_else_failed_and_what_is_simulated(make_row: Make) -> None:

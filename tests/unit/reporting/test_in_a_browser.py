@@ -20,7 +20,7 @@ from pytest_gpumem.reporting.plots.history import Past
 
 MakeRow = Callable[..., Row]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
+COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 

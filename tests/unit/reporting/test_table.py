@@ -9,12 +9,12 @@ import pytest
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.records.verdict import Code, Comparison, Outcome
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
-COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, resolvable=0.008, processes=5)
+COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
 
 
 def draw(rows: list[Row], facts: DeviceFacts, width: int = 100, *, notes: bool = True) -> list[str]:
@@ -149,7 +149,7 @@ def test_what_got_worse_stands_first_then_the_slowest_by_kind_of_test(facts: Dev
         make_row("t.py::test_worse", Outcome.FAIL, mode="hot"),
         make_row("t.py::test_hot", mode="hot", label="quick"),
         make_row("t.py::test_hot", mode="hot", label="slow", placements=slow),
-        make_row("t.py::test_suspect", Outcome.SUSPECT),
+        make_row("t.py::test_doubtful", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
         make_row("t.py::test_nothing", Outcome.FAIL, measured=False),
     ]
     lines = table(rows, facts, width=100, colour=False, grouped=True).splitlines()
@@ -164,7 +164,7 @@ def test_what_got_worse_stands_first_then_the_slowest_by_kind_of_test(facts: Dev
         "-- not measured",
         "test_nothing",
         "-- DRAM",
-        "test_suspect",
+        "test_doubtful",
         "test_slow",
         "test_fine",
     ]
@@ -233,20 +233,19 @@ def test_a_row_taken_in_another_way_says_how(facts: DeviceFacts, make_row: MakeR
 def test_reasons_of_all_but_passes_are_given_in_full(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row(f"t.py::test_{outcome.name}", outcome, reason=f"because of {outcome.name}") for outcome in Outcome]
     text = "\n".join(draw(rows, facts))
-    for outcome in (Outcome.FAIL, Outcome.SUSPECT, Outcome.INCONCLUSIVE, Outcome.UNRELIABLE):
+    for outcome in (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW):
         assert f"{outcome.value} t.py::test_{outcome.name}: because of {outcome.name}" in text
-    assert "NO BASELINE: 1 of 6; --gpumem-save" in text
-    assert "NO BASELINE t.py::test_NO_BASELINE: because of NO_BASELINE" in text
-    assert "because of NO_BASELINE" not in " ".join(draw(rows, facts, notes=False))
+    assert "NEW: 1 of 4 have" in text
+    assert "because of NEW" not in " ".join(draw(rows, facts, notes=False))
     assert "because of PASS" not in text
 
 
-def test_the_span_of_resolvable_slow_downs_is_said(facts: DeviceFacts, make_row: MakeRow) -> None:
+def test_the_span_of_caught_slow_downs_is_shown(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [
         make_row("t.py::test_a", comparison=COMPARISON),
-        make_row("t.py::test_b", comparison=replace(COMPARISON, resolvable=0.032)),
+        make_row("t.py::test_b", comparison=replace(COMPARISON, catches=0.032)),
     ]
-    assert "could be resolved: 0.800 % to 3.20 %" in " ".join(line.strip() for line in draw(rows, facts))
+    assert "catches slow-downs from 0.800 % to 3.20 %" in " ".join(line.strip() for line in draw(rows, facts))
 
 
 def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow) -> None:

@@ -19,7 +19,7 @@ def test_header_of_a_gpu(facts: DeviceFacts) -> None:
         "  driver 580.95.05, CUDA 13.0, ECC on, MIG off, MPS off, PCIe Gen5 x16",
         "  clocks: SM 1980 MHz, memory 2619 MHz, 34 degrees C",
         "  mode clean-cold, sampler auto, 8 placements, max_regression 1%, precision 0.100 %, 1.000 s a measurement",
-        "  baseline: 3 processes in .benchmarks; resolves slow-downs from 0.800 %",
+        "  baseline: 3 processes in .benchmarks; catches slow-downs from 0.800 %",
     ]
 
 

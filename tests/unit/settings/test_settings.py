@@ -24,6 +24,7 @@ from pytest_gpumem.settings import (
     merge_limits,
     override,
     resolve,
+    without,
 )
 
 ON = {"gpumem": True}
@@ -149,6 +150,11 @@ def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
         settled(environment={"GPUMEM_MDOE": "hot", "GPUMEMORY": "no business of ours"})
     with pytest.raises(SettingsError, match=r"gpumem_presicion stands in pytest.ini.*did you mean gpumem_precision\?"):
         settled(ini={"gpumem_presicion": "1%", "addopts": "-q"})
+    for near in ("gpumem-mode", "gpunem_mode", "GPUMEM_MODE"):
+        with pytest.raises(SettingsError, match=rf"{near} stands in pytest.ini.*did you mean gpumem_mode\?"):
+            settled(ini={near: "hot"})
+    with pytest.raises(SettingsError, match=r"gpumem_mode is set in the environment.*did you mean GPUMEM_MODE\?"):
+        settled(environment={"gpumem_mode": "hot"})
 
 
 def test_off_means_inert() -> None:
@@ -291,3 +297,9 @@ def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
     assert settled(environment={"GPUMEM_NCU": "/opt/ncu"}) == settled()
     with pytest.raises(SettingsError, match="GPUMEM_NCUX"):
         settled(environment={"GPUMEM_NCUX": "/opt/ncu"})
+
+
+def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
+    environment = without(without({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, "save"), "processes", "report")
+    settings = settled({"gpumem_save": True, "gpumem_report": "x.html"}, environment, {"gpumem_save": "true", "gpumem_strict": "true"})
+    assert (settings.save, settings.processes, settings.report, settings.strict) == (False, None, None, True)

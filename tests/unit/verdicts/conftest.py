@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
 import numpy as np
 import pytest
 from known_devices import H100
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Traffic
+from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat, Taken, Traffic
+
+DAY = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
 
 
 class Bench:
     """Makes measurements."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(7)
 
     def measurement(
         self, latency: float = 268e-6, *, spread: float = 0.0005, placements: int = 8, samples: int = 1, **changes: object
@@ -25,11 +28,16 @@ class Bench:
         values = latency * (1 + scale * offsets)
         return self.of(tuple((float(v),) * samples for v in values), **changes)
 
-    def process(self, latency: float, *, between: float, placement: float, within: float, samples: int = 15) -> Measurement:
-        """One process of a noisy device; the three spreads are standard deviations of the logarithm."""
-        centres = latency * np.exp(self.rng.normal(0, between) + self.rng.normal(0, placement, (8, 1)))
-        taken = centres * np.exp(self.rng.normal(0, within, (8, samples)))
-        return self.of(tuple(map(tuple, taken.tolist())))
+    def run(self, latency: float = 268e-6, *factors: float, day: int | None = None, card: str = "GPU-a", **changes: Any) -> Measurement:
+        """A run of a process and of further ones, each slower than the first by a factor; of a session of its own where it has a day."""
+        one = self.measurement(latency, **changes)
+        further = tuple(Repeat(tuple(median * factor for median in one.medians), one.overhead) for factor in factors)
+        taken = Taken((DAY + timedelta(days=day)).isoformat(), card) if day is not None else one.taken
+        return replace(one, further=further, taken=taken)
+
+    def baseline(self, runs: int, processes: int = 1, latency: float = 268e-6, **changes: Any) -> list[Measurement]:
+        """Runs that agree, each of a session of its own."""
+        return [self.run(latency, *[1.0] * (processes - 1), day=day, **changes) for day in range(runs)]
 
     @staticmethod
     def of(placements: tuple[tuple[float, ...], ...], **changes: object) -> Measurement:
@@ -58,3 +66,9 @@ def bench() -> Bench:
 @pytest.fixture
 def h100() -> DeviceFacts:
     return H100
+
+
+@pytest.fixture
+def endless() -> DeviceFacts:
+    """A device whose peak no made-up latency passes."""
+    return replace(H100, peak_bandwidth=1e18)

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import MiB
 from pytest_gpumem.verdicts.judge import judge
 
@@ -31,8 +31,8 @@ SOME = Migrations(
         ({"max_migrated": "2 MiB"}, SOME, Outcome.PASS, "2 MiB migrated"),
         ({"max_migrated": "1 MiB"}, SOME, Outcome.FAIL, r"2 MiB migrated .* \(fault 1 MiB, eviction 1 MiB\), above max_migrated 1 MiB"),
         ({"max_migrated": "0 B"}, NONE, Outcome.PASS, "0 B migrated"),
-        ({"max_gpu_page_faults": "0"}, None, Outcome.UNRELIABLE, "cannot be judged, not counted: no counting pass was taken"),
-        ({"max_migrated": "1 GiB"}, Migrations(not_counted="no cupti-python"), Outcome.UNRELIABLE, "not counted: no cupti-python"),
+        ({"max_gpu_page_faults": "0"}, None, Outcome.UNDECIDED, "cannot be judged, not counted: no counting pass was taken"),
+        ({"max_migrated": "1 GiB"}, Migrations(not_counted="no cupti-python"), Outcome.UNDECIDED, "not counted: no cupti-python"),
     ],
 )
 def test_a_limit_is_held_against_the_count_of_one_launch(
@@ -40,12 +40,12 @@ def test_a_limit_is_held_against_the_count_of_one_launch(
 ) -> None:
     held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
     verdict = judge(bench.measurement(migrations=migrations), held, h100, [], strict=False)
-    assert verdict.outcome is outcome
+    assert (verdict.outcome, verdict.code) == (outcome, Code.CONDITIONS if outcome is Outcome.UNDECIDED else None)
     assert re.search(said, verdict.reason)
 
 
 def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(bench: Any, h100: DeviceFacts) -> None:
     limits = Limits(max_gpu_page_faults="0", max_latency="1 s")
-    assert judge(bench.measurement(), limits, h100, [], strict=False).outcome is Outcome.UNRELIABLE
+    assert judge(bench.measurement(), limits, h100, [], strict=False).outcome is Outcome.UNDECIDED
     failing = Limits(max_gpu_page_faults="0", max_latency="1 us")
     assert judge(bench.measurement(), failing, h100, [], strict=False).outcome is Outcome.FAIL

@@ -1,4 +1,4 @@
-"""Every test that the tables of memory spaces name is there."""
+"""Every test that the tables of pages name is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("memory-spaces.md", "host-link.md")
+PAGES = ("memory-spaces.md", "host-link.md", "trust.md")
 
 
 def named(page: str) -> list[tuple[str, str | None]]:

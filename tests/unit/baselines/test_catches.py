@@ -1,4 +1,4 @@
-"""What a session's header says that its baseline resolves."""
+"""The smallest slow-down that a baseline catches, as a session's header shows it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from known_devices import H100
-from stored_rows import row
+from stored_rows import every, row
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
-from pytest_gpumem.plugin.terminal import resolvable
+from pytest_gpumem.plugin.terminal import catches
 from pytest_gpumem.records.measurement import Controls, Repeat, Taken
-from pytest_gpumem.verdicts.screen import compare
+from pytest_gpumem.verdicts.screen import compared
+from pytest_gpumem.verdicts.spread import difference
 
 
 def _baseline() -> Baseline:
@@ -27,21 +28,21 @@ def _baseline() -> Baseline:
 
 
 @pytest.mark.parametrize(("limit", "share"), [(None, 0.0), ("5%", 0.05), ("10 us", 0.05)])
-def test_the_header_resolves_what_rows_under_the_runs_limit_do(limit: str | None, share: float) -> None:
+def test_the_header_shows_what_a_run_like_the_newest_one_catches(limit: str | None, share: float) -> None:
     baseline = _baseline()
-    measurements = baseline.history(row().key, "clean-cold").measurements
-    of_a_row = compare(replace(measurements[-1], further=()), measurements, share).resolvable
-    assert resolvable(baseline, limit, 1) == pytest.approx(of_a_row, rel=1e-3)
-    assert of_a_row > share / 2
-    of_two_processes = resolvable(baseline, limit, 2)
+    measurements = baseline.history(row().key, every).measurements
+    of_a_row = compared(difference(replace(measurements[-1], further=()), measurements), share).catches
+    assert catches(baseline, limit, 1) == pytest.approx(of_a_row, rel=1e-3)
+    assert of_a_row > share
+    of_two_processes = catches(baseline, limit, 2)
     assert of_two_processes is not None
     assert of_two_processes < of_a_row
+    assert catches(Baseline(), limit, 1) is None
 
 
-def test_what_other_cards_and_samplers_measured_makes_nothing_resolved() -> None:
-    """A run is not compared with it."""
-    baseline = _baseline()
-    (rows,) = baseline.rows.values()
+def test_measurements_of_other_cards_and_samplers_do_not_count() -> None:
+    """A run is not compared with them."""
+    (rows,) = _baseline().rows.values()
 
     def read(seconds: float) -> Taken:
         return Taken("2026-11-01T00:00:00+00:00", None, Controls(latency=seconds, source="1"))
@@ -49,10 +50,6 @@ def test_what_other_cards_and_samplers_measured_makes_nothing_resolved() -> None
     for unlike in ({"taken": read(353e-9)}, {"sampler": "host"}):
         newest = replace(rows[-1], measurement=replace(rows[-1].measurement, taken=read(340e-9)))
         others = tuple(replace(one, measurement=replace(one.measurement, **unlike)) for one in rows[:-1])
-        alone = resolvable(Baseline({newest.key: (newest,)}), "5%", 1)
+        alone = catches(Baseline({newest.key: (newest,)}), "5%", 1)
         assert alone is not None
-        assert resolvable(Baseline({newest.key: (*others, newest)}), "5%", 1) == alone
-
-
-def test_an_empty_baseline_resolves_nothing() -> None:
-    assert resolvable(Baseline(), "5%", 1) is None
+        assert catches(Baseline({newest.key: (*others, newest)}), "5%", 1) == alone

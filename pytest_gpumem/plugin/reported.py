@@ -1,0 +1,92 @@
+"""The session's rows, each with what pytest's reports say of its test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Outcome
+
+PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
+"""How a test ends. The rows of a passed test alone may enter a baseline."""
+
+
+class Rows:
+    """The rows in the order in which their tests ended. The rows of a test's last run replace those of its earlier runs.
+
+    The reports decide whether a test passed. An exception at the end of its body does not: a failed `unittest.TestCase` raises none,
+    nor does a failed subtest.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[Row, ...]] = {}
+        self._ends: dict[str, str] = {}
+        self._calls: dict[str, pytest.TestReport] = {}
+        self._skips: dict[str, str] = {}
+
+    def add(self, nodeid: str, rows: Iterable[Row]) -> None:
+        """Take the rows of a test that is about to be reported."""
+        self._rows.pop(nodeid, None)
+        self._rows[nodeid] = tuple(rows)
+
+    def update(self, row: Row) -> None:
+        """Take a row that was judged again."""
+        self._rows[row.nodeid] = tuple(row if row.key == old.key else old for old in self._rows[row.nodeid])
+
+    def call(self, nodeid: str) -> pytest.TestReport | None:
+        """The report of a test's body; None while there is none."""
+        return self._calls.get(nodeid)
+
+    def report(self, report: pytest.TestReport) -> None:
+        """Take a report of a test: of a phase, a subtest, or a worker's crash."""
+        nodeid = report.nodeid
+        if report.when == "setup":
+            self._ends.pop(nodeid, None)  # the first report of a run of the test, which may be a rerun
+        if report.when == "call":
+            self._calls[nodeid] = report
+        if report.failed:
+            self._ends[nodeid] = FAILED
+        elif (end := _end(report)) is not None and self._ends.get(nodeid) != FAILED:
+            self._ends[nodeid] = end
+            if end == SKIPPED and isinstance(report.longrepr, tuple):
+                self._skips[nodeid] = report.longrepr[2]
+
+    def end(self, nodeid: str) -> str | None:
+        """How a test ended; None while it was not reported."""
+        return self._ends.get(nodeid)
+
+    def explain(self, nodeid: str) -> str:
+        """How a test ended, with the reason of a skip: "skipped (no torch)"."""
+        end = self._ends[nodeid]
+        reason = self._skips.get(nodeid, "").removeprefix("Skipped: ")
+        return f"{end} ({reason})" if end == SKIPPED and reason else end
+
+    def __iter__(self) -> Iterator[Row]:
+        return (_reported(row, self._ends.get(nodeid)) for nodeid, rows in tuple(self._rows.items()) for row in rows)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+
+def _end(report: pytest.TestReport) -> str | None:
+    """What a report that is no failure says of its test; None for a phase that decides nothing."""
+    if report.skipped:
+        return XFAILED if hasattr(report, "wasxfail") else SKIPPED
+    if report.when != "call" or not report.passed:
+        return None
+    return XPASSED if hasattr(report, "wasxfail") else PASSED
+
+
+def _reported(row: Row, end: str | None) -> Row:
+    if end == PASSED:
+        return row
+    if end in (None, FAILED):
+        return replace(row, failed=True)
+    verdict = row.verdict
+    if verdict.code is not Code.CONDITIONS:
+        reason = f"the test {end} after this measurement ({verdict.outcome.value}: {verdict.reason})"
+        verdict = replace(verdict, outcome=Outcome.UNDECIDED, reason=reason, code=Code.CONDITIONS)
+    return replace(row, verdict=verdict, failed=False)

@@ -1,0 +1,183 @@
+"""A measurement that the baseline holds and a run does not take is reported, and fails where a verdict has to be trusted."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_gpumem.cli import main
+
+Run = Callable[..., pytest.RunResult]
+
+TESTS = """
+import os, pytest
+EARLY = os.environ.get("EARLY", "")
+
+@pytest.fixture
+def measure(gpu_benchmark, device_buffer, gpu_kernels):
+    return lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), **of)
+
+def test_two(measure):
+    measure(label="x")
+    if "return" in EARLY: return
+    measure(label="y")
+
+def test_skips(measure):
+    if EARLY == "skip": pytest.skip("no torch")
+    measure()
+    if EARLY == "skip late": pytest.skip("no torch")
+
+@pytest.mark.skipif(EARLY == "xfail", reason="")
+def test_other(measure):
+    measure()
+
+if "remove" not in EARLY:
+    def test_removed(measure):
+        measure(mode="hot")
+
+@pytest.mark.xfail(EARLY == "xfail", reason="known", strict=False)
+def test_xfails(measure):
+    measure()
+"""
+
+NAMES = ("test_two[x]", "test_two[y]", "test_skips", "test_other", "test_removed", "test_xfails")
+
+
+STORED: dict[str, bytes] = {}
+"""Files of the baseline, once the first test has made them."""
+
+
+@pytest.fixture
+def baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[pytest.RunResult, Any]]:
+    """Runs the tests, changed, against a baseline of them. Gives the result and what is missing: statuses by name."""
+    pytester.makepyfile(test_a=TESTS)
+    quick = functools.partial(gpumem, "--gpumem-budget=5 ms", "--gpumem-placements=2", "-p", "no:randomly")
+    if not STORED:
+        assert quick("--gpumem-save").ret == 0
+        STORED.update((str(path.relative_to(pytester.path)), path.read_bytes()) for path in pytester.path.glob(".benchmarks/*/gpumem/*"))
+    for name, content in STORED.items():
+        (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (pytester.path / name).write_bytes(content)
+
+    def run(early: str, *arguments: str) -> tuple[pytest.RunResult, dict[str, str]]:
+        monkeypatch.setenv("EARLY", early)
+        result = quick("--benchmark-json=out.json", *arguments)
+        return result, missing(pytester.path / "out.json")
+
+    return run
+
+
+def missing(path: Path) -> dict[str, str]:
+    if not path.exists() or not path.read_text():
+        return {}
+    found = json.loads(path.read_text())["gpumem"]["missing"]
+    path.unlink()
+    return {one["key"].removeprefix("test_a.py::"): one["status"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("early", "lost", "how"),
+    [
+        ("return", ["test_two[y]"], ()),
+        ("skip", ["test_skips"], ()),
+        ("skip late", ["test_skips"], ()),
+        ("remove", ["test_removed"], ()),
+        ("xfail", ["test_other", "test_xfails"], ()),
+        ("return, remove", ["test_two[y]", "test_removed"], ("-n", "1")),
+    ],
+)
+def test_what_is_lost_is_reported(baseline: Any, early: str, lost: list[str], how: tuple[str, ...]) -> None:
+    result, found = baseline(early, *how)
+    assert (result.ret, found) == (0, dict.fromkeys(lost, "lost"))
+    text = result.stdout.str()
+    assert all(f"lost: test_a.py::{name}: " in text for name in lost)
+
+
+def test_strict_fails_by_it_unless_it_is_allowed(baseline: Any, pytester: pytest.Pytester) -> None:
+    assert baseline("", "--gpumem-strict")[0].ret == 0
+    assert baseline("return", "--gpumem-strict")[0].ret == pytest.ExitCode.TESTS_FAILED
+    allowed = ("--gpumem-allow-lost=test_a.py::test_two[y]", "--gpumem-allow-lost=test_a.py::test_z")
+    result, found = baseline("return", "--gpumem-strict", *allowed)
+    assert (result.ret, found) == (0, {"test_two[y]": "allowed"})
+    assert "test_a.py::test_z" in result.stdout.str()  # a name that allows nothing
+    pytester.makeini("[pytest]\ngpumem_allow_lost =\n    test_a.py::test_two\n    test_a.py::test_removed\n")
+    result, found = baseline("return", "--gpumem-strict")
+    assert (result.ret, found) == (0, {"test_two[y]": "allowed"})
+
+
+def test_all_of_them_may_be_lost(baseline: Any, pytester: pytest.Pytester) -> None:
+    """Where nothing is measured, results are written all the same; where nothing is collected, a strict run fails by the loss."""
+    result, found = baseline("", "--benchmark-skip")
+    assert (result.ret, found) == (0, dict.fromkeys(NAMES, "lost"))
+    assert baseline("", "--benchmark-skip", "--gpumem-strict")[0].ret == pytest.ExitCode.TESTS_FAILED
+    assert baseline("", "--benchmark-disable")[1] == {}
+    pytester.path.joinpath("test_a.py").unlink()
+    result, found = baseline("", "--gpumem-strict")
+    assert (result.ret, found) == (pytest.ExitCode.TESTS_FAILED, dict.fromkeys(NAMES, "lost"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("test_a.py::test_skips",), {}),
+        (("-k", "skips"), dict.fromkeys({*NAMES} - {"test_skips", "test_removed"}, "not run")),
+        (("--deselect=test_a.py::test_removed",), {}),
+        (("--deselect=test_a.py::test_two",), {"test_two[x]": "not run", "test_two[y]": "not run", "test_removed": "lost"}),
+        (("elsewhere",), {}),
+        (("--ignore=test_a.py", "."), dict.fromkeys(NAMES, "not run")),
+    ],
+    ids=["one test", "-k", "deselect the lost one", "deselect another", "elsewhere", "ignore"],
+)
+def test_what_was_not_asked_for_is_not_lost(baseline: Any, pytester: pytest.Pytester, arguments: tuple[str, ...], found: dict) -> None:
+    (pytester.mkdir("elsewhere") / "test_b.py").write_text("def test_b(): pass")
+    _, said = baseline("remove", *arguments)
+    assert said == found
+
+
+@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
+def test_a_test_that_an_early_end_leaves_out_is_not_lost(baseline: Any, pytester: pytest.Pytester, how: tuple[str, ...]) -> None:
+    (pytester.path / "test_0.py").write_text("def test_fails(): assert False")
+    result, found = baseline("", "-x", *how)
+    assert set(found.values()) == {"not run"}
+    assert "not run: " in result.stdout.str()
+
+
+def test_a_row_of_another_mode_of_the_session_is_not_lost(baseline: Any, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpumem("--gpumem-mode=hot", "--gpumem-save").ret == 0
+    assert baseline("return", "--gpumem-mode=dirty-cold")[1] == {}
+
+
+def test_an_accepted_loss_is_none(baseline: Any) -> None:
+    accepted = CliRunner().invoke(main, ["accept", "test_a.py::test_removed", "--reason", "gone"])
+    assert accepted.exit_code == 0
+    assert baseline("remove")[1] == {}
+
+
+def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_a=TESTS)
+    pytester.makefile(".ini", pytest="[pytest]")
+    pytester.makefile(".gitignore", **{"": ".benchmarks\ngpumem-results\n__pycache__"})
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "base"]):
+        subprocess.run(["git", *command], check=True)
+    assert gpumem("--gpumem-save", "-k", "two").ret == 0
+
+    def gate(*arguments: str) -> Result:
+        quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider")
+        return CliRunner().invoke(main, ["gate", "--screen-only", *arguments, "HEAD", "--", *quick])
+
+    monkeypatch.setenv("EARLY", "return")
+    red = gate()
+    assert (red.exit_code, red.stdout.splitlines()[-1]) == (1, "gpumem gate: red: 1 measurement of the baseline lost")
+    allowed = gate("--allow-lost", "test_a.py::test_two[y]")
+    assert allowed.exit_code == 0
+    assert "lost, as allowed: test_a.py::test_two[y]: its test passed without it" in allowed.stdout
+    monkeypatch.setenv("EARLY", "skip")
+    (pytester.path / "test_a.py").unlink()
+    assert gate().exit_code == 1  # no test is collected

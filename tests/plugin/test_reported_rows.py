@@ -1,0 +1,163 @@
+"""A row is stored once pytest's reports say that its test passed, whatever kind of test it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+MEASURE = "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))"
+
+TEST_CASE = """
+import unittest, pytest
+
+class TestCase(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _gpu(self, gpu_benchmark, device_buffer, gpu_kernels):
+        self.measure = lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), **of)
+
+    def test_passes(self):
+        self.measure()
+
+    def test_asserts(self):
+        self.measure()
+        self.assertTrue(False, "wrong result")
+
+    def test_fails_in_a_subtest(self):
+        self.measure(label="before")
+        with self.subTest("a"):
+            self.fail("wrong result")
+        self.measure(label="after")
+
+    @unittest.expectedFailure
+    def test_fails_as_expected(self):
+        self.measure()
+        self.fail("wrong result")
+
+    def test_skips(self):
+        self.measure()
+        self.skipTest("no torch")
+"""
+
+FUNCTIONS = f"""
+import pytest
+
+def test_passes(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE}
+
+def test_fails_in_a_subtest(subtests, gpu_benchmark, device_buffer, gpu_kernels):
+    with subtests.test("a"):
+        {MEASURE}
+        assert False, "wrong result"
+
+def test_fails_in_a_subtest_first(subtests, gpu_benchmark, device_buffer, gpu_kernels):
+    with subtests.test("a"):
+        assert False, "wrong result"
+    {MEASURE}
+
+@pytest.mark.xfail(reason="known")
+def test_xfails(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE}
+    assert False, "wrong result"
+
+@pytest.mark.xfail(strict=False, reason="known")
+def test_xpasses(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE}
+
+def test_skips(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE}
+    pytest.skip("no torch")
+"""
+
+# As pytest-forked does: each test in a child of its own, whose reports alone reach the parent.
+FORKED = """
+import os, pickle, tempfile
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    path = tempfile.mktemp()
+    child = os.fork()
+    if not child:
+        reports = runtestprotocol(item, log=False)
+        with open(path, "wb") as file:
+            pickle.dump([report._to_json() for report in reports], file)
+        os._exit(0)
+    os.waitpid(child, 0)
+    with open(path, "rb") as file:
+        for report in pickle.load(file):
+            item.ihook.pytest_runtest_logreport(report=pytest.TestReport._from_json(report))
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+
+
+def stored(folder: Path) -> set[str]:
+    """Names of the tests in the one file of the baseline."""
+    (file,) = folder.glob(".benchmarks/*/gpumem/*.json")
+    return {row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]}
+
+
+def results(path: Path) -> dict[str, tuple[str, bool]]:
+    """Verdict and failure of each row, by test and label."""
+    rows = json.loads(path.read_text())["gpumem"]["rows"]
+    return {row["key"].rpartition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in rows}
+
+
+@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
+@pytest.mark.parametrize("code", [TEST_CASE, FUNCTIONS], ids=["unittest", "pytest"])
+def test_only_a_test_that_passed_is_stored(pytester: pytest.Pytester, gpumem: Run, code: str, how: tuple[str, ...]) -> None:
+    pytester.makepyfile(code)
+    result = gpumem("--gpumem-save", "--benchmark-json=out.json", *how)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert stored(pytester.path) == {"test_passes"}
+    failures = {name.partition("[")[0]: failed for name, (_, failed) in results(pytester.path / "out.json").items()}
+    assert failures == {name: name.startswith(("test_asserts", "test_fails_in_a_subtest")) for name in failures}
+    # pytest-benchmark's own list of what passed.
+    benchmarks = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    assert how or {one["name"] for one in benchmarks} == {"test_passes"}
+
+
+def test_rows_of_a_forked_child_reach_its_parent(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(FORKED)
+    pytester.makepyfile(FUNCTIONS)
+    gpumem("--gpumem-save", "--benchmark-json=out.json", "-k", "passes or skips")
+    assert stored(pytester.path) == {"test_passes"}
+    assert results(pytester.path / "out.json")["test_skips"] == ("UNDECIDED", False)
+
+
+def test_a_rerun_takes_the_place_of_all_earlier_rows(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+            for attempt in range(2):
+                for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                    if attempt == 0 and report.failed:
+                        report.outcome = "rerun"
+                    item.ihook.pytest_runtest_logreport(report=report)
+                item._initrequest()
+            return True
+        """
+    )
+    pytester.makepyfile(
+        """
+        attempts = []
+
+        def test_it(gpu_benchmark, device_buffer, gpu_kernels):
+            attempts.append(1)
+            for label in ("x", "y") if len(attempts) == 1 else ("x",):
+                gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), label=label)
+            assert len(attempts) == 2
+        """
+    )
+    gpumem("--benchmark-json=out.json")
+    assert results(pytester.path / "out.json") == {"test_it[x]": ("PASS", False)}
