@@ -1,18 +1,18 @@
-"""Does the gate keep its promises on a real GPU? Unchanged and slowed code through its own verdicts, beside what the peers say.
+"""Does the gate keep its promises on a real GPU? Unchanged and slower code through its own verdicts, beside the peers'.
 
 Fresh processes measure some fifty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
-twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the code behind
-`gpumem compare` and `gpumem duet` (`gate_validation_verdicts`): the first 20 processes are the baseline, all others are heads.
+twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the shipped code
+(`gate_validation_verdicts`): the first 20 processes are the baseline, all others are heads. `gate_validation_table` draws them.
 
     python ci/bench/gate_validation.py --seconds 420 --json ci/records/nvidia-h200/gate_validation.json
+    python ci/bench/gate_validation.py --append --json FILE                                         # a further session: a further baseline
     python ci/bench/gate_validation.py --device cuda:0 --device cuda:1 --seconds 300 --json FILE    # two cards at the same time
-    python ci/bench/gate_validation.py --replay ci/records/nvidia-h200/gate_validation.json
+    python ci/bench/gate_validation.py --judge ci/records/nvidia-h200/gate_validation.json          # the verdicts anew, without a GPU
 
 How much more work makes a launch slower by a share, two processes find out at the beginning; `--works FILE` takes it from the twins of an
-earlier record instead, as far as that has them; of several, the mean. `--raw` leaves out the verdicts, which need no GPU, and
-`--judge FILE` adds them. `--replay FILE` gives every verdict anew from the raw data and exits with 1 if one differs. `--simulated` draws
-the raw data at random; no device takes part. Exits with 1 if a target is missed or nothing could be measured. Ended by SIGTERM or Ctrl-C,
-it writes what it has.
+earlier record, as far as that has them; of several, the mean. `--raw` leaves out the verdicts, which need no GPU, and `--judge FILE` gives
+them. `--replay FILE` gives every verdict anew and exits with 1 if one differs from the record. `--simulated` draws the raw data at random;
+no device takes part. Exits with 1 if unchanged code FAILs or nothing could be measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from gate_validation_collect import OPTIONS, PILOTS, Stop, measured, simulated
 from gate_validation_rows import SETS
-from gate_validation_summary import seen_slopes, targets
-from gate_validation_tables import table
-from gate_validation_verdicts import BASELINE, judged
+from gate_validation_table import table
+from gate_validation_verdicts import BASELINE, SEVERAL, UNCHANGED, judged, seen_slopes
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
@@ -90,21 +89,20 @@ def versions() -> dict[str, str]:
 
 
 def replayed(record: dict[str, Any]) -> list[str]:
-    """What comes out differently from a record's raw data than it says, in sentences."""
-    anew, said = judged(record), []
+    """The verdicts that differ between a record and its raw data, in sentences."""
+    anew, found = judged(record), []
     for kind, kept in record["verdicts"].items():
         if len(kept) != len(anew[kind]):
-            said.append(f"{kind}: {len(kept)} in the record, {len(anew[kind])} from its raw data")
-        said += [
-            f"{kind}: {one} in the record, {other} from its raw data" for one, other in zip(kept, anew[kind], strict=False) if one != other
-        ]
-    return said
+            found.append(f"{kind}: {len(kept)} in the record, {len(anew[kind])} from its raw data")
+        pairs = zip(kept, anew[kind], strict=False)
+        found += [f"{kind}: {one} in the record, {other} from its raw data" for one, other in pairs if one != other]
+    return found
 
 
 def counted(record: dict[str, Any]) -> int:
     """Verdicts of the gate in a record; the peers' are not among them."""
     verdicts = record["verdicts"]
-    return sum(len(one["outcomes"]) for one in verdicts["screens"]) + len(verdicts["duets"]) + len(verdicts["common"])
+    return sum(len(one["outcomes"]) for one in verdicts["screens"]) + len(verdicts["duets"])
 
 
 def write(path: Path | None, record: dict[str, Any]) -> None:
@@ -130,7 +128,21 @@ def finish(path: Path | None, record: dict[str, Any], *, raw: bool = False) -> i
     write(path, record)
     print(f"{counted(record)} verdicts in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     print(table(record))
-    return 1 if any(target.met is False for target in targets(record)) else 0
+    unchanged = (one for one in record["verdicts"]["screens"] if one["question"] in (UNCHANGED, SEVERAL))
+    return 1 if any("F" in one["outcomes"] for one in unchanged) else 0
+
+
+def appended(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the sessions of the one at `path` before its own.
+
+    Raises:
+        ValueError: the sessions were measured in different ways.
+    """
+    before = json.loads(path.read_text())
+    for name in ("kind", "simulated", "options"):
+        if before.get(name) != record[name]:
+            raise ValueError(f"{path}: its {name} is {before.get(name)!r}, of this call {record[name]!r}")
+    return record | {"cards": [*before["cards"], *record["cards"]]}
 
 
 def main() -> int:
@@ -148,6 +160,7 @@ def main() -> int:
     parser.add_argument("--judge", type=Path, metavar="FILE", help="add the verdicts to a record of raw data")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="give every verdict of a record anew")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser.add_argument("--append", action="store_true", help="keep the sessions that the record of --json has")
     options = parser.parse_args()
     if options.replay:
         record = json.loads(options.replay.read_text())
@@ -160,7 +173,14 @@ def main() -> int:
         return finish(options.judge, json.loads(options.judge.read_text()))
     if options.processes <= PILOTS or (options.simulated is not None and options.simulated <= PILOTS):
         parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {PILOTS + BASELINE + 1} for any verdict")
+    if options.append and not (options.json and options.json.exists()):
+        parser.error(f"--append needs a record: --json {options.json}")
     record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None, "options": list(OPTIONS[options.rows])}
+    if options.append:
+        try:
+            appended(options.json, record | {"cards": []})
+        except ValueError as refused:
+            parser.error(f"--append: {refused}")
     begun = time.monotonic()
     if options.simulated is not None:
         record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated)]
@@ -176,7 +196,7 @@ def main() -> int:
             return 1
     record |= {"versions": versions(), "seed": options.seed, "seconds": round(time.monotonic() - begun, 1)}
     record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return finish(options.json, record, raw=options.raw)
+    return finish(options.json, appended(options.json, record) if options.append else record, raw=options.raw)
 
 
 if __name__ == "__main__":

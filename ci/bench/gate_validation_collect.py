@@ -204,7 +204,7 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
     kinds = {}
     for row in document["rows"]:
         name, seen = _parameters(row["nodeid"]), row["measurement"]
-        if seen is None or row["failed"] or row["verdict"]["outcome"] == "UNRELIABLE" or name not in stats:
+        if seen is None or row["failed"] or row["verdict"]["code"] == "conditions" or name not in stats:
             process["spoilt"][name] = row["verdict"]["reason"][:300]
             continue
         kept: dict[str, Any] = {"m": packed([float(np.median(placement)) for placement in seen["placements"]])}

@@ -3,7 +3,7 @@
 A row is a launch of a catalogue kernel on arrays of a size. Its *twins* are the same launch with more work, as much as makes it slower by
 a planned share: more bytes, or more steps of a pointer chase. How many that takes a *pilot* finds out first, which measures every launch
 once as it is and once with a tenth more: part of a launch's time does not grow with its bytes. What the twins are really slower by, the
-measurements of all processes together say (`gate_validation_verdicts.ratios`).
+measurements of all processes together say (`gate_validation_verdicts.measured_ratios`).
 """
 
 from __future__ import annotations
@@ -62,29 +62,18 @@ class Asked:
 
     limit: str
     """`max_regression`."""
-    processes: int = 1
-    """Processes of one run (`--gpumem-processes`)."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How the rows of a group are judged."""
-
-    usual: Asked
-    """What one process can resolve: by this unchanged code is counted."""
-    slower: Asked
-    """What slower code is held to: as many processes as resolve the limit."""
+    processes: int
+    """Processes of one run, at most."""
 
 
 SIZES = {
-    "256 MiB": Size(Asked("1%"), Asked("1%", 3)),
-    "32 MiB": Size(Asked("2.5%"), Asked("1%", 6)),
-    "2 MiB": Size(Asked("10%"), Asked("10%")),
-    "chase": Size(Asked("1%"), Asked("1%")),
-    "bimodal": Size(Asked("2%"), Asked("2%")),
+    "256 MiB": Asked("1%", 3),
+    "32 MiB": Asked("1%", 6),
+    "2 MiB": Asked("10%", 3),
+    "chase": Asked("1%", 3),
+    "bimodal": Asked("2%", 3),
 }
-"""By group. One process resolves 1 % for some kernels of 256 MiB, three for all, six at 32 MiB; 2 MiB and the bimodal kernel are held to
-what one can resolve."""
+"""By group of rows."""
 
 
 def _with_twins(kernel: str, size: str, work: int, planned: tuple[float, ...], *, bimodal: bool = False) -> list[Row]:

@@ -1,95 +1,76 @@
-"""The verdicts of the gate's validation, from its raw data alone, by the shipped code: `gpumem compare`'s, `gpumem duet`'s, and the peers'.
+"""The verdicts of the gate's validation: the shipped judge and the peers on the raw data of a record.
 
-The first processes of a card are the baseline. All others are heads, which the screen takes up in runs of as many processes as their
-group says (`Size`), and a duet in pairs. No process is the head of a row twice in the same question. A question (`Scenario`) puts for each
-row what the new code's measurement of it is: its own (unchanged code), that of a twin, or the one after an unrelated allocation. A twin is
-shown with the bytes of its row: the slow-down is one that nobody declares.
+The first 20 processes of a session are the baseline, each a run of its own. All others are heads. The gate takes heads in runs of as many
+processes as their group allows (`SIZES`), and repeats a run while more of them can decide. A duet takes them in pairs. A question names for
+each row the measurement that stands for new code: the row's own (unchanged code), that of a twin, or the one after an unrelated allocation.
+A twin is shown with the bytes of its row, so that nothing but the time tells.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gate_validation_collect import UNIT, unpacked, unpacked_stats
 from gate_validation_peers import CHECKS
 from gate_validation_peers import verdict as peer_verdict
-from gate_validation_rows import BY_NAME, ROWS, SIZES, Asked
+from gate_validation_rows import BY_NAME, ROWS, SIZES, SLOPES, Asked, work_of
 
-from pytest_gpumem.baselines.history import Accepted
-from pytest_gpumem.baselines.history import Process as Accepting
-from pytest_gpumem.compare.pairs import compare_sides
-from pytest_gpumem.compare.sides import File, Side
-from pytest_gpumem.duet.reading import delta_of
-from pytest_gpumem.duet.rounds import Jury
-from pytest_gpumem.duet.schedule import BASE, HEAD, Turn, turns
-from pytest_gpumem.duet.workers import Process as Played
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Taken, Traffic
-from pytest_gpumem.records.row import Row as ResultRow
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.paired import MANY, Paired, common_plan, plan
-from pytest_gpumem.verdicts.spread import level
+from pytest_gpumem.units import parse_share
+from pytest_gpumem.verdicts.judge import judge, repeatable
+from pytest_gpumem.verdicts.paired import Paired, judge_pairs
+from pytest_gpumem.verdicts.screen import LOOKS
+from pytest_gpumem.verdicts.spread import level, readings
+from pytest_gpumem.verdicts.suite import Family
 
 BASELINE = 20
 """Processes of the baseline."""
 PAIRS = 24
-"""Pairs of processes that there must be for a duet to begin: three of its looks."""
-LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.SUSPECT: "S", Outcome.INCONCLUSIVE: "I", Outcome.UNRELIABLE: "U", None: "O"}
-"""One for each verdict; "O" is a duet that had not decided when the processes ended, "-" a row that its process could not measure."""
-MISSING = "-"
-DUET_LIMIT = "1%"
-HALF = Asked("0.5%", 8)
-"""What half a per cent more is held to besides."""
-UNCHANGED, SEVERAL, ALLOCATION = "unchanged", "unchanged, several processes", "an unrelated allocation first"
-HALVED = "+0.5 % held to 0.5 %"
-"""Names of questions; `planned_name` gives those of slower code."""
+"""Pairs of processes that must be left for a duet to begin."""
+MISSING, OPEN, ABOVE = "-", "O", "A"
+"""Letters of a row that its process could not measure, of a duet without an end, and of an interval above the limit that is no FAIL."""
+LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.UNDECIDED: "U"}
+UNCHANGED, SEVERAL, ALLOCATION = "unchanged, 1 process", "unchanged", "an unrelated allocation first"
+TWICE, TWICE_LIMIT = "+1 % held to 0.5 %", "0.5%"
+"""Code that is slower by twice its limit."""
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """One question."""
+class Question:
+    """What is asked of every run."""
 
     name: str
     rows: Mapping[str, str]
     """By row of the baseline: the row that is the new code's measurement of it."""
-    limits: Mapping[str, str]
-    """By row: its `max_regression`."""
-    processes: Mapping[str, int]
-    """By row: processes of one run."""
+    asked: Mapping[str, Asked]
+    """By row."""
 
 
-def scenarios(measured: Container[str] | None = None) -> list[Scenario]:
-    """All questions; of the rows that were measured, where it is said which."""
-    found = []
-    for one in _scenarios():
-        rows = {row: head for row, head in one.rows.items() if measured is None or (row in measured and head in measured)}
+def questions(measured: Container[str] | None = None) -> Iterator[Question]:
+    """All questions, of the rows that were measured."""
+    there = [row for row in ROWS if measured is None or (row.name in measured and row.of in measured)]
+    plain = [row.name for row in there if not row.unrelated]
+    found = [(UNCHANGED, {name: name for name in plain}), (SEVERAL, {name: name for name in plain})]
+    found.append((ALLOCATION, {row.of: row.name for row in there if row.unrelated}))
+    for share in sorted({row.planned for row in there if row.planned}):
+        found.append((planned_name(share), {row.of: row.name for row in there if row.planned == share}))
+    found.append((TWICE, {row.of: row.name for row in there if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB")}))
+    for name, rows in found:
+        asked = {row: SIZES[BY_NAME[row].size] for row in rows}
+        if name == UNCHANGED:
+            asked = {row: replace(one, processes=1) for row, one in asked.items()}
+        if name == TWICE:
+            asked = {row: replace(one, limit=TWICE_LIMIT) for row, one in asked.items()}
         if rows:
-            found.append(Scenario(one.name, rows, {row: one.limits[row] for row in rows}, {row: one.processes[row] for row in rows}))
-    return found
-
-
-def _scenarios() -> list[Scenario]:
-    asked = [_scenario(UNCHANGED, {row.name: row.name for row in ROWS if not row.unrelated}, slower=False)]
-    several = {row.name: row.name for row in ROWS if not row.unrelated and SIZES[row.size].slower.processes > 1}
-    asked.append(_scenario(SEVERAL, several, slower=True))
-    asked.append(_scenario(ALLOCATION, {row.of: row.name for row in ROWS if row.unrelated}, slower=True))
-    for share in sorted({row.planned for row in ROWS if row.planned}):
-        asked.append(_scenario(planned_name(share), {row.of: row.name for row in ROWS if row.planned == share}, slower=True))
-    half = {row.of: row.name for row in ROWS if row.planned == 0.005 and row.size == "256 MiB"}
-    asked.append(Scenario(HALVED, half, dict.fromkeys(half, HALF.limit), dict.fromkeys(half, HALF.processes)))
-    return asked
-
-
-def _scenario(name: str, rows: Mapping[str, str], *, slower: bool) -> Scenario:
-    asked = {row: SIZES[BY_NAME[row].size].slower if slower else SIZES[BY_NAME[row].size].usual for row in rows}
-    return Scenario(name, rows, {row: one.limit for row, one in asked.items()}, {row: one.processes for row, one in asked.items()})
+            yield Question(name, rows, asked)
 
 
 def planned_name(share: float) -> str:
@@ -97,11 +78,8 @@ def planned_name(share: float) -> str:
     return f"+{100 * share:g} %"
 
 
-# From the record to what the shipped code takes
-
-
 class Data:
-    """One card's raw data, and how its processes are shared out."""
+    """The raw data of one card's session, and how its processes are shared out."""
 
     def __init__(self, card: Mapping[str, Any]) -> None:
         self.device: DeviceFacts = device_from_json(card["device"])
@@ -122,6 +100,12 @@ class Data:
         if key not in self._seen:
             self._seen[key] = self._measurement(number, row, of)
         return self._seen[key]
+
+    def several(self, numbers: Iterable[int], row: str, of: str) -> list[Measurement] | None:
+        """What processes measured of a row; None where one of them did not."""
+        found = [self.measurement(number, row, of) for number in numbers]
+        known = [one for one in found if one is not None]
+        return known if len(known) == len(found) else None
 
     def _measurement(self, number: int, row: str, of: str) -> Measurement | None:
         process = self.processes[number]
@@ -150,184 +134,133 @@ class Data:
             taken=Taken(process["utc"], self.device.uuid, read),
         )
 
-    def accepted(self, number: int, row: str, of: str) -> Accepted | None:
-        """A row as a file holds it."""
-        measurement = self.measurement(number, row, of)
-        if measurement is None:
-            return None
-        process = Accepting(str(number), datetime.fromisoformat(self.processes[number]["utc"]), None, self.device)
-        return Accepted(of, measurement, process)
-
-    def side(self, numbers: Iterable[int], rows: Mapping[str, str], limits: Mapping[str, str]) -> Side:
-        """Result files of some processes, with `rows` in them, as `gpumem compare` reads them."""
-        files = []
-        for number in numbers:
-            made = [one for of, row in rows.items() if (one := self.accepted(number, row, of)) is not None]
-            files.append(File(Path(f"{number}.json"), f"{number} {sorted(rows.values())}", self.device, tuple(made), held_to=limits))
-        by_key: dict[str, list[Accepted]] = {}
-        for one in sorted((one for file in files for one in file.rows), key=lambda one: (one.process.utc, one.process.id)):
-            by_key.setdefault(one.key, []).append(one)
-        return Side("processes", tuple(files), {key: tuple(found) for key, found in by_key.items()}, {})
-
-    def played(self, number: int, turn: Turn, rows: Mapping[str, str], limit: str) -> Played:
-        """A process as a duet has it."""
-        process, made = self.processes[number], []
-        for of, row in rows.items():
-            measurement = self.measurement(number, row, of)
-            if measurement is not None:
-                made.append(ResultRow(of, Limits(max_regression=limit), Verdict(Outcome.PASS, ""), measurement))
-        about = {"device": self.device.key, "uuid": self.device.uuid, "simulated": self.device.simulated}
-        return Played(turn, 1, process["utc"], process["seconds"], process["pid"], rows=tuple(made), **about)
-
-
-# Judging
-
 
 def judged(record: Mapping[str, Any]) -> dict[str, Any]:
     """All verdicts of a record, as its `verdicts` has them."""
-    found: dict[str, Any] = {"screens": [], "duets": [], "common": [], "peers": []}
+    found: dict[str, Any] = {"screens": [], "duets": [], "peers": []}
     for index, card in enumerate(record["cards"]):
         data = Data(card)
-        asked = scenarios(data.kinds)
-        for scenario in asked:
-            found["screens"] += [{"card": index, **one} for one in screens(data, scenario)]
-            if scenario.name not in (SEVERAL, HALVED):  # the same heads again
-                found["peers"] += [{"card": index, **one} for one in peers(data, scenario)]
-        for scenario in asked:
-            if scenario.name in (UNCHANGED, *(planned_name(share) for share in (0.005, 0.01))):
-                found["duets"] += [{"card": index, **one} for one in duets(data, scenario)]
-            if scenario.name in (UNCHANGED, planned_name(0.01)):
-                found["common"] += [{"card": index, **one} for one in common_shifts(data, scenario)]
+        for question in questions(data.kinds):
+            found["screens"] += [{"card": index, **one} for one in screens(data, question)]
+            if question.name not in (SEVERAL, TWICE):  # the same heads again
+                found["peers"] += [{"card": index, **one} for one in peers(data, question)]
+            if question.name in (SEVERAL, TWICE):
+                found["duets"] += [{"card": index, **one} for one in duets(data, question)]
     return found
 
 
-def screens(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """The screen's verdicts: a letter for each run of each row."""
-    letters: dict[str, list[str]] = {row: [] for row in scenario.rows}
-    resolved: dict[str, list[float]] = {row: [] for row in scenario.rows}
-    for row, verdict in screened(data, scenario):
-        letters[row].append(MISSING if verdict is None else LETTERS[verdict.outcome])
-        if verdict is not None and verdict.comparison is not None:
-            resolved[row].append(verdict.comparison.resolvable)
-    for row, head_row in scenario.rows.items():
-        yield {
-            "scenario": scenario.name,
-            "row": row,
-            "head": head_row,
-            "limit": scenario.limits[row],
-            "processes": scenario.processes[row],
-            "outcomes": "".join(letters[row]),
-            "resolves": round(statistics.median(resolved[row]), 6) if resolved[row] else None,
-        }
-
-
-def screened(data: Data, scenario: Scenario) -> Iterator[tuple[str, Verdict | None]]:
-    """A verdict for each row and run, the runs of a row in their order, as `gpumem compare` judges a suite of the rows that have such runs;
-    None where the row is missing in a process of the run."""
-    baseline = data.side(data.baseline, {row: row for row in scenario.rows}, scenario.limits)
-    # Rows of the same runs are one suite: that is what Holm's procedure counts.
-    suites: dict[tuple[tuple[int, ...], ...], list[str]] = {}
-    for row in scenario.rows:
-        suites.setdefault(tuple(data.runs(scenario.processes[row])), []).append(row)
-    for runs, rows in suites.items():
-        known = Side(baseline.name, baseline.files, {row: baseline.rows[row] for row in rows if row in baseline.rows}, {})
-        for run in runs:
-            head = data.side(run, {row: scenario.rows[row] for row in rows}, scenario.limits)
-            verdicts = {pair.row.nodeid: pair.row.verdict for pair in compare_sides(known, head, None, force=False).pairs}
+def screens(data: Data, question: Question) -> Iterator[dict[str, Any]]:
+    """The gate's verdicts: a letter for each run of each row. The rows of one run are a suite."""
+    letters: dict[str, list[str]] = {row: [] for row in question.rows}
+    for processes in sorted({asked.processes for asked in question.asked.values()}):
+        rows = [row for row, asked in question.asked.items() if asked.processes == processes]
+        for run in data.runs(processes):
+            family = Family(len(rows))
             for row in rows:
-                # A run whose processes did not all measure the row is none of so many processes.
-                yield row, verdicts.get(row) if len(head.rows.get(row, ())) == len(run) else None
+                verdict = screened(data, run, row, question.rows[row], question.asked[row].limit, family)
+                letters[row].append(MISSING if verdict is None else letter(verdict, question.asked[row].limit))
+                family = family if verdict is None else family.after(verdict)
+    for row, head in question.rows.items():
+        asked = question.asked[row]
+        about = {"question": question.name, "row": row, "head": head, "limit": asked.limit, "processes": asked.processes}
+        yield about | {"outcomes": "".join(letters[row])}
 
 
-def duets(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """Duets of one row each, one after the other, with as many pairs as `gpumem duet` takes until it has decided: the next begins with the
-    processes after those of the one before, as long as there are enough for most (`PAIRS`)."""
-    for row, head in scenario.rows.items():
-        pool = data.heads
+def screened(data: Data, run: Sequence[int], row: str, head: str, limit: str, family: Family) -> Verdict | None:
+    """The verdict on a row, with as many of the run's processes as it takes; None where a process has no measurement of it."""
+    seen = data.several(run, head, row)
+    history = [one for number in data.baseline if (one := data.measurement(number, row, row)) is not None]
+    if seen is None or not history:
+        return None
+    limits = Limits(max_regression=limit)
+    for look in (*(look for look in LOOKS if look < len(seen)), len(seen)):
+        now = replace(seen[0], further=tuple(one.repeat for one in seen[1:look]))
+        verdict = judge(now, limits, data.device, history, strict=False, family=family)
+        if not repeatable(now, limits, verdict, history):
+            break
+    return verdict
+
+
+def letter(verdict: Verdict, limit: str) -> str:
+    """The verdict's letter."""
+    above = verdict.comparison is not None and verdict.comparison.low > parse_share(limit)
+    return ABOVE if above and verdict.outcome is Outcome.UNDECIDED else LETTERS[verdict.outcome]
+
+
+def duets(data: Data, question: Question) -> Iterator[dict[str, Any]]:
+    """Duets of one row each. The next one begins with the processes after those of the one before."""
+    for row, head in question.rows.items():
+        limit, pool = question.asked[row].limit, data.heads
         while len(pool) >= 2 * PAIRS:
-            verdict = _jury(data, pool, {row: head}).found.get(row)
-            paired = verdict if isinstance(verdict, Paired) else None
-            yield {
-                "scenario": scenario.name,
-                "row": row,
-                "head": head,
-                "limit": DUET_LIMIT,
-                "first": pool[0],
-                "outcome": LETTERS[verdict.outcome if verdict is not None else None],
-                "pairs": paired.pairs if paired is not None else len(pool) // 2,
-                "change": round(paired.change, 6) if paired is not None else None,
-                "resolves": round(paired.resolvable, 6) if paired is not None and math.isfinite(paired.resolvable) else None,
-            }
-            pool = pool[2 * paired.pairs :] if paired is not None else []
+            paired = played(data, pool, row, head, limit)
+            outcome = LETTERS[paired.outcome] if paired.outcome is not None else OPEN
+            about = {"question": question.name, "row": row, "head": head, "limit": limit, "first": pool[0]}
+            yield about | {"outcome": outcome, "pairs": paired.pairs, "change": round(paired.change, 6)}
+            pool = pool[2 * paired.pairs :] if paired.outcome is not None else []
 
 
-def common_shifts(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """The test of a shift of all rows together, over as many groups of processes as there are: every row of 256 and 32 MiB that has a
-    twin of 1 %, all of them unchanged or all of them slower."""
-    slower = (row.of for row in ROWS if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB"))
-    rows = {row: scenario.rows[row] for row in slower if row in scenario.rows}
-    if len(rows) <= MANY:
-        return
-    looks = common_plan(plan(len(rows)))
-    pairs = next(n for n, share in zip(looks.looks, looks.alarm, strict=True) if share)
-    for numbers in data.runs(2 * pairs):
-        jury = _jury(data, numbers, rows)
-        common = jury.common
-        yield {
-            "scenario": scenario.name,
-            "rows": len(jury.family),
-            "first": numbers[0],
-            "pairs": pairs,
-            "outcome": LETTERS[common.outcome] if common is not None else MISSING,
-            "change": round(common.change, 6) if common is not None else None,
-        }
+def played(data: Data, pool: Sequence[int], row: str, head: str, limit: str) -> Paired:
+    """A duet of pairs of processes that follow each other. A coin decides which of them is the base."""
+    coin, logs = random.Random(pool[0]), list[float]()
+    delta = {"": parse_share(limit)}
+    for first in range(0, len(pool) - 1, 2):
+        base, new = pool[first : first + 2] if coin.random() < 0.5 else pool[first : first + 2][::-1]
+        both = data.measurement(base, row, row), data.measurement(new, head, row)
+        if both[0] is None or both[1] is None:
+            continue
+        logs.append(log_ratio(both[0], both[1]))
+        if (paired := judge_pairs({"": logs}, delta)[""]).outcome is not None:
+            return paired
+    return judge_pairs({"": logs}, delta)[""]
 
 
-def _jury(data: Data, pool: Sequence[int], rows: Mapping[str, str]) -> Jury:
-    """A duet's jury after those of its looks that the pool is enough for."""
-    rounds: dict[int, dict[str, Played]] = {}
-    own = {row: row for row in rows}
-    for number, turn in zip(pool, turns(0), strict=False):
-        rounds.setdefault(turn.round, {})[turn.side] = data.played(number, turn, own if turn.side == BASE else rows, DUET_LIMIT)
-    first = {side: {row.key: row for row in rounds[1][side].rows} for side in (BASE, HEAD)}
-    family = [row for row in rows if all(row in first[side] for side in first)]
-    schedule = plan(len(family))
-    deltas = {row: delta_of(first[BASE][row], first[HEAD][row], None) for row in family}
-    jury = Jury(family, schedule, deltas)
-    for look in schedule.looks:
-        if look <= len(rounds) and not jury.done:
-            jury.look(look, rounds)
-    return jury
+def log_ratio(base: Measurement, head: Measurement) -> float:
+    """Of two processes, corrected for launch overhead."""
+    first, second = level([*readings(base), *readings(head)])
+    return math.log(second / first)
 
 
-def peers(data: Data, scenario: Scenario) -> Iterator[dict[str, Any]]:
+def peers(data: Data, question: Question) -> Iterator[dict[str, Any]]:
     """What the peers say of the same heads, each against one process of the baseline, in turn."""
-    for row, head_row in scenario.rows.items():
-        said: dict[str, list[str]] = {check: [] for check in CHECKS}
+    for row, head_row in question.rows.items():
+        found: dict[str, list[str]] = {check: [] for check in CHECKS}
         for index, number in enumerate(data.heads):
             base = data.processes[data.baseline[index % len(data.baseline)]]["rows"].get(row)
             head = data.processes[number]["rows"].get(head_row)
             for check in CHECKS:
                 missing = base is None or head is None
-                said[check].append(MISSING if missing else peer_verdict(check, unpacked_stats(base), unpacked_stats(head)))
-        yield {"scenario": scenario.name, "row": row, "head": head_row, "said": {check: "".join(found) for check, found in said.items()}}
+                found[check].append(MISSING if missing else peer_verdict(check, unpacked_stats(base), unpacked_stats(head)))
+        yield {"question": question.name, "row": row, "head": head_row, "found": {check: "".join(one) for check, one in found.items()}}
 
 
 # What the twins are really slower by
 
 
-def ratios(card: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """By changed row: how much slower it is than its row, as a share, over all processes of a card, with its standard error."""
-    data, found = Data(card), {}
-    for row in ROWS:
-        if not row.changed:
-            continue
-        logs = []
-        for number in data.processes:
-            both = [data.measurement(number, name, name) for name in (row.of, row.name)]
-            if both[0] is not None and both[1] is not None:
-                base, head = level([both[0], both[1]])
-                logs.append(math.log(head / base))
-        if len(logs) > 1:
-            found[row.name] = (math.expm1(statistics.fmean(logs)), statistics.stdev(logs) / math.sqrt(len(logs)))
-    return found
+def measured_ratios(record: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """By changed row: how much slower it is than its row, over all processes of all cards, as a share, with its standard error."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for card in record["cards"]:
+        data = Data(card)
+        for row in (row for row in ROWS if row.changed):
+            both = [(data.measurement(number, row.of, row.of), data.measurement(number, row.name, row.name)) for number in data.processes]
+            logs = [log_ratio(base, head) for base, head in both if base is not None and head is not None]
+            if len(logs) > 1:
+                error = statistics.stdev(logs) / math.sqrt(len(logs))
+                seen.setdefault(row.name, []).append((math.expm1(statistics.fmean(logs)), error))
+    return {
+        name: (statistics.fmean(share for share, _ in ones), math.hypot(*(error for _, error in ones)) / len(ones))
+        for name, ones in seen.items()
+    }
+
+
+def seen_slopes(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """By twin, how latency grew with its work, logarithm over logarithm: the mean of the records that have it and saw it slower at all."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        slopes = [card["slopes"] for card in record["cards"]]
+        for name, (share, error) in measured_ratios(record).items():
+            row = BY_NAME[name]
+            more = statistics.fmean(math.log(work_of(row, one) / row.work) for one in slopes)
+            if row.planned and share > 3 * error and more > 0:
+                found.setdefault(name, []).append(min(max(math.log1p(share) / more, SLOPES[0]), SLOPES[1]))
+    return {name: statistics.fmean(seen) for name, seen in found.items()}

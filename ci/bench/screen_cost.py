@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Taken, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.creep import creep
-from pytest_gpumem.verdicts.judge import judge
+from pytest_gpumem.verdicts.judge import comparable, judge
 
 MOST_SECONDS, MOST_BYTES, MOST_GROWTH = 2.0, 300e6, 1.5
 SUITE = 300
@@ -74,7 +74,7 @@ class Cost:
     load: float
     """Seconds to load the baseline."""
     header: float
-    """Seconds for the smallest slow-down that it can resolve."""
+    """Seconds for the smallest slow-down that it catches."""
     judge: float
     """Seconds to judge one row of every test."""
     bytes: int
@@ -109,7 +109,7 @@ def rows(count: int, seed: int) -> list[Row]:
             taken=taken,
             kernel_source="a" * 64,
         )
-        verdict = Verdict(Outcome.NO_BASELINE, "made up", simulated=True)
+        verdict = Verdict(Outcome.NEW, "made up", simulated=True)
         made.append(Row(f"tests/test_many.py::test_one[{index}]", LIMITS, verdict, measurement, test_source="b" * 64))
     return made
 
@@ -122,21 +122,21 @@ def store(folder: Path, count: int, processes: int) -> None:
 
 def spend(folder: Path, count: int) -> Cost:
     """Load and judge, in this process."""
-    from pytest_gpumem.plugin.terminal import resolvable
+    from pytest_gpumem.plugin.terminal import catches
 
     now = rows(count, 1 << 20)
     begun = time.process_time()
     baseline = Store(folder, FACTS).load()
     loaded = time.process_time()
-    resolvable(baseline, "1%", 1)
+    catches(baseline, "1%", 1)
     headed = time.process_time()
     facts = replace(FACTS, driver="590")
     for row in now:
         assert row.measurement is not None
-        history = baseline.history(row.key, row.measurement.mode)
-        judge(row.measurement, LIMITS, facts, history.measurements, strict=False)
+        history = baseline.history(row.key, partial(comparable, row.measurement))
+        first = history.first_measurement
+        judge(row.measurement, LIMITS, facts, history.measurements, strict=False, first=first)
         changes(row.measurement, facts, row.test_source, history.accepted)
-        creep(row.measurement, [one.measurement for one in history.anchor], history.processes, facts)
     ended = time.process_time()
     # Kibibytes on Linux, bytes on macOS.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -33,7 +33,7 @@ from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.units import KiB, MiB
-from pytest_gpumem.verdicts.spread import level, of_difference
+from pytest_gpumem.verdicts.spread import difference, level, readings
 
 EXTRA_MIB = (3, 37, 129)
 """Unrelated allocations that are tried, one for each head: not multiples of each other, small to large."""
@@ -110,7 +110,7 @@ def differences(record: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         pairs = [(cases[plan, mib, 0, number], cases[plan, mib, extra, number]) for number in rounds]
         ratios = np.array([_ratio(base, head) - 1 for base, head in pairs])
-        stated = [of_difference(_measured(head), [_measured(base)]).reach((1 + CONFIDENCE) / 2) for base, head in pairs]
+        stated = [difference(_measured(head), [_measured(base)]).variance().reach((1 + CONFIDENCE) / 2) for base, head in pairs]
         mean = float(ratios.mean())
         together = sum(p == plan for p, _, _ in kinds)
         one, every = (half_width(ratios.tolist(), 1 - (1 - CONFIDENCE) / among) or 0.0 for among in (1, together))
@@ -155,7 +155,7 @@ def _measured(case: dict[str, Any]) -> Measurement:
 
 def _ratio(base: dict[str, Any], head: dict[str, Any]) -> float:
     """Head over base, with the launch overhead of both put to their mean where both know theirs."""
-    first, second = level([_measured(base), _measured(head)])
+    first, second = level([*readings(_measured(base)), *readings(_measured(head))])
     return second / first
 
 

@@ -1,0 +1,430 @@
+"""Damages baselines, results, duet journals and profiles in many ways, and feeds them to whatever reads them.
+
+    python ci/hostile_files.py [--seed N] [--cases N]
+
+Each reader must accept a file or refuse it in one line with the exit code of a usage error, within 5 s, and print nothing that commands a
+terminal or a CI. Needs no GPU. The last line says how many cases passed and failed; the exit status is 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "duet")]
+
+import ncu_csv  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
+from nsys_sqlite import Export  # noqa: E402
+from processes import Players, row, sides  # noqa: E402
+
+from pytest_gpumem.baselines.layout import digest  # noqa: E402
+from pytest_gpumem.cli import main as gpumem  # noqa: E402
+from pytest_gpumem.duet import report as duet_report  # noqa: E402
+from pytest_gpumem.duet.errors import DuetError  # noqa: E402
+from pytest_gpumem.duet.journal import Journal  # noqa: E402
+from pytest_gpumem.duet.reading import Wanted  # noqa: E402
+from pytest_gpumem.duet.rounds import Duet  # noqa: E402
+from pytest_gpumem.duet.schedule import HEAD  # noqa: E402
+from pytest_gpumem.printable import printable  # noqa: E402
+
+SECONDS = 5
+"""For one case."""
+SUITE = """
+from pytest_gpumem import MiB
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 * MiB), device_buffer(64 * MiB), max_regression="5%")
+def test_two(gpu_benchmark, device_buffer, managed_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="small")
+    gpu_benchmark(gpu_kernels.init, managed_buffer(1 << 20), 1.0, label="managed", count_pages=True)
+"""
+NUMBERS = (0, -1, 1, 0.0, -0.0, 5e-324, -1e-6, 1e-300, 1e300, 1.7e308, 1 << 62, 1 << 64, 10**400, -(10**400))
+TEXTS = ("", "::add-mask::x\n::add-mask::x", "\x1b[2J\u202e\u2028\0", "\udcff", "<script>", "x" * 5000, "1e999", "../../x", "a[b]::c")
+OTHERS = (None, True, False, [], {}, [[]], [0], {"": 0}, float("inf"), float("-inf"), float("nan"))
+
+
+class TooSlow(BaseException):
+    """No exception that a reader would catch."""
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        raise TooSlow(f"takes longer than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    faulthandler.dump_traceback_later(4 * SECONDS, exit=True)  # what hangs outside of Python hears no signal
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+# Damage
+
+
+def bytes_changed(text: bytes, rng: random.Random) -> bytes:
+    """A few bits turned over, a part cut out, repeated or filled, or the end missing."""
+    damaged, at = bytearray(text), rng.randrange(len(text))
+    end = min(len(text), at + rng.randrange(1, 64))
+    kind = rng.randrange(6)
+    if kind == 0:
+        for _ in range(rng.randrange(1, 9)):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del damaged[at:]
+    elif kind == 2:
+        del damaged[at:end]
+    elif kind == 3:
+        damaged[at:at] = damaged[at:end]
+    elif kind == 4:
+        damaged[at:at] = b"[" * 100_000
+    else:
+        damaged[at:end] = bytes([rng.choice((0, 0xFF, 0x22, 0x30))]) * (end - at)
+    return bytes(damaged)
+
+
+def value_changed(value: Any, rng: random.Random) -> Any:
+    """A few values of a JSON document replaced, taken away, added or nested."""
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        places = list(_places(value))
+        holder, key = rng.choice(places)
+        kind = rng.randrange(8)
+        old = holder[key]
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[rng.choice(TEXTS)] = old
+        elif kind == 1:
+            holder.insert(key, old)
+        elif kind == 2:
+            holder[key] = [old]
+        elif kind == 3:
+            holder[key] = rng.choice(OTHERS)
+        elif isinstance(old, str) or kind == 4:
+            holder[key] = rng.choice(TEXTS)
+        elif isinstance(old, (int, float)) and not isinstance(old, bool):
+            holder[key] = rng.choice(NUMBERS)
+        else:
+            holder[key] = rng.choice((*NUMBERS, *OTHERS))
+    return value
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every key and index of a document; of a long list of numbers, such as samples, the first."""
+    if isinstance(value, dict):
+        items: list[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value[:1] if value and isinstance(value[0], float) else value))
+    else:
+        return
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
+
+
+def json_changed(text: bytes, rng: random.Random) -> bytes:
+    return json.dumps(value_changed(json.loads(text), rng)).encode()
+
+
+def results_changed(text: bytes, rng: random.Random) -> bytes:
+    """Only what stands under our own key, which all that is read is in."""
+    whole = json.loads(text)
+    return json.dumps(whole | {"gpumem": value_changed(whole["gpumem"], rng)}).encode()
+
+
+def baseline_changed(text: bytes, rng: random.Random) -> bytes:
+    """With a digest that fits, as somebody forges it who means to deceive."""
+    whole = json.loads(text)
+    whole["content"] = value_changed(whole["content"], rng)
+    with_digest = whole | {"sha256": digest(json.loads(json.dumps(whole["content"]), parse_constant=float))} if _finite(whole) else whole
+    return json.dumps(with_digest).encode()
+
+
+def _finite(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def lines_changed(text: bytes, rng: random.Random) -> bytes:
+    lines = text.splitlines()
+    at = rng.randrange(len(lines))
+    lines[at] = json_changed(lines[at], rng)
+    return b"\n".join(lines) + b"\n"
+
+
+def sqlite_changed(text: bytes, rng: random.Random) -> bytes:
+    """Values of other types and sizes, views in place of tables, and tables without columns."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.sqlite")
+        path.write_bytes(text)
+        base = sqlite3.connect(path)
+        tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        table = rng.choice(tables)
+        columns = [one[1] for one in base.execute(f'PRAGMA table_info("{table}")')]
+        kind = rng.randrange(4)
+        try:
+            if kind == 0:
+                endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+                base.execute(f'ALTER TABLE "{table}" RENAME TO was')
+                chosen = ", ".join(f'i AS "{name}"' for name in columns)
+                base.execute(f'CREATE VIEW "{table}" AS {endless} SELECT {chosen} FROM n')
+            elif kind == 1:
+                base.execute(f'ALTER TABLE "{table}" DROP COLUMN "{rng.choice(columns)}"')
+            else:
+                values = (*NUMBERS[:11], *TEXTS[:3], None, b"\xff\0", "\x1b[2J")
+                base.execute(f'UPDATE "{table}" SET "{rng.choice(columns)}" = ?', [rng.choice(values)])
+            base.commit()
+        except (sqlite3.Error, OverflowError):
+            base.rollback()
+        base.close()
+        return path.read_bytes()
+
+
+# Readers: each raises where a file is read badly
+
+
+def command(*arguments: str, codes: Sequence[int] = (0, 1, 4, 6)) -> None:
+    done = CliRunner().invoke(gpumem, list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code in codes, f"exit code {done.exit_code}: {done.output[-300:]}"
+    if done.exit_code == 4:
+        lines = done.output.splitlines()
+        assert len(lines) == 1, f"{len(lines)} lines for one error: {done.output[:300]!r}"
+    harmless(done.output)
+
+
+def one_line(text: str) -> None:
+    """An error as a command prints it."""
+    text = printable(text)
+    assert text, "no word of what is wrong"
+    assert len(text.splitlines()) == 1, f"more than one line: {text[:300]!r}"
+
+
+def harmless(text: str) -> None:
+    """Nothing in a text commands a terminal or a CI."""
+    for line in text.split("\n"):
+        assert line.replace("\t", "").replace("\N{NO-BREAK SPACE}", "").isprintable(), f"control characters: {line[:200]!r}"
+        assert not line.lstrip().startswith("::add-mask"), f"a command to the CI: {line[:200]!r}"
+
+
+def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
+    good, page = str(seeds / "results.json"), path.with_suffix(".html")
+    commands = (
+        ("compare", good, str(path)),
+        ("compare", str(path), good, "--max-regression", "1%"),
+        ("explain", str(path), good),
+        ("report", str(path), "-o", str(page)),
+        ("report", good, "-o", str(page), "--history", str(path)),
+    )
+    for one in rng.sample(commands, 2):
+        command(*one)
+    if page.exists():
+        harmless(page.read_text(encoding="utf-8"))
+
+
+def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
+    from pytest_gpumem.baselines.store import BaselineError, Store
+    from pytest_gpumem.devices.opening import choose
+    from pytest_gpumem.plugin.terminal import catches
+    from pytest_gpumem.records.result_file import load
+    from pytest_gpumem.reporting.markdown import page
+    from pytest_gpumem.reporting.table import table
+    from pytest_gpumem.verdicts.judge import comparable, judge
+
+    facts = choose("sim").facts
+    folder = path.parent / "baseline" / facts.key / "gpumem"
+    folder.mkdir(parents=True)
+    shutil.copy(seeds / "baseline.json", folder / "20200101T000000Z-a-b.json")
+    shutil.copy(path, folder / "20300101T000000Z-a-b.json")
+    if json.loads((folder / "20200101T000000Z-a-b.json").read_bytes())["content"]["id"].encode() in path.read_bytes():
+        (folder / "20200101T000000Z-a-b.json").unlink()
+    try:
+        baseline = Store(path.parent / "baseline", facts).load()
+        catches(baseline, "1%", 1)
+        run = load(seeds / "results.json")
+        assert run is not None
+        for one in run.rows:
+            assert one.measurement is not None
+            past = baseline.history(one.key, partial(comparable, one.measurement))
+            first = past.first_measurement
+            limits = replace(one.limits, max_regression="1%")
+            judge(one.measurement, limits, facts, past.measurements, strict=True, no_history=past.reason, first=first)
+        harmless(table(run.rows, facts, width=100, colour=False))
+        harmless(page(run.rows, facts, {}))
+    except BaselineError as error:
+        one_line(str(error))
+    commands = (
+        ("report", str(seeds / "results.json"), "-o", str(path.with_suffix(".html")), "--history", str(path)),
+        ("compare", str(path), str(seeds / "results.json")),
+        ("accept", "test_a.py::test_copy", "--reason", "why", "--baseline", str(path.parent / "baseline")),
+    )
+    command(*rng.choice(commands))
+
+
+def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
+    class Stopped(Exception):
+        """The journal holds no more."""
+
+    def nobody(turn: Any, attempt: int) -> Any:
+        raise Stopped
+
+    try:
+        journal = Journal(path, {"asked": "this"})
+        try:
+            duet = Duet(sides(), Players(nobody), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, tell=lambda told: None)  # type: ignore[arg-type]
+            found = duet.play()
+        finally:
+            journal.close()
+    except Stopped:
+        return
+    except DuetError as error:
+        one_line(str(error))
+        return
+    harmless(duet_report.text(found, sides(), width=100, colour=False, seconds=1.0))
+    document = duet_report.to_json(found, sides(), {}, utc="", seconds=1.0, code=duet_report.exit_code(found, strict=True))
+    json.dumps(document, allow_nan=False)
+
+
+def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
+    command("read", str(path), *rng.choice(((), ("--json",))))
+
+
+def read_counts(path: Path, seeds: Path, rng: random.Random) -> None:
+    from pytest_gpumem.nsight.counting import BadFile, load
+
+    try:
+        load(path)
+    except BadFile as error:
+        one_line(str(error))
+
+
+Damage = Callable[[bytes, random.Random], bytes]
+KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...] = (
+    ("results.json", (bytes_changed, results_changed, results_changed, results_changed, json_changed), read_results, 4),
+    ("baseline.json", (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed), read_baseline, 4),
+    ("journal.jsonl", (bytes_changed, lines_changed, lines_changed, lines_changed), read_journal, 3),
+    ("nsys.sqlite", (bytes_changed, sqlite_changed, sqlite_changed), read_profile, 3),
+    ("ncu.csv", (bytes_changed,), read_profile, 1),
+    ("counts.json", (bytes_changed, json_changed, json_changed), read_counts, 1),
+)
+"""Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
+
+
+def make_seeds(folder: Path) -> None:
+    """Files as the plugin and the profilers write them."""
+    (folder / "test_a.py").write_text(SUITE)
+    base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "GITHUB_", "CI_"))}
+    for more in (["--gpumem-save"], ["--benchmark-json=results.json", "--gpumem-explain"]):
+        done = subprocess.run([*base, *more], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"no seeds: {done.stdout}{done.stderr}")
+    (saved,) = folder.rglob("gpumem/*.json")
+    shutil.copy(saved, folder / "baseline.json")
+    _journal(folder / "journal.jsonl")
+    _profiles(folder)
+    counted = {"launches": 3, "reads": 1 << 26, "writes": 1 << 26, "l2_reads": 1 << 26, "l2_writes": 1 << 26}
+    rows = [{"key": "test_a.py::test_copy", "counted": counted}, {"key": "test_a.py::test_two[small]", "counted": None}]
+    (folder / "counts.json").write_text(json.dumps({"schema": 1, "device": {"key": "x"}, "rows": rows}))
+
+
+def _journal(path: Path) -> None:
+    def answer(turn: Any, attempt: int) -> Any:
+        drawn = random.Random(f"{turn.round} {turn.side}")
+        return [
+            row("test_a.py::a", 25e-6 * drawn.gauss(1, 1e-3)),
+            row("test_a.py::b", 30e-6 * drawn.gauss(1, 1e-3) * (1.02 if turn.side == HEAD else 1)),
+        ]
+
+    journal = Journal(path, {"asked": "this"})
+    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, tell=lambda told: None).play()  # type: ignore[arg-type]
+    journal.close()
+
+
+def _profiles(folder: Path) -> None:
+    export = Export(folder / "nsys.sqlite")
+    export.domain()
+    export.category()
+    export.mark(10, "test_a.py::test_copy")
+    for start, end, name in ((20, 900, "test_copy"), (100, 800, "test_copy.measure"), (110, 200, "test_copy.launch")):
+        export.range(start, end, name)
+    export.kernel(140, 180, "void copy<float>(T1 *, const T1 *)", export.call(120, 130))
+    export.copy(210, 240, 1 << 20, 1, export.call(205, 208, "cuMemcpy"))
+    export.memset(250, 260, 4096, export.call(245, 248, "cuMemset"))
+    export.migration(150, 160, 1 << 16, 11, 2)
+    export.gpu_fault(151, 4, 0x10000)
+    export.cpu_fault(152, 0x10000)
+    export.close()
+    lines = [ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200) for number in range(3)]
+    (folder / "ncu.csv").write_text(ncu_csv.log(*lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=20_240)
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--keep", type=Path, help="copy the files of failed cases here")
+    asked = parser.parse_args()
+    begun, failed, passed = time.monotonic(), Counter[str](), 0
+    with tempfile.TemporaryDirectory(prefix="gpumem-hostile-") as made:
+        seeds = Path(made, "seeds")
+        seeds.mkdir()
+        make_seeds(seeds)
+        for name, _, reader, _ in KINDS:  # what is not damaged is read
+            shutil.copy(seeds / name, Path(made, name))
+            reader(Path(made, name), seeds, random.Random(0))
+        kinds = [kind for kind in KINDS for _ in range(kind[3])]
+        for number in range(asked.cases):
+            # Each case by a seed of its own, so that one can be run again alone.
+            rng = random.Random(f"{asked.seed} {number}")
+            name, ways, reader, _ = kinds[number % len(kinds)]
+            folder = Path(made, str(number))
+            folder.mkdir()
+            path = folder / name
+            path.write_bytes(rng.choice(ways)((seeds / name).read_bytes(), rng))
+            try:
+                with limited():
+                    reader(path, seeds, rng)
+                passed += 1
+            except (Exception, TooSlow) as error:
+                failed[name] += 1
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{Path(at.filename).name}:{at.lineno}"
+                print(f"FAILED case {number}, {name}: {type(error).__name__}: {str(error)[:300]} ({where})", flush=True)
+                if asked.keep is not None:
+                    asked.keep.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, asked.keep / f"{number}-{name}")
+            shutil.rmtree(folder)
+    seconds = time.monotonic() - begun
+    print(f"seed {asked.seed}, {asked.cases} damaged files in {seconds:.0f} s: {passed} passed, {sum(failed.values())} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
