@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "duet")]
+sys.path[:0] = [str(ROOT / "tests")]
 
 import ncu_csv  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
@@ -39,13 +39,12 @@ from processes import Players, row, sides  # noqa: E402
 
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
-from pytest_gpumem.duet import report as duet_report  # noqa: E402
-from pytest_gpumem.duet.errors import DuetError  # noqa: E402
-from pytest_gpumem.duet.journal import Journal  # noqa: E402
-from pytest_gpumem.duet.reading import Wanted  # noqa: E402
-from pytest_gpumem.duet.rounds import Duet  # noqa: E402
-from pytest_gpumem.duet.schedule import HEAD  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
+from pytest_gpumem.runs import report as duet_report  # noqa: E402
+from pytest_gpumem.runs.journal import Journal  # noqa: E402
+from pytest_gpumem.runs.reading import Wanted  # noqa: E402
+from pytest_gpumem.runs.rounds import Duet  # noqa: E402
+from pytest_gpumem.runs.schedule import HEAD, DuetError  # noqa: E402
 
 SECONDS = 5
 """For one case."""
@@ -251,11 +250,11 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.store import BaselineError, Store
     from pytest_gpumem.devices.opening import choose
+    from pytest_gpumem.judging.judge import comparable, judge
     from pytest_gpumem.plugin.terminal import catches
     from pytest_gpumem.records.result_file import load
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.table import table
-    from pytest_gpumem.verdicts.judge import comparable, judge
 
     facts = choose("sim").facts
     folder = path.parent / "baseline" / facts.key / "gpumem"

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.traffic import SHARE, Finding
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.nsight import counting, running
+from pytest_gpumem.nsight import counting
 from pytest_gpumem.nsight.tools import ToolMissing
-from pytest_gpumem.records.traffic import SHARE, Finding
+from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB
 
 CASES = Path(__file__).resolve().parent / "catalogue_traffic_cases.py"
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {
         "kind": "catalogue_traffic",
         **plain,
-        "command": running.recorded(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
+        "command": child.recorded(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
         "mib": asked.size,
         "absent": absent(plain["rows"], wanted),
         "seconds": round(time.monotonic() - begun, 1),

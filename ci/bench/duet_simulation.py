@@ -1,7 +1,7 @@
 """SIMULATED: how often the duet errs, and how many pairs it takes.
 
 No GPU takes part. Processes are drawn with the spreads that H200 cards showed (`--records`), or with noise that hangs together in time. A
-coin decides for each pair which side runs first. The shipped code (`pytest_gpumem.verdicts.paired`) judges after every pair.
+coin decides for each pair which side runs first. The shipped code (`pytest_gpumem.judging.paired`) judges after every pair.
 
     python ci/bench/duet_simulation.py --json ci/records/no-gpu/duet_simulation.json
 
@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from gate_simulation import interval
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
+from pytest_gpumem.judging.suite import ALPHA
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.verdicts.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
-from pytest_gpumem.verdicts.suite import ALPHA
 
 RECORDS = (Path("ci/records/nvidia-h200/peers.json"), Path("ci/records/nvidia-h200/peers_random.json"))
 WAY = "gpumem clean-cold, levelled"

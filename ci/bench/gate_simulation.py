@@ -34,12 +34,12 @@ from pytest_gpumem.baselines.acceptance import refusal
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Repeat, Taken, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.judge import judge, repeatable
-from pytest_gpumem.verdicts.screen import LOOKS
-from pytest_gpumem.verdicts.suite import ALONE, ALPHA, Family
 
 FACTS = choose("sim:h200").facts
 ALARM, MISS, ACCEPTED = 1e-3, 5e-3, 0.98
@@ -62,7 +62,7 @@ CONDITIONS = (Conditions(), Conditions())
 
 @dataclass(frozen=True)
 class Kernel:
-    """A triad as H200 cards showed it (`pytest_gpumem.verdicts.noise`); spreads are shares of the latency."""
+    """A triad as H200 cards showed it (`pytest_gpumem.judging.spread`); spreads are shares of the latency."""
 
     mib: int
     latency: float

@@ -238,7 +238,7 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations as shares of the latency, as H200 cards showed them (`pytest_gpumem.verdicts.noise`)."""
+    """Standard deviations as shares of the latency, as H200 cards showed them (`pytest_gpumem.judging.spread`)."""
 
     process: float
     placement: float

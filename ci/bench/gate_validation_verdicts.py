@@ -20,16 +20,16 @@ from gate_validation_peers import CHECKS
 from gate_validation_peers import verdict as peer_verdict
 from gate_validation_rows import BY_NAME, ROWS, SIZES, SLOPES, Asked, work_of
 
+from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.paired import Paired, judge_pairs
+from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.spread import level, readings
+from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Taken, Traffic
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.records.verdict import Outcome, Verdict
 from pytest_gpumem.units import parse_share
-from pytest_gpumem.verdicts.judge import judge, repeatable
-from pytest_gpumem.verdicts.paired import Paired, judge_pairs
-from pytest_gpumem.verdicts.screen import LOOKS
-from pytest_gpumem.verdicts.spread import level, readings
-from pytest_gpumem.verdicts.suite import Family
 
 BASELINE = 20
 """Processes of the baseline."""

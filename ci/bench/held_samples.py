@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers.held import held
+from pytest_gpumem.measuring.samplers import held
 
 Work = Callable[[Stream], None]
 """Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""

@@ -32,11 +32,11 @@ from pytest_gpumem.devices.protocol import ALLOCATORS, Device, MemoryKind
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.measuring.works import Works, overlap_of
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.kinds import memory_kind
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, KiB, MiB
 

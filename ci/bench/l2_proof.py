@@ -42,9 +42,10 @@ from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.nsight import counting, ncu, running
+from pytest_gpumem.nsight import counting, ncu
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
+from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB, MiB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,16 +213,16 @@ def count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[str
 
 
 def _count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[str], object], more: Sequence[str]) -> Record:
-    child = [sys.executable, str(Path(__file__).resolve()), "launches", device, ",".join(map(str, tables)), str(out)]
+    launcher = [sys.executable, str(Path(__file__).resolve()), "launches", device, ",".join(map(str, tables)), str(out)]
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         log = Path(folder, "ncu.log")
-        command = ncu.counting_command(find_ncu(os.environ), child, log, warm=True, more=more)
+        command = ncu.counting_command(find_ncu(os.environ), launcher, log, warm=True, more=more)
         try:
-            finished = running.run(command, os.environ, echo)
+            finished = child.run(command, os.environ, echo)
         except (OSError, subprocess.SubprocessError) as error:
-            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": running.recorded(command, ROOT)}
+            return {"launches": [], "error": f"ncu cannot be started: {error}", "command": child.recorded(command, ROOT)}
         said = log.read_text(errors="replace") if log.exists() else ""
-    record: Record = {"command": running.recorded(command, ROOT), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
+    record: Record = {"command": child.recorded(command, ROOT), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
     try:
         kernels = ncu.parse(said, more)
     except ncu.BadOutput as error:
@@ -268,7 +269,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
     except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
     rows = {row.label: asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
-    return {"rows": rows, "error": None, "command": running.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}
+    return {"rows": rows, "error": None, "command": child.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}
 
 
 # What a record says

@@ -38,7 +38,7 @@ from typing import Any
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.nsight import ncu, ncu_report, reading, running, sqlite_tables
+from pytest_gpumem.nsight import ncu, ncu_report, reading, sqlite_tables
 from pytest_gpumem.nsight.profile_tools import nsys_command
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.nsight.sqlite import read_sqlite
@@ -49,6 +49,7 @@ from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.schema import document_from_json
+from pytest_gpumem.runs import child
 from pytest_gpumem.units import MiB
 
 HERE = Path(__file__).resolve().parent
@@ -261,7 +262,7 @@ def _made(database: sqlite3.Connection) -> set[str]:
 # Runs
 
 
-def child(*arguments: str, device: str) -> list[str]:
+def pytest_command(*arguments: str, device: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device", device, *arguments]
 
 
@@ -283,7 +284,7 @@ def run(command: Sequence[str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"{running.shown(command)}: no end within {LIMIT:g} s") from None
+        raise SystemExit(f"{child.shown(command)}: no end within {LIMIT:g} s") from None
     return done.stdout + done.stderr
 
 
@@ -322,7 +323,7 @@ def summed(file: Path) -> dict[str, int]:
 def recorded(nsys: Path, folder: Path, tests: Sequence[str], device: str) -> Path:
     """Record tests and export; gives the SQLite file."""
     report, file = folder / "run.nsys-rep", folder / "run.sqlite"
-    said = run(nsys_command(nsys, child(*tests, device=device), report, name=None, managed=True))
+    said = run(nsys_command(nsys, pytest_command(*tests, device=device), report, name=None, managed=True))
     if not report.is_file():
         raise SystemExit(f"nsys wrote no report: {said.strip()[-2000:]}")
     said = run([str(nsys), "export", "--type", "sqlite", "--force-overwrite=true", "--output", str(file), str(report)])
@@ -382,7 +383,7 @@ def counted_by_cupti(device: str, tests: Sequence[str]) -> Record:
     """By `Row.key`, what CUPTI counts of one launch, without nsys; or why nothing was counted."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        said = run(child(*tests, "--gpumem-count-pages", "--gpumem-budget", "0.2 s", f"--benchmark-json={results}", device=device))
+        said = run(pytest_command(*tests, "--gpumem-count-pages", "--gpumem-budget", "0.2 s", f"--benchmark-json={results}", device=device))
         try:
             rows = document_from_json(json.loads(results.read_text())["gpumem"]).rows
         except (OSError, ValueError, KeyError) as error:
@@ -430,7 +431,7 @@ def counted_by_ncu(device: str, keep: Path | None) -> Record:
         for metrics in ((*ncu_report.PROFILE_METRICS, *more), ncu_report.PROFILE_METRICS):
             command = [str(program), "--clock-control", "none", "--target-processes", "all", "--nvtx"]
             command += ["--nvtx-include", f"{DOMAIN}@{phase('test_kernels', MEASURE)}/", "--metrics", ",".join(metrics)]
-            said = run([*command, "-f", "-o", str(report), *child(f"{CASES}::test_kernels", device=device)])
+            said = run([*command, "-f", "-o", str(report), *pytest_command(f"{CASES}::test_kernels", device=device)])
             if report.is_file():
                 break
         else:

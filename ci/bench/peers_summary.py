@@ -167,7 +167,7 @@ def cases(record: dict[str, Any], condition: str | None = None, way: str | None 
 
 
 def _levelled(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cases with the launch overhead put to the mean of their condition, way and size (`pytest_gpumem.verdicts.spread.level`)."""
+    """Cases with the launch overhead put to the mean of their condition, way and size (`pytest_gpumem.judging.spread.level`)."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for case in taken:
         groups.setdefault((case["condition"], case["way"], case["mib"]), []).append(case)

@@ -41,7 +41,7 @@ from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
-from pytest_gpumem.measuring import idle
+from pytest_gpumem.measuring import controls
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
@@ -96,7 +96,7 @@ class Noise:
         self._overheads: dict[str, Work | None] = {
             "nothing": None,
             "16 bytes": self._launching(smallest),
-            "idle grid": self._launching(idle.idle_launch(device.facts, written.allocation)),
+            "idle grid": self._launching(controls.idle_launch(device.facts, written.allocation)),
         }
         places = self._arena.scatter([VECTOR_BYTES] * WRITTEN_PLACES, device.entropy(job["process"]))
         self._written = [self._launching(replace(smallest, arrays={"a": place})) for place in places]
@@ -222,7 +222,7 @@ def _launch(kernel: BoundKernel, *arguments: Any) -> Launch:
 
 def middle_mean(readings: Sequence[float]) -> float:
     """What stands for readings, in seconds, to 0.01 ns."""
-    return round(idle.middle_mean(readings), 11)
+    return round(controls.middle_mean(readings), 11)
 
 
 def answer(chosen: Chosen, job: Job) -> dict[str, Any]:

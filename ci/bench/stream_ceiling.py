@@ -30,7 +30,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.benchmark import Conductor
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.samplers.held import held
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, GiB

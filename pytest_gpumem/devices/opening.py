@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, DeviceError
-from pytest_gpumem.records.card import Card
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
 DEFAULT_DATASHEET = "h100"
@@ -60,7 +59,7 @@ def look(pci_bus_id: str | None) -> Card:
         NoDevice: there is no driver or no such card, or nvidia-ml-py is not installed.
     """
     try:
-        from pytest_gpumem.devices.cuda.card import NvmlUnavailable, read_card
+        from pytest_gpumem.devices.cuda.nvml import NvmlUnavailable, read_card
     except ImportError:
         raise NoDevice("nvidia-ml-py is not installed") from None
     try:
@@ -80,7 +79,7 @@ def _cuda(index: int) -> Chosen:
 
 
 def _cuda_conditions(facts: DeviceFacts) -> Conditions:
-    from pytest_gpumem.devices.cuda.conditions import ConditionReader
+    from pytest_gpumem.devices.cuda.nvml import ConditionReader
 
     reader = ConditionReader(facts)
     try:

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
-from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.uses import Activity
 
 
 class DeviceError(Exception):

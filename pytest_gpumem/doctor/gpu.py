@@ -10,8 +10,7 @@ from pytest_gpumem.devices.persistence import fixed_by_mps, unsupported
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status, in_one_line
 from pytest_gpumem.memory.managed import no_migration
-from pytest_gpumem.records.card import Card, CardProcess
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.settings import device_choice
 from pytest_gpumem.units import QuantityError, format_bytes, format_rate
 

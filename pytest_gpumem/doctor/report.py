@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.card import Card
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
 
 SCHEMA = 2

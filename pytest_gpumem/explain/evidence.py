@@ -12,15 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.compare.sides import SideError, merged, side
-from pytest_gpumem.explain.errors import ExplainError
+from pytest_gpumem.baselines.result_sets import SideError, merged, side
+from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.profile import TestProfile, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.causes_figures import Evidence
+
+
+class ExplainError(Exception):
+    """A call that cannot be carried out as it stands: one line with the value and what is accepted."""
+
+
+class NothingMeasured(Exception):
+    """There is nothing to explain, because a side measured nothing: one line with the cause."""
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pytest_gpumem.duet.errors import DuetError
-from pytest_gpumem.duet.schedule import BASE, HEAD, turns
-from pytest_gpumem.duet.workers import Workers, with_medians
-from pytest_gpumem.duet.worktree import Side as Tree
-from pytest_gpumem.explain.counting import count
-from pytest_gpumem.explain.errors import ExplainError, NothingMeasured
-from pytest_gpumem.explain.evidence import Side, together
-from pytest_gpumem.explain.session import NotCounted, Run, results_of
-from pytest_gpumem.explain.tracing import needed, trace
-from pytest_gpumem.nsight import running
+from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, Side, together
+from pytest_gpumem.explain.profiling import NotCounted, Run, count, needed, results_of, trace
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_from_json
+from pytest_gpumem.runs import child
+from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError, turns
+from pytest_gpumem.runs.workers import Workers, with_medians
+from pytest_gpumem.runs.worktree import Side as Tree
 
 WATCHING = "--gpumem-explain"
 MOST_REASONS = 3
@@ -151,7 +147,7 @@ def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], ob
     for number in range(asked.pairs):
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results = Path(folder, "results.json")
-            finished = running.run(run.child(results), run.own, echo, folder=tree.folder)
+            finished = child.run(run.child(results), run.own, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
             except NotCounted as reason:

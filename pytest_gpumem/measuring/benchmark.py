@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,35 +12,88 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
-from pytest_gpumem.measuring.activity import watch as watch_launch
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.category import category_of
-from pytest_gpumem.measuring.conditions import worst
+from pytest_gpumem.measuring.controls import idle_launch, middle_mean
 from pytest_gpumem.measuring.flush import Flush
-from pytest_gpumem.measuring.idle import idle_launch, middle_mean
-from pytest_gpumem.measuring.migrations import count as count_migrations
 from pytest_gpumem.measuring.placements import MOST_PLACEMENTS_FACTOR
-from pytest_gpumem.measuring.samplers.batched import UNTIMED, BatchedSampler, batch_of
-from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
-from pytest_gpumem.measuring.samplers.choose import Choice, choose
-from pytest_gpumem.measuring.samplers.graph import GraphSampler
-from pytest_gpumem.measuring.samplers.held import held
-from pytest_gpumem.measuring.samplers.host import HostSampler
-from pytest_gpumem.measuring.samplers.plain import PlainSampler
-from pytest_gpumem.measuring.samplers.shot import Sampler, Shot
-from pytest_gpumem.measuring.steady import WINDOW, steady
-from pytest_gpumem.measuring.stopping import affordable, enough, go_on, half_width, precise, samples_per_placement
+from pytest_gpumem.measuring.samplers import (
+    UNTIMED,
+    BatchedSampler,
+    BlockedSampler,
+    Choice,
+    GraphSampler,
+    HostSampler,
+    PlainSampler,
+    Sampler,
+    Shot,
+    batch_of,
+    choose,
+    held,
+)
+from pytest_gpumem.measuring.staging import Work
+from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
 from pytest_gpumem.measuring.target import CallableTarget, Case, CaseTarget, KernelTarget, Target, compulsory
+from pytest_gpumem.measuring.untimed import count as count_migrations
+from pytest_gpumem.measuring.untimed import watch as watch_launch
 from pytest_gpumem.measuring.whereabouts import Elsewhere, find
 from pytest_gpumem.measuring.works import WorkTarget
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_share, format_time
+
+MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
+
+
+def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
+    """The category of a target's launches; of several that hold, the slowest part decides.
+
+    Args:
+        target: what is measured.
+        mode: state of the cache before each sample.
+        l2_bytes: size of the device's L2.
+
+    Gives "managed" where pages are put back before every sample, "link" where declared bytes cross a link, "L2" where a window lies on
+    part of the data, or where caches stay as they are and may hold it all, "DRAM" for other bytes, and None where nothing is known.
+    """
+    traffic, footprint = target.traffic, target.footprint
+    if target.homes:
+        return MANAGED
+    if traffic is not None and traffic.link:
+        return LINK
+    if target.window is not None or (mode == "hot" and (footprint is None or footprint <= l2_bytes)):
+        return L2
+    return None if traffic is None else DRAM
+
+
+def worst(seen: Sequence[Conditions]) -> Conditions | None:
+    """The least favourable of what was seen: lowest clocks, every throttle reason, highest temperature and power, most other processes.
+
+    None for nothing seen. A figure that the driver never gave stays None.
+    """
+    if not seen:
+        return None
+    return Conditions(
+        sm_clock_hz=_over(min, [c.sm_clock_hz for c in seen]),
+        memory_clock_hz=_over(min, [c.memory_clock_hz for c in seen]),
+        temperature_c=_over(max, [c.temperature_c for c in seen]),
+        power_w=_over(max, [c.power_w for c in seen]),
+        throttle_reasons=tuple(dict.fromkeys(reason for c in seen for reason in c.throttle_reasons)),
+        other_processes=_most([c.other_processes for c in seen]),
+    )
+
+
+def _over(choose: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
 
 WARM_UP_SHARE = 0.25
 """Share of the budget that a warm-up may use."""

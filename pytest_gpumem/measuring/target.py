@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, Graph, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.judging.traffic import beyond_arguments, two_declarations
 from pytest_gpumem.kernels.kernel import Access, Call, Role
 from pytest_gpumem.kernels.sectors import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.sources import fingerprint
@@ -21,7 +22,6 @@ from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Traffic
-from pytest_gpumem.records.traffic import beyond_arguments, two_declarations
 
 
 class WrongResult(AssertionError):

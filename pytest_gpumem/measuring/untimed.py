@@ -1,9 +1,14 @@
-"""One launch with nothing timed, from where a sample would begin: what counting and watching look at."""
+"""Untimed passes after the samples: page faults and migrations, and what ran."""
 
 from __future__ import annotations
 
-from pytest_gpumem.devices.protocol import Device
+from dataclasses import replace
+from functools import partial
+
+from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.uses import Activity
 
 
 def put_back(device: Device, target: Target) -> None:
@@ -19,3 +24,55 @@ def launch(device: Device, target: Target) -> None:
     """Launch once on the first placement, and wait."""
     target.launch(0, target.stream)
     device.synchronize()
+
+
+def watch(device: Device, target: Target, *, profiled: bool) -> Activity:
+    """Watch one launch; whatever keeps us from it is in the result, not raised.
+
+    Inputs and pages are put back before it exactly as before a sample, unwatched.
+
+    Args:
+        device: where.
+        target: what is launched, on its first placement.
+        profiled: a profiler is attached, which holds CUPTI itself.
+    """
+    set_aside = device.set_aside() if device.facts.persisting_l2_max_bytes else None
+    known = Activity(arguments=target.host_memory, set_aside=set_aside)
+    if profiled:
+        return replace(known, not_counted="a profiler is attached, and CUPTI serves one tool at a time; it shows what ran itself")
+    put_back(device, target)
+    try:
+        seen = device.count_activity(partial(launch, device, target))
+    except NotCounted as reason:
+        return replace(known, not_counted=str(reason))
+    return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
+
+
+TRIES = 4
+"""Passes after which counts that are not delivered are given up."""
+
+
+def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
+    """Count one launch; whatever keeps us from it is in the result, not raised.
+
+    Pages are put back before the launch exactly as before a sample. Counting slows faults down, so no sample is taken meanwhile.
+
+    Args:
+        device: where.
+        target: what is launched, on its first placement.
+        profiled: a profiler is attached, which holds the counters itself.
+    """
+    if profiled:
+        return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
+
+    before, one_launch = partial(put_back, device, target), partial(launch, device, target)
+    source = "the model" if device.facts.simulated else "CUPTI"
+    said = ""
+    for _ in range(TRIES):
+        try:
+            return Migrations(before=device.count_pages(before), launch=device.count_pages(one_launch), source=source)
+        except Undelivered as reason:
+            said = f"{reason} (tried {TRIES} times)"
+        except NotCounted as reason:
+            return Migrations(not_counted=str(reason))
+    return Migrations(not_counted=said)

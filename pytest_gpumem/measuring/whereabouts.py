@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers.held import held
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN
 
 LOOKS = 2

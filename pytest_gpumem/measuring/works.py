@@ -11,10 +11,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.staging import (
+from pytest_gpumem.measuring.staging import (
     Allocating,
     BadWork,
     Copy,
@@ -28,6 +25,9 @@ from pytest_gpumem.memory.staging import (
     bound_of,
     enqueue,
 )
+from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.units import format_share, format_time, parse_bytes

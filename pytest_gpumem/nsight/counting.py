@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpumem.nsight import ncu, running
-from pytest_gpumem.nsight.places import Place, place_of, place_of_row
+from pytest_gpumem.judging.traffic import account
+from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
+from pytest_gpumem.nsight.recording import Place, place_of, place_of_row
 from pytest_gpumem.nsight.tools import find_ncu
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -23,7 +24,7 @@ from pytest_gpumem.records.result_file import FileError, content, parsed
 from pytest_gpumem.records.result_file import load as load_results
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json
-from pytest_gpumem.records.traffic import account
+from pytest_gpumem.runs import child
 from pytest_gpumem.settings import OF_A_RUN, without
 
 SCHEMA = 1
@@ -83,11 +84,11 @@ def count(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
         # The user's arguments come second, so that a device of theirs wins.
-        child = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(tests)]
-        command = ncu.counting_command(program, [*child, *arguments, *tests, f"--benchmark-json={results}"], log)
-        echo(f"gpumem: {running.shown(command)}")
+        pytest_command = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(tests)]
+        command = ncu.counting_command(program, [*pytest_command, *arguments, *tests, f"--benchmark-json={results}"], log)
+        echo(f"gpumem: {child.shown(command)}")
         try:
-            finished = running.run(command, without(environment, *OF_A_RUN), echo)
+            finished = child.run(command, without(environment, *OF_A_RUN), echo)
         except (OSError, subprocess.SubprocessError) as error:
             raise NothingCounted(f"{program} cannot be started: {error}") from None
         said = log.read_text(errors="replace") if log.exists() else ""
@@ -106,7 +107,7 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         raise BadCall("--benchmark-json among pytest's arguments: gpumem traffic reads that file itself; --json FILE writes what it found")
 
 
-def _results(results: Path, finished: running.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
+def _results(results: Path, finished: child.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
     problem = ncu.trouble(said) or ncu.trouble(finished.output)
     try:
@@ -194,7 +195,7 @@ def to_json(found: Count, *, utc: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "datetime": utc,
-        "command": running.recorded(found.command),
+        "command": child.recorded(found.command),
         "device": device_to_json(found.facts),
         "rows": [_row_to_json(row, found) for row in found.rows],
     }

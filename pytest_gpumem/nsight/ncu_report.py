@@ -27,10 +27,8 @@ from pytest_gpumem.nsight.ncu import (
     L2_WRITE,
     SECTOR,
 )
-from pytest_gpumem.nsight.places import Place, place_of
 from pytest_gpumem.nsight.raw_page import BadOutput, lines_of, unit
-from pytest_gpumem.nsight.recording import Recording
-from pytest_gpumem.nsight.uses import clock, kernels_together
+from pytest_gpumem.nsight.recording import Place, Recording, clock, kernels_together, place_of
 from pytest_gpumem.ranges import DOMAIN
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import KernelUse

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight import profile_tools, running
+from pytest_gpumem.nsight import profile_tools
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
 from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
+from pytest_gpumem.runs import child
 from pytest_gpumem.settings import OF_A_RUN, without
 
 TESTS_FAILED, USAGE_ERROR = 1, 4
@@ -136,12 +137,12 @@ def _profile(
     file = _with_ending(wanted.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
     _check_file(file, wanted.overwrite)
     # The user's arguments come second, so that a device of theirs wins.
-    child = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(wanted.tests)]
-    command = command_of(program, [*child, *wanted.arguments, *wanted.tests], file, tests)
+    pytest_command = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(wanted.tests)]
+    command = command_of(program, [*pytest_command, *wanted.arguments, *wanted.tests], file, tests)
     written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
-    echo(f"gpumem: {running.shown(command)}")
+    echo(f"gpumem: {child.shown(command)}")
     try:
-        finished = running.run(command, without(environment, *OF_A_RUN), echo)
+        finished = child.run(command, without(environment, *OF_A_RUN), echo)
     except (OSError, subprocess.SubprocessError) as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == USAGE_ERROR:

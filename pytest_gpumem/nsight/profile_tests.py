@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.nsight.profile_tools import filters
-from pytest_gpumem.nsight.running import run
 from pytest_gpumem.printable import printable
+from pytest_gpumem.runs.child import run
 from pytest_gpumem.settings import OF_A_RUN, without
 
 PLUGIN = "pytest_gpumem.plugin.profiling"

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_gpumem.nsight import ncu, ncu_report, running
-from pytest_gpumem.nsight.places import Place, place_of_row
-from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.nsight import ncu, ncu_report
+from pytest_gpumem.nsight.recording import Place, Recording, place_of_row
 from pytest_gpumem.nsight.sqlite import read_sqlite
 from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
 from pytest_gpumem.nsight.tools import ToolMissing, find_ncu, find_nsys
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.result_file import FileError, content
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.runs import child
 
 ACCEPTED = ".nsys-rep, .sqlite of `nsys export`, .ncu-rep, or what `ncu --csv --page raw` wrote"
 
@@ -73,7 +73,7 @@ def _exported(path: Path, environment: Mapping[str, str]) -> Recording:
         file = Path(folder, "report.sqlite")
         command = [str(nsys), "export", "--type", "sqlite", "--force-overwrite=true", "--output", str(file), str(path.absolute())]
         try:
-            finished = running.run(command, environment, lambda line: None)
+            finished = child.run(command, environment, lambda line: None)
         except (OSError, subprocess.SubprocessError) as error:
             raise BadReport(f"{nsys} cannot be started: {error}") from None
         if not file.is_file():
@@ -102,7 +102,7 @@ def _counted(path: Path, environment: Mapping[str, str]) -> Recording:
         )
     command = [str(program), "--import", str(path.absolute()), "--csv", "--page", "raw", "--print-units", "base"]
     try:
-        finished = running.run(command, environment, lambda line: None)
+        finished = child.run(command, environment, lambda line: None)
     except (OSError, subprocess.SubprocessError) as error:
         raise BadReport(f"{program} cannot be started: {error}") from None
     if '"ID"' not in finished.output:

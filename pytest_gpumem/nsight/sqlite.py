@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pytest_gpumem.nsight import sqlite_tables
-from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.nsight.recording import Recording, copies_together, kernels_together
 from pytest_gpumem.nsight.sqlite_ranges import Range, RangesByThread, ranges_of
 from pytest_gpumem.nsight.sqlite_tables import PROCESS, BadReport, Tables, process_of
-from pytest_gpumem.nsight.uses import copies_together, kernels_together
 from pytest_gpumem.ranges import LAUNCH
-from pytest_gpumem.records.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, TO_DEVICE, TO_HOST, PageEvent, page_counts
+from pytest_gpumem.records.migrations import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 

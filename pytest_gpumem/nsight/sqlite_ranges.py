@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pytest_gpumem.nsight.places import Place, place_of
+from pytest_gpumem.nsight.recording import Place, place_of
 from pytest_gpumem.nsight.sqlite_tables import PROCESS, RANGES, Tables
 from pytest_gpumem.ranges import DOMAIN, MEASURE, NODEID_CATEGORY
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.protocol import Device, MemoryKind
     from pytest_gpumem.measuring.bound import Kernels
+    from pytest_gpumem.measuring.staging import StagedCopy
     from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.memory.staging import StagedCopy
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
     from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
     from pytest_gpumem.plugin.running import GpuTest

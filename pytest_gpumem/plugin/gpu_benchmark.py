@@ -10,15 +10,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.judging.limits import loosened
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.measuring.works import overlap_note, overlap_of
-from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.result import Result
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import LIMITS, imposed, marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
-from pytest_gpumem.verdicts.limits import loosened
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.protocol import Stream

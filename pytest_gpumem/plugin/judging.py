@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
-from collections.abc import Mapping
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpumem.plugin.context import in_context
+from pytest_gpumem.baselines.context import changes
+from pytest_gpumem.explain.causes import explain, slow_down
+from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.text import text
+from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Code, Outcome, Verdict
-from pytest_gpumem.verdicts.judge import is_failure, judge, repeatable
-from pytest_gpumem.verdicts.merging import merged
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.running import GpuTest
     from pytest_gpumem.plugin.session import GpuSession
+
+
+def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
+    """Add the test's source to a row, and to its verdict's reason what has changed since the baseline."""
+    measurement = row.measurement
+    source = source_of(item)
+    if measurement is None:
+        return replace(row, test_source=source)
+    of_its_mode = [one for one in session.history(row).accepted if one.measurement.mode == measurement.mode]
+    changed = changes(measurement, session.facts, source, of_its_mode)
+    verdict = row.verdict
+    if changed:
+        verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")
+    return replace(row, verdict=verdict, test_source=source, changed=changed)
+
+
+def source_of(item: pytest.Item) -> str | None:
+    """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one.
+
+    What the function calls, closes over or is given by fixtures is not followed.
+    """
+    function = getattr(item, "function", None)
+    if function is None:
+        return None
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):  # made by a program
+        return None
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
+    """What moved since the baseline, one text for each row that has one, each with the command for what counters would add."""
+    said = []
+    for row in rows:
+        if row.measurement is None:
+            continue
+        past = [past for past in session.history(row).measurements if comparable(row.measurement, past)]
+        if not past:
+            continue
+        # The newest process of the baseline is what the newest code did; its counts need the option as well.
+        base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)
+        found = explain(base, head, slow_down(past, row.measurement))
+        lines = ["why: " + text(row.key, found)]
+        if found.not_looked_at:
+            lines.append(f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
+        said.append("\n".join(lines))
+    return said
+
 
 TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
 """The test's device side, once a fixture of ours was set up."""

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
+from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line
-from pytest_gpumem.memory.staging import Work
 from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
-from pytest_gpumem.verdicts.judge import unreliable
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.target import Case, Target

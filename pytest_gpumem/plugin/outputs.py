@@ -15,10 +15,7 @@ import pytest
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.annotations import workflow_commands
-from pytest_gpumem.reporting.code_quality import code_quality
-from pytest_gpumem.reporting.concerns import Place, concerns
-from pytest_gpumem.reporting.job_summary import VARIABLE, summarise
+from pytest_gpumem.reporting.concerns import VARIABLE, Place, code_quality, concerns, summarise, workflow_commands
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpumem.duet.repeats import ENDED, Further, RepeatFailed, repeats
-from pytest_gpumem.plugin.explaining import explained
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import merged
+from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
-from pytest_gpumem.plugin.judging import fails, judged, properties, summary, undecided
+from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided
 from pytest_gpumem.plugin.junit import correct_junit
 from pytest_gpumem.plugin.reported import PASSED
 from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, uses
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.failure import report
+from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
-from pytest_gpumem.verdicts.finding import counted
-from pytest_gpumem.verdicts.merging import merged
-from pytest_gpumem.verdicts.report import report
-from pytest_gpumem.verdicts.screen import LOOKS
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import Parameter, signature
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,32 +16,47 @@ import pytest
 from pytest_gpumem.devices.protocol import Device, DeviceError, Unsupported
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import BadCall, Kernels, NoSuchKernel
+from pytest_gpumem.measuring.staging import BadWork
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.staging import BadWork
-from pytest_gpumem.plugin.explaining import explained
 from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.hooks import OVERSUBSCRIBES, marks_of
-from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, judge_test, unmeasured
+from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, explained, judge_test, unmeasured
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
-from pytest_gpumem.plugin.mistakes import where
 from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.schema import row_to_json
+from pytest_gpumem.reporting.failure import report
 from pytest_gpumem.settings import SettingsError, marker_keywords, marker_limits, marker_overrides
 from pytest_gpumem.units import QuantityError
-from pytest_gpumem.verdicts.report import report
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.session import GpuSession
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
+    """`file:line: ` of the user's own line that led to an error; empty if there is none."""
+    found = ""
+    while traceback is not None:
+        file = Path(traceback.tb_frame.f_code.co_filename)
+        theirs = file.is_relative_to(root) and "site-packages" not in file.parts and not file.is_relative_to(_PACKAGE)
+        if file == test_file or theirs:
+            shown = file.relative_to(root) if file.is_relative_to(root) else file
+            found = f"{shown}:{traceback.tb_lineno}: "
+        traceback = traceback.tb_next
+    return found
+
 
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""

@@ -17,6 +17,9 @@ from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.judging.drift import kind_of, since_start
+from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
@@ -54,12 +57,9 @@ from pytest_gpumem.settings import (
     override,
     switched_off,
 )
-from pytest_gpumem.verdicts.drift import kind_of, since_start
-from pytest_gpumem.verdicts.judge import comparable
-from pytest_gpumem.verdicts.suite import Family
 
 if TYPE_CHECKING:
-    from pytest_gpumem.duet.repeats import Further
+    from pytest_gpumem.runs.repeats import Further
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""

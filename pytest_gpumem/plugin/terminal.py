@@ -17,6 +17,9 @@ from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import BaselineError
 from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.judging.judge import comparable, is_failure
+from pytest_gpumem.judging.screen import allowed, compared
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.progress import ProgressHooks
 from pytest_gpumem.plugin.session import GpuSession
@@ -27,9 +30,6 @@ from pytest_gpumem.reporting.plots.history import Past
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
 from pytest_gpumem.units import format_time
-from pytest_gpumem.verdicts.judge import comparable, is_failure
-from pytest_gpumem.verdicts.screen import allowed, compared
-from pytest_gpumem.verdicts.spread import difference
 
 
 def catches(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
+from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.units import format_bytes
 
 REPEATED = 3

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
+from pytest_gpumem.records.sweep_schema import KEY, sweeps_from_json
 from pytest_gpumem.revisions import DIRTY
 
 LARGEST = 1 << 30
@@ -88,3 +91,35 @@ def time_of(written: object, path: Path) -> datetime:
     except ValueError:
         return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
+
+
+class ResultsError(Exception):
+    """A file that cannot be shown; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one file holds."""
+
+    document: Document
+    utc: str
+    """When it was written, ISO 8601."""
+    revision: str | None
+    """Of the code that was measured; None if unknown."""
+    sweeps: tuple[tuple[str, Sweep], ...]
+
+
+def load_results(path: Path) -> Results:
+    """What `--benchmark-json` wrote in a session with `--gpumem`.
+
+    Raises:
+        ResultsError: the file cannot be read, is something else, or holds values that cannot be.
+    """
+    try:
+        value = parsed(content(path))
+        document = document_in(value)
+        sweeps = sweeps_from_json(value.get(KEY, []))
+    except (FileError, SchemaError, RecursionError) as error:
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+    utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
+    return Results(document, utc, revision_of(value.get("commit_info")), sweeps)

@@ -6,11 +6,11 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.records.behaviour import COALESCED, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_rate, format_share, format_time
 
 LEAST_NOISE = 1e-5

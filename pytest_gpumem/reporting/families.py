@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pytest_gpumem.records.behaviour import COALESCED, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series
-from pytest_gpumem.reporting.plots.scales import Unit, rate_unit, short, time_unit
+from pytest_gpumem.reporting.plots.svg import Unit, rate_unit, short, time_unit
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 LEAST = 3

@@ -19,16 +19,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.behaviour import behaviours, function_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.anchors import anchor
 from pytest_gpumem.reporting.cells import HEADINGS, cells_of, is_simulated, names_of
 from pytest_gpumem.reporting.details import details
 from pytest_gpumem.reporting.families import families, said_of
-from pytest_gpumem.reporting.order import FINE, SLOWER, attention, ordered
+from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.forest import MOST, Delta, forest
 from pytest_gpumem.reporting.plots.history import Past, history, of_what
@@ -38,6 +36,12 @@ from pytest_gpumem.reporting.plots.strip import strip
 from pytest_gpumem.reporting.plots.timeline import timeline
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, parse_margin
+
+
+def anchor(row: Row) -> str:
+    """The same in every report of the same test and label, of letters and figures alone: a link to it can be kept."""
+    return f"t-{hashlib.sha256(row.key.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
 
 TEMPLATES = Path(__file__).with_name("templates")
 TEST_FAILED = "TEST FAILED"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from pytest_gpumem.judging.traffic import Finding, account
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import kernel_formula
 from pytest_gpumem.records.migrations import sentences as page_sentences
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.traffic import Finding, account
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import format_share
 

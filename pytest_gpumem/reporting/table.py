@@ -13,7 +13,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.cells import HEADINGS, Cells, access_interval, cells_of, names_of, sectors, split_names
 from pytest_gpumem.reporting.drawing import GAP, lines_as_text, shortened, shortened_apart, wrapped
-from pytest_gpumem.reporting.order import by_function, ordered
+from pytest_gpumem.reporting.groups import by_function, ordered
 from pytest_gpumem.reporting.sentences import sentences, usual_way
 
 _STYLES = {

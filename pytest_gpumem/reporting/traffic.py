@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from pytest_gpumem.judging.traffic import Account, Finding, account, size
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.traffic import Account, Finding, account, size
 from pytest_gpumem.reporting.cells import names_of
 from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
 from pytest_gpumem.units import format_share

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from pytest_gpumem.judging.drift import APART
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
-from pytest_gpumem.verdicts.variants import APART
 
 
 def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.verdicts.finding import counted
+from pytest_gpumem.judging.finding import counted
 
 QUICKLY = (
     *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),

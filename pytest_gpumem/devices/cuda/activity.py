@@ -12,8 +12,7 @@ from typing import Any
 
 from pytest_gpumem.devices.cuda.counters import Counters
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.activity import Activity
-from pytest_gpumem.records.uses import COPY_KINDS, CopyUse, KernelUse
+from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse
 
 KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
-from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.page_events import (
+from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
     CPU_FAULT,
     GPU_FAULT,
     MAPPED,
     TO_DEVICE,
     TO_HOST,
+    PageCounts,
     PageEvent,
     page_counts,
 )

@@ -20,11 +20,11 @@ from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.beacon import Beacon
 from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
-from pytest_gpumem.devices.cuda.conditions import ConditionReader
 from pytest_gpumem.devices.cuda.counters import Counters
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, message, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraph
 from pytest_gpumem.devices.cuda.launches import Launches, copied
+from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream, current_stream, default_streams, elapsed
 from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window
@@ -43,10 +43,10 @@ from pytest_gpumem.devices.protocol import (
     Stream,
     WindowSpec,
 )
-from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.uses import Activity
 
 
 class CudaDevice:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
+
+from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.settings import FURTHER_PROCESS
 
 T = TypeVar("T")
 
@@ -44,3 +50,185 @@ def handle(pci_bus_id: str | None) -> Any | None:
     if found is None:
         pynvml.nvmlShutdown()
     return found
+
+
+# Left out, because they do not say that a running kernel is slowed below what was asked for: GpuIdle, ApplicationsClocksSetting (a
+# clock that somebody chose), DisplayClockSetting.
+_SLOWING = {
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+}
+
+
+class ConditionReader:
+    """Reads one GPU's state. Where NVML is missing, everything is None."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._gpu = handle(facts.pci_bus_id)
+        # Processes are listed by MIG instance; clocks, temperature and power belong to the whole GPU.
+        self._instance = self._gpu
+        if self._gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
+            self._instance = asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+
+    def read(self) -> Conditions:
+        """The state now."""
+        gpu = self._gpu
+        if gpu is None:
+            return Conditions()
+        sm = asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM)
+        memory = asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM)
+        temperature = asked(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
+        power = asked(pynvml.nvmlDeviceGetPowerUsage, gpu)
+        return Conditions(
+            sm_clock_hz=None if sm is None else sm * 1e6,
+            memory_clock_hz=None if memory is None else memory * 1e6,
+            temperature_c=None if temperature is None else float(temperature),
+            power_w=None if power is None else power * 1e-3,
+            throttle_reasons=reason_names(clock_reasons(gpu) or 0),
+            other_processes=self._others(),
+        )
+
+    def _others(self) -> int | None:
+        if self._instance is None:
+            return None
+        running = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, self._instance)
+        if running is None:
+            return None
+        pids = {p.pid for p in running}
+        if FURTHER_PROCESS in os.environ:
+            # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
+            pids -= {pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()}
+        return other_processes(pids, os.getpid())
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if self._gpu is not None:
+            self._gpu = self._instance = None
+            pynvml.nvmlShutdown()
+
+
+def _parent(pid: int) -> int | None:
+    """The parent of a process; None where the operating system does not tell."""
+    try:
+        # The name before it, in brackets, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def clock_reasons(gpu: Any) -> int | None:
+    """NVML's mask of why the clocks are what they are; None where the driver does not say."""
+    mask: int | None = asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+    if mask is None:  # drivers before 535 know the call by its older name
+        mask = asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+    return mask
+
+
+def reason_names(mask: int) -> tuple[str, ...]:
+    """Names of the reasons in NVML's mask that slow the device."""
+    return tuple(name for bit, name in _SLOWING.items() if mask & bit)
+
+
+def other_processes(pids: Any, own: int) -> int | None:
+    """How many processes besides `own` have a context; None if `own`, which has one, is not listed.
+
+    In a container NVML lists the host's process numbers, or none: a list without us says nothing.
+    """
+    listed = set(pids)
+    return len(listed) - 1 if own in listed else None
+
+
+_COMPUTE_MODES = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive process",
+}
+
+
+class NvmlUnavailable(Exception):
+    """Why NVML says nothing of the card; one line."""
+
+
+def read_card(pci_bus_id: str | None) -> Card:
+    """The card at a PCI bus id; the first one that the driver manages where there is none to ask for.
+
+    Raises:
+        NvmlUnavailable: there is no driver, its library does not fit to it, or it manages no such card.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NvmlUnavailable(str(error)) from None
+    try:
+        count = asked(pynvml.nvmlDeviceGetCount) or 0
+        try:
+            gpu = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id) if pci_bus_id is not None else pynvml.nvmlDeviceGetHandleByIndex(0)
+        except pynvml.NVMLError as error:
+            raise NvmlUnavailable(f"of {count} cards, none {f'at {pci_bus_id}' if pci_bus_id else 'to look at'}: {error}") from None
+        return _read(gpu, count)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _read(gpu: Any, count: int) -> Card:
+    supported = asked(pynvml.nvmlSystemGetCudaDriverVersion)
+    ecc, ecc_pending = asked(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
+    mig, _ = asked(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
+    remapped = asked(pynvml.nvmlDeviceGetRemappedRows, gpu)
+    reasons = clock_reasons(gpu)
+    return Card(
+        cards=count,
+        name=asked(pynvml.nvmlDeviceGetName, gpu),
+        driver=asked(pynvml.nvmlSystemGetDriverVersion),
+        cuda=None if supported is None else (supported // 1000, supported % 1000 // 10),
+        persistence=_flag(asked(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
+        compute_mode=_COMPUTE_MODES.get(asked(pynvml.nvmlDeviceGetComputeMode, gpu)),
+        mig=_flag(mig),
+        ecc=_flag(ecc),
+        ecc_pending=_flag(ecc_pending),
+        uncorrected_errors=asked(
+            pynvml.nvmlDeviceGetTotalEccErrors, gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
+        ),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
+        max_memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
+        temperature_c=_scaled(1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
+        power_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
+        power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
+        default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
+        throttle_reasons=None if reasons is None else reason_names(reasons),
+        chosen_clocks=None if reasons is None else bool(reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
+        link_generation=asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+        max_link_generation=asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+        card_link_generation=asked(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
+        link_width=asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+        max_link_width=asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        processes=_processes(gpu),
+    )
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else value == pynvml.NVML_FEATURE_ENABLED
+
+
+def _scaled(unit: float, query: Callable[..., int], *arguments: Any) -> float | None:
+    value = asked(query, *arguments)
+    return None if value is None else value * unit
+
+
+def _processes(gpu: Any) -> tuple[CardProcess, ...] | None:
+    running = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+    if running is None:
+        return None
+    return tuple(
+        CardProcess(one.pid, asked(pynvml.nvmlSystemGetProcessName, one.pid) or None, one.usedGpuMemory)
+        for one in running
+        if one.pid != os.getpid()
+    )

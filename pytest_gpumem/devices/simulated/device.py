@@ -64,11 +64,10 @@ from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.timing import Timing, work_of
 from pytest_gpumem.devices.simulated.timing import Work as LaunchWork
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
-from pytest_gpumem.records.activity import Activity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 # Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
 _RECORD = 1.0e-6

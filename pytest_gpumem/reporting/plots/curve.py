@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.scales import Unit, from_zero, short, spanned
-from pytest_gpumem.reporting.plots.svg import dot, drawing, fitted, line, path, text
+from pytest_gpumem.reporting.plots.svg import Frame, Unit, dot, drawing, fitted, from_zero, line, path, short, spanned, text
 
 COLOURS = 6
 """Series that have a colour of their own: classes s0, s1 ... of the style sheet."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.svg import WIDTH, box, dot, drawing, fitted, line, link, text
+from pytest_gpumem.reporting.plots.svg import WIDTH, Frame, box, dot, drawing, fitted, line, link, text
 
 MOST = 40
 """Rows that are drawn: those that changed most."""

@@ -8,9 +8,7 @@ from datetime import datetime
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.scales import spanned, time_unit
-from pytest_gpumem.reporting.plots.svg import dot, drawing, line, text, tips
+from pytest_gpumem.reporting.plots.svg import Frame, dot, drawing, line, spanned, text, time_unit, tips
 from pytest_gpumem.units import format_time
 
 _HEIGHT = 132.0

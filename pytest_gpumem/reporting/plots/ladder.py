@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.scales import time_unit
-from pytest_gpumem.reporting.plots.svg import box, drawing, fitted, line, link, text
+from pytest_gpumem.reporting.plots.svg import Frame, box, drawing, fitted, line, link, text, time_unit
 from pytest_gpumem.units import format_time
 
 _NAMES = 190.0

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.scales import spanned, time_unit
-from pytest_gpumem.reporting.plots.svg import WIDTH, drawing, number, points, text
+from pytest_gpumem.reporting.plots.svg import WIDTH, Frame, drawing, number, points, spanned, text, time_unit
 
 MOST = 96
 """Samples that are drawn; of more the extremes of neighbours, so that no outlier and no drift is lost."""

@@ -6,9 +6,7 @@ from markupsafe import Markup
 
 from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.reporting.plots.curve import COLOURS
-from pytest_gpumem.reporting.plots.frame import Frame
-from pytest_gpumem.reporting.plots.scales import from_zero, time_unit
-from pytest_gpumem.reporting.plots.svg import CHARACTER, box, drawing, fitted, line, text
+from pytest_gpumem.reporting.plots.svg import CHARACTER, Frame, box, drawing, fitted, from_zero, line, text, time_unit
 from pytest_gpumem.units import format_time
 
 _NAMES = 118.0

@@ -10,10 +10,10 @@ from known_devices import H100
 from stored_rows import every, row
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
+from pytest_gpumem.judging.screen import compared
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin.terminal import catches
 from pytest_gpumem.records.measurement import Controls, Repeat, Taken
-from pytest_gpumem.verdicts.screen import compared
-from pytest_gpumem.verdicts.spread import difference
 
 
 def _baseline() -> Baseline:

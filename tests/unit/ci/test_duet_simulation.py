@@ -9,7 +9,7 @@ import duet_simulation as duet
 import numpy as np
 import pytest
 
-from pytest_gpumem.verdicts.paired import judge_pairs
+from pytest_gpumem.judging.paired import judge_pairs
 
 ROOT = Path(__file__).parents[3]
 

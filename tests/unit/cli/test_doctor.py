@@ -16,8 +16,7 @@ from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
 from pytest_gpumem.nsight.tools import Tool, ToolMissing
-from pytest_gpumem.records.card import Card, CardProcess
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16", pci_bus_id="0000:18:00.0")
 INSTALLED = {

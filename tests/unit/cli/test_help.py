@@ -10,9 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pytest_gpumem.cli import main
-from pytest_gpumem.cli_help import EXAMPLES, SUMMARIES, commands
-from pytest_gpumem.completion import VARIABLE
+from pytest_gpumem.cli import EXAMPLES, SUMMARIES, commands, main
+from pytest_gpumem.commands.completion import VARIABLE
 
 EVERY = dict(commands(main))
 

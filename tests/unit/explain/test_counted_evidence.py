@@ -12,14 +12,13 @@ import pytest
 from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
-from pytest_gpumem.duet.worktree import Side
-from pytest_gpumem.explain.counting import count
-from pytest_gpumem.explain.session import NotCounted, Run
+from pytest_gpumem.explain.profiling import NotCounted, Run, count
 from pytest_gpumem.nsight.ncu_report import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.runs.worktree import Side
 
 FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50", "65536", "65536")
 HEAD = (*HEADING, "lts__t_sector_hit_rate.pct", *ACCESS_METRICS)

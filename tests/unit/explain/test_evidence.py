@@ -13,14 +13,13 @@ from click.testing import CliRunner
 from known_devices import H100
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.explain.command import explanations, rules_text
-from pytest_gpumem.explain.errors import ExplainError
-from pytest_gpumem.explain.evidence import Side, load, to_json, together
-from pytest_gpumem.records.activity import Activity
+from pytest_gpumem.commands.explain import explanations, rules_text
+from pytest_gpumem.explain.evidence import ExplainError, Side, load, to_json, together
+from pytest_gpumem.explain.rules import RULES
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.causes_rules import RULES
 
 KEY = "test_it.py::test_it"
 UTC = "2026-11-21T10:00:00+00:00"

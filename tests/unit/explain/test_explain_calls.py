@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from known_devices import H100
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.explain import command
+from pytest_gpumem.commands import explain
 from pytest_gpumem.explain.evidence import Side
 
 
@@ -28,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         calls.append(given)
         return side, replace(side, name="head", notes=("ncu was not found", "nsys wrote no report"))
 
-    monkeypatch.setattr(command, "_measured", stand_in)
+    monkeypatch.setattr(explain, "_measured", stand_in)
     return calls
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.explain.command import explanations
+from pytest_gpumem.commands.explain import explanations
+from pytest_gpumem.explain.causes import UNEXPLAINED, Explanation
 from pytest_gpumem.explain.evidence import load
-from pytest_gpumem.verdicts.causes import UNEXPLAINED, Explanation
 
 KEPT = Path(__file__).parents[2] / "data" / "explain"
 LARGEST = 200 * 1024

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.duet.schedule import HEAD
 from pytest_gpumem.explain import playing
-from pytest_gpumem.explain.errors import NothingMeasured
+from pytest_gpumem.explain.evidence import NothingMeasured
 from pytest_gpumem.explain.playing import Asked, alone, play
+from pytest_gpumem.runs.schedule import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
 TREES: Any = [SimpleNamespace(what=what) for what in ("revision main", "working tree")]
@@ -76,7 +76,7 @@ def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -
 def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[object] = []
     tree: Any = SimpleNamespace(what="working tree", folder=tmp_path, root=tmp_path, python="python")
-    monkeypatch.setattr(playing.running, "run", lambda *given, **named: runs.append(given))
+    monkeypatch.setattr(playing.child, "run", lambda *given, **named: runs.append(given))
     monkeypatch.setattr(playing, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
     with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; what pytest said"):
         alone(Asked(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None, tree)

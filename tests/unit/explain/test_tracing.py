@@ -14,17 +14,15 @@ from causes_evidence import measurement, side, why
 from known_devices import H100
 from nsys_sqlite import Export
 
-from pytest_gpumem.duet.worktree import Side
-from pytest_gpumem.explain.session import NotCounted, Run
-from pytest_gpumem.explain.tracing import needed, trace
-from pytest_gpumem.records.activity import Activity
+from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.profiling import NotCounted, Run, needed, trace
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.records.uses import Activity, CopyUse
 from pytest_gpumem.records.verdict import Outcome, Verdict
-from pytest_gpumem.verdicts.causes_figures import Evidence
+from pytest_gpumem.runs.worktree import Side
 
 SAMPLES, NBYTES = 2, 1 << 20
 STAND_IN = """

@@ -8,7 +8,7 @@ import pytest
 from bench import Bench
 
 from pytest_gpumem.devices.protocol import OutOfMemory
-from pytest_gpumem.measuring.samplers.held import HOLD_TIMEOUT
+from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.spaces import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
-from pytest_gpumem.measuring.samplers.batched import BATCH_SECONDS, FOREIGN_BATCH, LEAST_BATCH, MOST_BATCH, UNTIMED, batch_of
+from pytest_gpumem.measuring.samplers import BATCH_SECONDS, FOREIGN_BATCH, LEAST_BATCH, MOST_BATCH, UNTIMED, batch_of
 from pytest_gpumem.units import MiB
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.samplers.choose import Choice, choose
+from pytest_gpumem.measuring.samplers import Choice, choose
 
 
 def chosen(requested: str = "auto", **facts: Any) -> Choice:

@@ -17,8 +17,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.benchmark import FLOOR_SAMPLES, PROFILED_SAMPLES, STREAMS, _Run
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.samplers.blocked import BlockedSampler
-from pytest_gpumem.measuring.samplers.graph import GraphSampler
+from pytest_gpumem.measuring.samplers import BlockedSampler, GraphSampler
 from pytest_gpumem.measuring.target import Case, WrongResult
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB

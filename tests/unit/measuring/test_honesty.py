@@ -11,7 +11,7 @@ from bench import Bench
 from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.samplers.batched import BATCH_SECONDS
+from pytest_gpumem.measuring.samplers import BATCH_SECONDS
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import persisting

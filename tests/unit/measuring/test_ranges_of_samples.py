@@ -9,7 +9,7 @@ import pytest
 from bench import Bench
 
 from pytest_gpumem import MiB
-from pytest_gpumem.measuring.category import category_of
+from pytest_gpumem.measuring.benchmark import category_of
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Traffic
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from recorded_series import recorded
 
-from pytest_gpumem.measuring.steady import MOST_WINDOW, WINDOW, steady, trend_significance
+from pytest_gpumem.measuring.stopping import MOST_WINDOW, WINDOW, steady, trend_significance
 
 TICK = 32e-9
 

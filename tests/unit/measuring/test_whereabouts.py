@@ -10,6 +10,7 @@ from bench import Bench
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
+from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Case
 from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, find
@@ -17,7 +18,6 @@ from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import NO_WORK, Limits
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import GiB, MiB
-from pytest_gpumem.verdicts.judge import judge
 
 LEGACY, THREAD = "the legacy default stream", "this thread's default stream"
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.staging import (
+from pytest_gpumem.measuring.staging import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
@@ -32,6 +30,8 @@ from pytest_gpumem.memory.staging import (
     cut,
     enqueue,
 )
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
 ELEMENTWISE = CATALOGUE["elementwise"]

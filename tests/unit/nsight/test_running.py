@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.nsight import running
+from pytest_gpumem.runs import child
 
 
 def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
     seen: list[str] = []
-    finished = running.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
+    finished = child.run([sys.executable, "-c", program], {"WORD": "said"}, seen.append)
     assert finished.exit_code == 3
     assert seen == ["said", "aside"]
     assert finished.output == "said\naside\n"
 
 
 def test_how_a_command_ended_names_the_signal() -> None:
-    killed = running.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, [].append)
-    assert [killed.how, running.ending(7), running.ending(-63)] == ["ended by SIGTERM", "exit code 7", "ended by signal 63"]
+    killed = child.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, [].append)
+    assert [killed.how, child.ending(7), child.ending(-63)] == ["ended by SIGTERM", "exit code 7", "ended by signal 63"]
 
 
 def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import os; print(os.getcwd())"]
-    assert Path(running.run(where, {}, [].append, folder=tmp_path).output.strip()) == tmp_path.resolve()
+    assert Path(child.run(where, {}, [].append, folder=tmp_path).output.strip()) == tmp_path.resolve()
     with pytest.raises(OSError, match="absent"):
-        running.run([str(tmp_path / "absent")], {}, [].append)
+        child.run([str(tmp_path / "absent")], {}, [].append)
 
 
 def test_a_command_is_shown_as_a_shell_takes_it() -> None:
-    assert running.shown(["ncu", Path("a b"), "x=(1)"]) == "ncu 'a b' 'x=(1)'"
+    assert child.shown(["ncu", Path("a b"), "x=(1)"]) == "ncu 'a b' 'x=(1)'"
 
 
 def test_a_command_is_recorded_without_paths_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,6 @@ def test_a_command_is_recorded_without_paths_of_its_machine(tmp_path: Path, monk
     ]
     kept = "ncu --log-file ncu.log python -m pytest"
     kept += " 'tests/test_a.py::test_b[/data/x]' --rootdir=tests . -c /dev/null tests/test_c.py regex:gpumem@.+.measure/"
-    assert running.recorded(command, tmp_path) == f"{kept} --benchmark-json=out/r.json"
+    assert child.recorded(command, tmp_path) == f"{kept} --benchmark-json=out/r.json"
     monkeypatch.chdir(tmp_path)
-    assert running.recorded(command) == running.recorded(command, tmp_path)
+    assert child.recorded(command) == child.recorded(command, tmp_path)

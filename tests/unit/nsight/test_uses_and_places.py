@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpumem.nsight.places import Place, place_of
-from pytest_gpumem.nsight.uses import copies_together, kernels_together
+from pytest_gpumem.nsight.recording import Place, copies_together, kernels_together, place_of
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 
 ONE = KernelUse("k", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=10, registers=16, shared=0, local=0)

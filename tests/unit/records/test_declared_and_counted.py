@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from known_devices import H100
 
+from pytest_gpumem.judging.traffic import Finding, account, beyond_arguments, two_declarations
 from pytest_gpumem.records.measurement import Conditions, Counted, Measurement, Traffic, Window
-from pytest_gpumem.records.traffic import Finding, account, beyond_arguments, two_declarations
 from pytest_gpumem.units import MB, MiB
 
 L2 = H100.l2_bytes  # 50 MiB

@@ -8,8 +8,7 @@ import pytest
 
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.annotations import MOST, workflow_commands
-from pytest_gpumem.reporting.concerns import Place, concerns
+from pytest_gpumem.reporting.concerns import MOST, Place, concerns, workflow_commands
 
 Make = Callable[..., Row]
 

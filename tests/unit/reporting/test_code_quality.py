@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Outcome
-from pytest_gpumem.reporting.code_quality import code_quality
-from pytest_gpumem.reporting.concerns import Place, concerns
+from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
 
 Make = Callable[..., Row]
 

@@ -14,7 +14,7 @@ import pytest
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome
-from pytest_gpumem.reporting.anchors import anchor
+from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
 from pytest_gpumem.reporting.plots.history import Past
 

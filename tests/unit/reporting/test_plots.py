@@ -11,10 +11,9 @@ from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series, colours,
 from pytest_gpumem.reporting.plots.forest import MOST, Delta, forest, shown
 from pytest_gpumem.reporting.plots.history import Past, history
 from pytest_gpumem.reporting.plots.ladder import Rung, ladder
-from pytest_gpumem.reporting.plots.scales import Scale, Unit, nice_step, rate_unit, short, spanned, time_unit
 from pytest_gpumem.reporting.plots.strip import MOST as MOST_SAMPLES
 from pytest_gpumem.reporting.plots.strip import strip, thinned
-from pytest_gpumem.reporting.plots.svg import fitted, number
+from pytest_gpumem.reporting.plots.svg import Scale, Unit, fitted, nice_step, number, rate_unit, short, spanned, time_unit
 
 
 def test_a_scale_is_linear_or_logarithmic() -> None:

@@ -14,8 +14,7 @@ pytest.importorskip("cupy")
 from pytest_gpumem.devices.cuda.activity import KINDS, count
 from pytest_gpumem.devices.cuda.counters import Counters
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.activity import Activity
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)

@@ -11,8 +11,8 @@ import pytest
 pynvml = pytest.importorskip("pynvml")
 
 from pytest_gpumem.devices import opening  # noqa: E402
-from pytest_gpumem.devices.cuda.card import read_card  # noqa: E402
-from pytest_gpumem.records.card import Card, CardProcess  # noqa: E402
+from pytest_gpumem.devices.cuda.nvml import read_card  # noqa: E402
+from pytest_gpumem.records.device import Card, CardProcess  # noqa: E402
 
 
 @pytest.fixture

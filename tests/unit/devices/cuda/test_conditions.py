@@ -10,8 +10,7 @@ import pytest
 
 pynvml = pytest.importorskip("pynvml")
 
-from pytest_gpumem.devices.cuda import conditions  # noqa: E402
-from pytest_gpumem.devices.cuda.conditions import ConditionReader, other_processes, reason_names  # noqa: E402
+from pytest_gpumem.devices.cuda.nvml import ConditionReader, Conditions, other_processes, reason_names  # noqa: E402
 
 FACTS: Any = SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile=None, uuid="GPU-1")
 
@@ -74,7 +73,7 @@ def test_without_nvml_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
     reader = ConditionReader(FACTS)
-    assert reader.read() == conditions.Conditions()
+    assert reader.read() == Conditions()
     reader.close()
 
 

@@ -14,8 +14,7 @@ pytest.importorskip("cupy")
 
 from pytest_gpumem.devices.cuda.counters import Counters, Event, counted
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
-from pytest_gpumem.records.page_events import busy
+from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts, busy
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)

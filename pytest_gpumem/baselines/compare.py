@@ -1,0 +1,170 @@
+"""One side's rows against the other's: which can be compared, and what the judge says of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_gpumem.baselines.context import changes
+from pytest_gpumem.baselines.history import Accepted
+from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, merged
+from pytest_gpumem.judging.judge import comparable, judge
+from pytest_gpumem.judging.screen import baseline_latency
+from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+
+OPTION = "--max-regression"
+FINE, REGRESSION, NO_VERDICT = 0, 1, 6
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One row on both sides, or on one."""
+
+    row: Row
+    """Of the second side, judged against the first; without a measurement where only the first has it."""
+    base: float | None
+    """Seconds: the first side's mean over its processes; None where only the second has it."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of a comparison."""
+
+    pairs: tuple[Pair, ...]
+    forced: str | None
+    """Why the sides are not comparable, where that was overruled."""
+    unknown: tuple[str, ...]
+    """What the files do not say."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The second side's, judged."""
+        return [pair.row for pair in self.pairs]
+
+    def exit_code(self, *, strict: bool) -> int:
+        """1 where something got slower; 6 where nothing is common, where the sides had to be forced, and under `strict` unless every row
+        of a real GPU was held to a limit and passed it; else 0."""
+        if any(row.verdict.outcome is Outcome.FAIL for row in self.rows):
+            return REGRESSION
+        if self.forced is not None or not any(pair.base is not None and pair.row.measurement is not None for pair in self.pairs):
+            return NO_VERDICT
+        undecided = any(row.verdict.outcome is not Outcome.PASS or not _held(row) or row.verdict.simulated for row in self.rows)
+        return NO_VERDICT if strict and undecided else FINE
+
+
+def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: bool) -> Compared:
+    """Judge every row of `head` against `base`.
+
+    Args:
+        base: the processes that count as the baseline.
+        head: the others.
+        max_regression: allowed slow-down of every row, as written; None: what each row of `head` was held to by its test.
+        force: compare also where the GPUs differ.
+
+    Raises:
+        SideError: the sides are not comparable, or hold the same file.
+        QuantityError: a limit that cannot be read.
+    """
+    _refuse_same_file(base, head)
+    why = _incomparable(base, head)
+    if why is not None and not force:
+        raise SideError(f"{why}; --force compares them all the same, and then passes no gate")
+    keys = [*head.rows, *(key for key in head.left_out if key not in head.rows)]
+    keys += [key for key in base.rows if key not in keys]
+    family = Family(size=max(1, sum(key in base.rows for key in head.rows)))
+    pairs = []
+    for key in keys:
+        pair = _pair(key, base, head, max_regression, family)
+        family = family.after(pair.row.verdict) if _held(pair.row) else family
+        pairs.append(pair)
+    return Compared(tuple(pairs), why, tuple(_unknown(base, head)))
+
+
+def _pair(key: str, base: Side, head: Side, written: str | None, family: Family) -> Pair:
+    past, now = base.rows.get(key, ()), head.rows.get(key, ())
+    if not now:
+        why = f"not in {head.name}" if key not in head.left_out else f"in {head.name}: {head.left_out[key]}"
+        nodeid = past[0].nodeid if past else key
+        verdict = Verdict(Outcome.UNDECIDED, why, simulated=_simulated(base, head), code=Code.NOT_MEASURED)
+        return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
+    measurement, facts = merged(now), now[-1].process.device
+    limits = _limits(written, head.held_to.get(key))
+    absent = base.left_out.get(key)
+    verdict = judge(
+        measurement,
+        limits,
+        facts,
+        [one.measurement for one in past],
+        strict=False,
+        no_history=f"in {base.name}: {absent}" if absent is not None else f"{base.name} holds no such row",
+        family=family,
+    )
+    if not past:
+        reason = f"not in {base.name}" + (f": {absent}" if absent else "")
+        verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
+    changed = changes(measurement, facts, now[-1].test_source, past)
+    row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
+    # What stands beside the change is what the change is against.
+    same = [one.measurement for one in past if comparable(measurement, one.measurement)]
+    return Pair(row, baseline_latency(same) if same else _latency(past))
+
+
+def _limits(written: str | None, own: str | None) -> Limits:
+    if written is not None:
+        return Limits(max_regression=written, origin={"max_regression": OPTION})
+    return Limits(max_regression=own, origin={"max_regression": "of its test"} if own is not None else {})
+
+
+def _held(row: Row) -> bool:
+    return row.limits.max_regression is not None
+
+
+def _latency(rows: Sequence[Accepted]) -> float | None:
+    return baseline_latency([one.measurement for one in rows]) if rows else None
+
+
+def _simulated(*sides: Side) -> bool:
+    return any(facts.simulated for side in sides for facts in side.devices.values())
+
+
+def _refuse_same_file(base: Side, head: Side) -> None:
+    theirs = {file.digest: file.path for file in base.files}
+    for file in head.files:
+        if file.digest in theirs and file.device is not None:
+            raise SideError(f"{file.path}: the same as {theirs[file.digest]} on the other side: a process is no second one")
+
+
+def _incomparable(base: Side, head: Side) -> str | None:
+    """Why the sides are of different GPUs; None where they are of one kind.
+
+    Raises:
+        SideError: simulated and real, which nothing makes comparable.
+    """
+    devices = {**base.devices, **head.devices}
+    if len({facts.simulated for facts in devices.values()}) > 1:
+        raise SideError("simulated results are never compared with a GPU's")
+    for one in (base, head):
+        if len(one.devices) > 1:
+            return f"{one.name} holds results of different GPUs ({', '.join(sorted(one.devices))})"
+    if len(devices) > 1:
+        return f"{base.name} is of {_key(base)}, {head.name} of {_key(head)}: results of different GPUs are not comparable"
+    return None
+
+
+def _key(one: Side) -> str:
+    (key,) = one.devices
+    return "an unknown GPU" if key == UNKNOWN_GPU.key else key
+
+
+def _unknown(base: Side, head: Side) -> list[str]:
+    names = [one.name for one in (base, head) if one.stock]
+    if not names:
+        return []
+    of = " and ".join(names)
+    return [
+        f"stock pytest-benchmark wrote {of}: the GPU, its clocks and driver are not known, times are the host's (medians of the rounds), "
+        "the state of the caches, placements and launch overhead were left to chance"
+    ]

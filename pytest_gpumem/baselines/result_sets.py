@@ -1,0 +1,237 @@
+"""Result files as they are written by this plugin, by stock pytest-benchmark and into baselines: one side of a comparison."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.baselines.acceptance import unfit
+from pytest_gpumem.baselines.history import Accepted, Process
+from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.judging.judge import comparable, is_failure
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
+from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
+from pytest_gpumem.records.schema import is_time
+
+STOCK = "pytest-benchmark"
+"""`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
+UNKNOWN_GPU = DeviceFacts(
+    name="unknown GPU",
+    simulated=False,
+    compute_capability=(0, 0),
+    sm_count=0,
+    max_threads_per_sm=0,
+    memory_bytes=0,
+    l2_bytes=0,
+    persisting_l2_max_bytes=0,
+    access_policy_max_window_bytes=0,
+    memory_clock_hz=0.0,
+    memory_bus_bits=0,
+    peak_bandwidth=0.0,
+    async_engines=0,
+    can_map_host=False,
+    concurrent_managed_access=False,
+    pageable_memory_access=False,
+    integrated=False,
+)
+"""The device of a file that names none."""
+
+
+SHOWN = 3
+"""Folders that an error names."""
+
+
+class SideError(Exception):
+    """Files that cannot be compared; one line that names the file or the argument."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: the processes of one run, or an acceptance in a baseline's folder."""
+
+    path: Path
+    digest: str
+    """Of its bytes: two files of the same are copies."""
+    device: DeviceFacts | None
+    """`UNKNOWN_GPU` where the file names none; None for an acceptance, which measured nothing."""
+    rows: tuple[Accepted, ...] = ()
+    held_to: Mapping[str, str] | None = None
+    """By row key: the max_regression that the row was held to."""
+    left_out: Mapping[str, str] | None = None
+    """By row key: why a row says nothing."""
+    stock: bool = False
+    """Written by stock pytest-benchmark."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """All processes of one side."""
+
+    name: str
+    """As it was given."""
+    files: tuple[File, ...]
+    rows: Mapping[str, tuple[Accepted, ...]]
+    """By row key: one for each process that has it, oldest first."""
+    left_out: Mapping[str, str]
+    """By row key: why there is none."""
+
+    @property
+    def processes(self) -> int:
+        """Of the files that measured something; a run with --gpumem-processes stores all of its own in one."""
+        measured = [file for file in self.files if file.device is not None]
+        return sum(max((1 + len(row.measurement.further) for row in file.rows), default=1) for file in measured)
+
+    @property
+    def devices(self) -> dict[str, DeviceFacts]:
+        """By key, those that were measured; the last of each."""
+        return {file.device.key: file.device for file in self.files if file.device is not None}
+
+    @property
+    def stock(self) -> bool:
+        """Whether some of it is of stock pytest-benchmark."""
+        return any(file.stock for file in self.files)
+
+    @property
+    def held_to(self) -> dict[str, str]:
+        """By row key: the max_regression that its newest row was held to."""
+        return {key: limit for file in self.files for key, limit in (file.held_to or {}).items()}
+
+
+def side(given: str) -> Side:
+    """What a file, a folder of files or a quoted pattern such as "base-*.json" holds.
+
+    Raises:
+        SideError: nothing there, a file that cannot be used, a copy, or files of which none measured anything.
+    """
+    seen: dict[str, Path] = {}
+    files = []
+    for path in _paths(given):
+        file = _file(path)
+        if file.digest in seen:
+            raise SideError(f"{path}: the same as {seen[file.digest]}: a copy is no second process")
+        seen[file.digest] = path
+        files.append(file)
+    rows: dict[str, list[Accepted]] = {}
+    for row in sorted((row for f in files for row in f.rows), key=lambda r: (r.process.utc, r.process.id)):
+        rows.setdefault(row.key, []).append(row)
+    # What was accepted as a change is another test than before; the newest of a row says which one it is now.
+    now = {key: tuple(one for one in found if one.epoch == found[-1].epoch) for key, found in rows.items()}
+    left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
+    found = Side(given, tuple(files), now, left_out)
+    if not found.processes or not (found.rows or found.left_out):
+        raise SideError(f"{given}: nothing was measured")
+    return found
+
+
+def merged(rows: Sequence[Accepted]) -> Measurement:
+    """Merge the processes of one row: the newest measurement, with all that are comparable with it as its further processes."""
+    newest = rows[-1].measurement
+    others = [one.measurement for one in rows[:-1] if comparable(newest, one.measurement)]
+    further = [repeat for other in others for repeat in (other.repeat, *other.further)]
+    return replace(newest, further=(*newest.further, *further))
+
+
+def _paths(given: str) -> list[Path]:
+    path = Path(os.path.expanduser(given))  # the path itself where nobody has that name
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix == ".json")
+        if not found:
+            # Such as `.benchmarks`, which has a folder for each GPU.
+            below = sorted({file.parent for file in path.rglob("*.json")})
+            hint = f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}" if below else ""
+            raise SideError(f"{given}: a folder without a .json file{hint}")
+        return found
+    if path.exists():
+        return [path]
+    found = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+    if not found:
+        raise SideError(f"{given}: no such file, folder or pattern")
+    return found
+
+
+def _file(path: Path) -> File:
+    try:
+        text = content(path)
+        value, digest = parsed(text), hashlib.sha256(text).hexdigest()
+        if isinstance(value, dict) and "gpumem" in value:
+            return _results(path, digest, value)
+        if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
+            return _stock(path, digest, value)
+        if isinstance(value, dict) and "schema" in value:
+            baseline = read(text)
+            device = baseline.process.device if baseline.process is not None else None
+            return File(path, digest, device, baseline.rows)
+    except (FileError, LayoutError, RecursionError) as error:
+        raise SideError(f"{path}: {' '.join(str(error).split())}") from None
+    raise SideError(f"{path}: neither a --benchmark-json file nor a baseline's")
+
+
+def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+    """A `--benchmark-json` file of a session with `--gpumem`."""
+    found = document_in(value)
+    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
+    rows, left_out = [], {}
+    # Where a limit of some row failed the test, times are as good as any; where it failed by itself, nobody knows what was timed.
+    broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
+    for row in found.rows:
+        why = "its test failed" if row.failed and row.nodeid not in broken else None
+        if why is None and row.measurement is not None:
+            why = unfit(row.measurement)
+        if row.measurement is None or why is not None:
+            left_out[row.key] = why or "nothing was measured"
+            continue
+        # Whole: the judge asks a run's own measurement more than a baseline keeps of one.
+        measurement = replace(row.measurement, taken=row.measurement.taken or Taken(process.utc.isoformat(), found.device.uuid))
+        rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
+    _refuse_twice(rows)
+    held_to = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
+    return File(path, digest, found.device, tuple(rows), held_to=held_to, left_out=left_out)
+
+
+def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+    """A file of stock pytest-benchmark: one process, timed by the host's clock, on nobody knows what."""
+    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
+    rows = []
+    for index, benchmark in enumerate(value["benchmarks"]):
+        stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
+        name = benchmark.get("fullname") if isinstance(benchmark, dict) else None
+        if not isinstance(stats, dict) or not isinstance(name, str):
+            raise LayoutError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
+        median = stats.get("median")
+        # A bool is an int to Python, and no time to anybody.
+        if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
+            raise LayoutError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
+        rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
+    _refuse_twice(rows)
+    return File(path, digest, UNKNOWN_GPU, tuple(rows), stock=True)
+
+
+def _host_timed(median: float, rounds: object) -> Measurement:
+    return Measurement(
+        label="",
+        target=STOCK,
+        mode=STOCK,
+        sampler="host",
+        sampler_reason="by pytest-benchmark",
+        placements=((median,),),
+        half_width=None,
+        traffic=None,
+        footprint=None,
+        floor=0.0,
+        conditions=(Conditions(), Conditions()),
+        notes=(f"median of {rounds} rounds",),
+    )
+
+
+def _refuse_twice(rows: Iterable[Accepted]) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        if row.key in seen:
+            raise LayoutError(f"holds {row.key} twice")
+        seen.add(row.key)

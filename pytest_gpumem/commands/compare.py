@@ -1,0 +1,147 @@
+"""The command `gpumem compare`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from pytest_gpumem.baselines.compare import Compared, Pair
+from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
+from pytest_gpumem.judging.finding import bounds, change, counted
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.cells import names_of
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
+from pytest_gpumem.units import format_share, format_time
+
+_HEADINGS = ("base", "head", "change", "between", "catches")
+_BETWEEN = _HEADINGS.index("between")
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
+_GAP = 2
+_LEAST_NAME = 16
+_TELLING_NAME = 28
+"""Columns that a name gets before the interval gives way."""
+
+
+def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
+    """What each side is, one line for each row, and a sentence for each that did not pass; ASCII, without a trailing line break."""
+    compared, base, head = printable((compared, base, head))
+    lines = [f"base: {_what(base)}", f"head: {_what(head)}"]
+    if compared.forced is not None:
+        lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
+    lines += compared.unknown
+    told = [line for sentence in lines for line in wrapped(sentence, width)]
+    told.append(_table(compared, width, colour))
+    after = [
+        f"changed between the sides: {what} ({count} of {len(compared.rows)})"
+        for what, count in Counter(what for row in compared.rows for what in row.changed).items()
+    ]
+    simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""
+    after += [f"{_judged(pair)}{simulated} {pair.row.key}: {pair.row.verdict.reason}" for pair in compared.pairs if _worth_a_sentence(pair)]
+    counts = Counter(_judged(pair) for pair in compared.pairs)
+    after.append(
+        f"{counted(len(compared.pairs), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
+    )
+    return "\n".join([*told, *(line for sentence in after for line in wrapped(sentence, width))])
+
+
+def _table(compared: Compared, width: int, colour: bool) -> str:
+    names, figures = names_of(compared.rows), [_figures(pair) for pair in compared.pairs]
+    shown = [column for column in range(len(_HEADINGS)) if any(row[column] for row in figures)]
+    verdicts = [_outcome(pair) for pair in compared.pairs]
+    room = _room(shown, figures, verdicts, width)
+    if room < min(_TELLING_NAME, max(map(len, names))):
+        verdicts = [verdict.replace(", simulated", " (sim)") for verdict in verdicts]
+        room = _room(shown, figures, verdicts, width)
+    if room < min(_TELLING_NAME, max(map(len, names))) and _BETWEEN in shown:
+        shown.remove(_BETWEEN)
+        room = _room(shown, figures, verdicts, width)
+    room = max(_LEAST_NAME, room)
+    drawn = ruled()
+    drawn.add_column("test", no_wrap=True)
+    for column in shown:
+        drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
+    drawn.add_column("verdict", no_wrap=True)
+    for name, row, verdict, pair in zip(shortened_apart(names, room), figures, verdicts, compared.pairs, strict=True):
+        style = _STYLES.get(pair.row.verdict.outcome, "yellow")
+        drawn.add_row(Text(name), *(Text(row[column]) for column in shown), Text(verdict, style=style))
+    told = drawn_as_text(drawn, width, colour)
+    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if _BETWEEN in shown else told
+
+
+def _room(shown: Sequence[int], figures: Sequence[Sequence[str]], verdicts: Sequence[str], width: int) -> int:
+    """Columns that these and the verdicts leave to the names."""
+    taken = sum(max(len(_HEADINGS[column]), *(len(row[column]) for row in figures)) + _GAP for column in shown)
+    return width - taken - max(map(len, verdicts)) - _GAP
+
+
+def _figures(pair: Pair) -> tuple[str, ...]:
+    measurement, found = pair.row.measurement, pair.row.verdict.comparison
+    base = format_time(pair.base) if pair.base is not None else ""
+    head = format_time(measurement.latency) if measurement is not None else ""
+    if found is None:
+        return base, head, "", "", ""
+    return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
+
+
+def _outcome(pair: Pair) -> str:
+    return _judged(pair) + (", simulated" if pair.row.verdict.simulated else "")
+
+
+def _judged(pair: Pair) -> str:
+    outcome = pair.row.verdict.outcome
+    # A pass without a limit is none.
+    return outcome.value if outcome is not Outcome.PASS or pair.row.limits.max_regression is not None else "no limit"
+
+
+def _worth_a_sentence(pair: Pair) -> bool:
+    return pair.row.verdict.outcome is not Outcome.PASS
+
+
+def _what(side: Side) -> str:
+    devices = " and ".join("an unknown GPU" if key == UNKNOWN_GPU.key else key for key in side.devices)
+    drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
+    driver = f", driver {' and '.join(drivers)}" if drivers else ""
+    return f"{side.name}, {counted(side.processes, 'process')} on {devices}{driver}"
+
+
+@click.command()
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test was held to.')
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every row was held to a limit and passed, on a real GPU.")
+@click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
+@click.argument("sides", nargs=-1, metavar="BASE HEAD")
+def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, force: bool) -> int:
+    """Compare result files, without a GPU: is HEAD slower than BASE?
+
+    Each is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
+    pytest-benchmark, or files of a baseline. Every file is one run.
+
+    Exits with 1 where something got slower. With 6 where nothing is common to both or --force was needed, and under --strict where not
+    every row passed.
+    """
+    from pytest_gpumem.baselines.compare import compare_sides
+    from pytest_gpumem.baselines.result_sets import SideError, side
+    from pytest_gpumem.reporting.terminal import wants_colour
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    if len(sides) != 2:
+        raise click.UsageError(f"BASE and HEAD are two, not {len(sides)}; put a pattern such as 'base-*.json' into quotes.")
+    if max_regression is not None:
+        try:
+            parse_margin(max_regression)
+        except QuantityError as error:
+            raise click.UsageError(f"--max-regression: {error}.") from None
+    try:
+        first, second = (side(given) for given in sides)
+        compared = compare_sides(first, second, max_regression, force=force)
+    except (SideError, QuantityError) as error:
+        raise click.ClickException(str(error)) from None
+    width = shutil.get_terminal_size((120, 24)).columns
+    click.echo(text(compared, first, second, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    return compared.exit_code(strict=strict)

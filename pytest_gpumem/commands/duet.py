@@ -1,0 +1,307 @@
+"""The command `gpumem duet`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.row import Row
+    from pytest_gpumem.runs.reading import Wanted
+    from pytest_gpumem.runs.rounds import Progress
+
+
+ROUNDS = 96
+"""As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
+
+
+@click.command()
+@click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
+@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test with its parameters; may be given several times.")
+@click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.')
+@click.option(
+    "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
+)
+@click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of base and head. Default: 0.")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
+)
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write verdicts and all processes into this file.")
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU.")
+@click.argument("base", metavar="BASE")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def duet(
+    head: str | None,
+    tests: tuple[str, ...],
+    flagged: str | None,
+    max_regression: str | None,
+    rounds_max: int,
+    extend: int | None,
+    seed: int,
+    journal: Path | None,
+    file: Path | None,
+    strict: bool,
+    base: str,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Decide whether head is slower than BASE: a git revision, a folder or a wheel.
+
+    Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
+    command goes on where it was.
+
+    Exits with 1 where something got slower, with 6 where nothing could be judged.
+    """
+    from pytest_gpumem.files import unwritable
+    from pytest_gpumem.runs.report import FINE
+    from pytest_gpumem.runs.schedule import DuetError
+    from pytest_gpumem.runs.workers import check_arguments
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
+    try:
+        if max_regression is not None:
+            parse_margin(max_regression)
+    except QuantityError as error:
+        raise click.UsageError(f"--max-regression: {error}") from None
+    try:
+        check_arguments(pytest_arguments)
+        wanted = _wanted(tests, flagged)
+    except DuetError as error:
+        raise click.UsageError(f"{error}") from None
+    if wanted is None:
+        click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
+        return FINE
+    return compare(
+        base,
+        wanted,
+        pytest_arguments,
+        head=head,
+        max_regression=max_regression,
+        rounds_max=rounds_max,
+        extend=extend,
+        seed=seed,
+        journal=journal,
+        file=file,
+        strict=strict,
+    )
+
+
+def compare(
+    base: str,
+    wanted: Wanted,
+    pytest_arguments: Sequence[str],
+    *,
+    head: str | None = None,
+    max_regression: str | None = None,
+    rounds_max: int = ROUNDS,
+    extend: int | None = None,
+    seed: int = 0,
+    journal: Path | None = None,
+    file: Path | None = None,
+    strict: bool = False,
+    again: str = "the same command goes on from there",
+) -> int:
+    """Play a duet, print what it found and write it into `file`; the exit code.
+
+    Args:
+        base: a git revision, a folder or a wheel.
+        wanted: the measurements to compare.
+        pytest_arguments: of all processes.
+        head: folder or wheel; None: the working tree.
+        max_regression: allowed slow-down of all of them, as written; None: each test's own.
+        rounds_max: pairs at most.
+        extend: pairs at most beyond those of the journal, in place of `rounds_max`.
+        seed: of the order of base and head.
+        journal: file to resume from; None: one in the temporary folder.
+        file: for verdicts and all processes.
+        strict: green takes a PASS of everything, on a real GPU.
+        again: said where a signal ends it: how to go on.
+
+    Raises:
+        click.UsageError: it cannot be played as it was asked for.
+    """
+    from pytest_gpumem.files import write_whole
+    from pytest_gpumem.judging.finding import counted
+    from pytest_gpumem.reporting.terminal import one_place, wants_colour
+    from pytest_gpumem.runs import report
+    from pytest_gpumem.runs.journal import Journal
+    from pytest_gpumem.runs.rounds import Duet
+    from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError
+    from pytest_gpumem.runs.workers import Process, Workers
+    from pytest_gpumem.runs.worktree import two_sides
+
+    begun, here = time.monotonic(), Path.cwd()
+    strict = (
+        strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+    )
+    arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_signals())
+            ignored = [path.absolute() for path in (journal, file) if path is not None]
+            base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
+            sides = {BASE: base_side, HEAD: head_side}
+            asked = {
+                "base": base_side.identity,
+                "head": head_side.identity,
+                "folder": str(here),
+                "tests": sorted(wanted.keys or wanted.tests or ()),
+                "max_regression": max_regression,
+                "seed": seed,
+                "pytest": list(arguments),
+                "environment": {
+                    name: value
+                    for name, value in sorted(os.environ.items())
+                    if name.startswith(("GPUMEM_", "PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"))
+                },
+            }
+            kept = Journal(journal if journal is not None else _default_journal(asked), asked)
+            stack.callback(kept.close)
+            if journal is None:
+                stack.callback(lambda: None if kept.lines else kept.remove())
+            if extend is not None:
+                if not kept.lines:
+                    raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
+                rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
+            files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
+            workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
+            stack.callback(workers.close)
+            click.echo(report.named(sides), err=True)
+            try:
+                with _progress() as tell:
+                    played = Duet(
+                        sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
+                    ).play()
+            except KeyboardInterrupt:
+                if held := kept.held():
+                    processes = counted(held, "process")
+                    click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
+                raise
+            seconds = time.monotonic() - begun
+            code = report.exit_code(played, strict=strict or played.strict)
+            width = shutil.get_terminal_size((120, 24)).columns
+            colour, unnamed = wants_colour(sys.stdout, os.environ), None if one_place(sys.stdout, sys.stderr) else sides
+            click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
+            if not played.told:
+                click.echo("nothing was measured: no test among those that were selected measures on the GPU")
+            if file is not None:
+                utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
+                try:
+                    write_whole(file, json.dumps(document, allow_nan=False, indent=1) + "\n")
+                except OSError as error:
+                    raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+                click.echo(printable(f"wrote {file}"))
+            if played.open:
+                click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
+            elif journal is None:
+                kept.remove()
+            return code
+    except DuetError as error:
+        raise click.UsageError(f"{error}") from None
+
+
+def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
+    """The measurements to compare; None if a run's results flag none."""
+    from pytest_gpumem.runs.reading import Wanted
+    from pytest_gpumem.runs.schedule import DuetError
+
+    if tests and flagged is not None:
+        raise DuetError("--test and --flagged exclude each other")
+    if flagged is None:
+        return Wanted(frozenset(tests) if tests else None)
+    rows = _flagged(Path(flagged))
+    return Wanted.of(rows) if rows else None
+
+
+def _flagged(path: Path) -> list[Row]:
+    """The rows that a run's screen flagged or could not decide.
+
+    Raises:
+        DuetError: the file cannot be read, or holds no results of this plugin.
+    """
+    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
+    from pytest_gpumem.runs.decision import flagged
+    from pytest_gpumem.runs.schedule import DuetError
+
+    try:
+        document = document_in(parsed(content(path)))
+    except FileError as error:
+        raise DuetError(f"--flagged {path}: {error}; accepted is a file that pytest --gpumem --benchmark-json=FILE wrote") from None
+    return flagged(document.rows)
+
+
+def _default_journal(asked: dict[str, Any]) -> Path:
+    """Where the same command finds it again: by what was asked for, which names the state of both sides."""
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return Path(tempfile.gettempdir(), f"gpumem-duet-{user}-{digest}.jsonl")
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a duet as Ctrl-C does: everything that was made for it is removed."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on standard error; without a terminal a line for each event, and for each doubling of the rounds."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    from pytest_gpumem.runs.report import remaining
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal:
+        shown: set[int] = set()
+
+        def plain(now: Progress) -> None:
+            if now.note is not None:
+                click.echo(printable(now.note), err=True)
+            elif now.open and now.rounds.bit_count() == 1 and now.rounds not in shown:
+                shown.add(now.rounds)
+                click.echo(f"round {now.rounds}: {now.open} undecided, at most {remaining(now.at_most)} more", err=True)
+
+        yield plain
+        return
+    with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+        task = bar.add_task("first pair", total=None, left="")
+
+        def draw(now: Progress) -> None:
+            if now.note is not None:
+                bar.console.print(printable(now.note), markup=False)
+            if now.rounds:
+                text = f"round {now.rounds} of at most {now.last}, {now.open} undecided"
+                bar.update(task, description=text, total=now.last, completed=now.rounds, left=f"at most {remaining(now.at_most)} more")
+
+        yield draw

@@ -1,0 +1,209 @@
+"""The command `gpumem explain`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.explain.causes import Explanation
+    from pytest_gpumem.explain.evidence import Side
+
+
+NOTHING = 6
+"""Exit code where there is nothing to explain, because a side measured nothing."""
+PAIRS = 3
+
+
+@click.command()
+@click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
+@click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
+@click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: where it is installed.")
+@click.option("--nsys/--no-nsys", "traces", default=None, help="Trace by Nsight Systems too. Default: where CUPTI could not watch.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanations as JSON.")
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, into it.")
+@click.option("--rules", is_flag=True, help="List the rules with their thresholds, and do nothing else.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
+def explain(
+    base: str | None,
+    pairs: int | None,
+    counters: bool | None,
+    traces: bool | None,
+    file: Path | None,
+    keep: Path | None,
+    rules: bool,
+    arguments: tuple[str, ...],
+) -> int:
+    """Say why tests got slower since BASE, ordered by how much of the slow-down each cause accounts for.
+
+    With --base, measures both sides in alternating fresh processes, watches one launch of each measurement (CUPTI), and counts under
+    Nsight Compute. With two files of results or evidence it needs neither a GPU nor the code.
+
+    TEST is a node id, with "::" in it; what else stands there goes to pytest. Exits with 0 where there is an explanation or
+    nothing to explain, with 6 where a side measured nothing.
+    """
+    from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, load, to_json
+    from pytest_gpumem.explain.text import text
+    from pytest_gpumem.explain.text import to_json as explanation_to_json
+    from pytest_gpumem.files import unwritable, write_whole
+
+    if rules:
+        click.echo(rules_text())
+        return 0
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
+    if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
+        raise click.UsageError(f"--keep: {keep}: {why}.")
+    try:
+        if base is None:
+            if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
+                raise ExplainError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
+            if not (pairs is None and counters is None and traces is None):
+                raise ExplainError("--pairs, --ncu and --nsys are about measuring; without --base nothing is measured")
+            sides = load(arguments[0]), load(arguments[1])
+        else:
+            tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
+            rest = tuple(one for one in arguments if one not in tests)
+            _check_tools(counters, traces)
+            sides = _measured(base, tests, rest, pairs or PAIRS, counters is not False, traces)
+        found = explanations(*sides)
+    except ExplainError as error:
+        raise click.UsageError(f"{error}.") from None
+    except NothingMeasured as error:
+        click.echo(printable(f"gpumem: {error}"), err=True)
+        return NOTHING
+    width = shutil.get_terminal_size((120, 24)).columns
+    simulated = " (simulated)" if sides[1].facts.simulated else ""
+    click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
+    for key, one in found.items():
+        click.echo("\n" + text(key, one, width=width))
+    notes = [*_of_sides(*sides), *_alone(*sides)]
+    for note in notes:
+        click.echo("\n" + printable(f"note: {note}"))
+    utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            for name, side in zip(("base", "head"), sides, strict=True):
+                write_whole(keep / f"{name}.json", json.dumps(to_json(side, list(found), utc=utc), indent=1) + "\n")
+        if file is not None:
+            plain: dict[str, Any] = {
+                "kind": "gpumem explanation",
+                "schema": 1,
+                "datetime": utc,
+                "base": sides[0].name,
+                "head": sides[1].name,
+                "device": sides[1].facts.key,
+                "simulated": sides[1].facts.simulated,
+                "notes": notes,
+                "explanations": [explanation_to_json(key, one) for key, one in found.items()],
+            }
+            write_whole(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
+            click.echo(printable(f"wrote {file}"))
+    except OSError as error:
+        raise click.ClickException(f"cannot write: {error}") from None
+    return 0
+
+
+def explanations(base: Side, head: Side) -> dict[str, Explanation]:
+    """The explanation of each measurement that both sides have, by row key.
+
+    Raises:
+        ExplainError: the sides are of different devices, or have nothing in common.
+    """
+    from pytest_gpumem.explain.causes import explain as why
+    from pytest_gpumem.explain.causes import slow_down
+    from pytest_gpumem.explain.evidence import ExplainError
+
+    if base.facts.key != head.facts.key:
+        raise ExplainError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
+    common = [key for key in head.measured if key in base.measured]
+    if not common:
+        had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
+        raise ExplainError(f"base measured {had}, head {has}: no measurement in common")
+    return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
+
+
+def _of_sides(base: Side, head: Side) -> Iterator[str]:
+    """What is to be known of each side, said once where it is the same of both."""
+    yield from (f"base and head: {note}" for note in base.notes if note in head.notes)
+    for name, one, other in (("base", base, head), ("head", head, base)):
+        yield from (f"{name}: {note}" for note in one.notes if note not in other.notes)
+
+
+def _alone(base: Side, head: Side) -> Iterator[str]:
+    """What only one side measured, of which nothing can be said."""
+    for name, one, other in (("base", base, head), ("head", head, base)):
+        if missing := [key for key in one.measured if key not in other.measured]:
+            yield f"only {name} measured {', '.join(missing)}"
+
+
+def _deepest(folder: Path) -> Path:
+    """The part of a path that is there."""
+    return next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
+
+
+def _check_tools(counters: bool | None, traces: bool | None) -> None:
+    """Refuse a tool that was asked for and is not there, before anything is measured.
+
+    Raises:
+        ExplainError: the tool, and the remedy.
+    """
+    from pytest_gpumem.explain.evidence import ExplainError
+    from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
+
+    for asked, tool in ((counters, NCU), (traces, NSYS)):
+        if asked:
+            try:
+                find(tool, os.environ)
+            except ToolMissing as error:
+                raise ExplainError(f"--{tool.program}: {error}") from None
+
+
+def _measured(
+    base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
+) -> tuple[Side, Side]:
+    from pytest_gpumem.explain.evidence import ExplainError, load
+    from pytest_gpumem.explain.playing import Asked, alone, play
+    from pytest_gpumem.runs.schedule import DuetError
+    from pytest_gpumem.runs.workers import check_arguments
+    from pytest_gpumem.runs.worktree import Side as Tree
+    from pytest_gpumem.runs.worktree import two_sides
+
+    asked = Asked(tests, arguments, pairs, counters, traces)
+
+    def echo(line: str) -> None:
+        # Explanations go to standard output, what pytest and ncu print to standard error.
+        click.echo(printable(line), err=True)
+
+    try:
+        check_arguments(arguments)  # before a side is prepared, which may install a project
+        if base.endswith(".json"):
+            here = Path.cwd()
+            return load(base), alone(asked, os.environ, echo, Tree("working tree", "", here, here, sys.executable, str))
+        with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
+            return play(base_tree, head_tree, asked, os.environ, echo)
+    except DuetError as error:
+        raise ExplainError(str(error)) from None
+
+
+def rules_text() -> str:
+    """The rules as a table: name, what each looks at, its threshold, its estimate, what it needs."""
+    from pytest_gpumem.explain.rules import RULES
+
+    lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        threshold = f"{100 * rule.threshold:.3g} % {rule.means}" if rule.threshold else rule.means
+        needs = " and ".join(need.words for need in rule.needs) or "the record"
+        lines.append(f"| {rule.name} | {rule.looks_at} | {threshold} | {rule.estimate} | {needs} |")
+    return "\n".join(lines)

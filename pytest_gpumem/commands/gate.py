@@ -1,0 +1,284 @@
+"""The command `gpumem gate`: what a pipeline runs for a pull request. A screen of everything, then a duet of what the screen flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.row import Row
+    from pytest_gpumem.records.schema import Document
+    from pytest_gpumem.reporting.concerns import Place
+    from pytest_gpumem.runs.decision import Decision, Judged
+
+
+RESULTS, JUNIT, REPORT = "results.json", "junit.xml", "report.html"
+SUMMARY, QUALITY, DUET = "summary.md", "code-quality.json", "duet.json"
+FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
+"""What the gate writes into its folder."""
+IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+"""File in the folder, and its text: it shows that a gate made the folder, and that what is in it is no change of the tree."""
+PROPERTY = "gpumem"
+"""As `plugin.judging.PROPERTY`, which is on a floor above: of JUnit, with a row's summary."""
+OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
+"""Options of pytest that say where to write what the gate reads or writes itself."""
+
+
+@click.command()
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("gpumem-results"),
+    help="Folder of results, report and summary. Default: gpumem-results.",
+)
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test is held to.')
+@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
+@click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
+@click.option(
+    "--allow-lost",
+    metavar="TEST",
+    multiple=True,
+    help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated.",
+)
+@click.argument("base", metavar="BASE")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def gate(
+    output: Path,
+    max_regression: str | None,
+    screen_only: bool,
+    rounds_max: int | None,
+    strict: bool,
+    allow_lost: tuple[str, ...],
+    base: str,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Hold a change to what BASE, a git revision, was measured at: for pipelines of pull requests.
+
+    Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
+    for, a duet of BASE and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a
+    folder, and under GitHub Actions the job's summary and annotations.
+
+    Exits with 1 where a test fails, something got slower or a measurement of the baseline is lost, with 4 where the run could not begin,
+    such as without a GPU in CI, with 6 where nothing was measured, or something that BASE may have was compared with nothing.
+    """
+    from pytest_gpumem.revisions import RevisionError, ancestry
+    from pytest_gpumem.runs.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged, open_to_a_duet, with_missing
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    for argument in pytest_arguments:
+        if (name := argument.partition("=")[0]) in (*OWN, "--gpumem-save"):
+            why = "a gate accepts nothing into a baseline" if name == "--gpumem-save" else f"the gate writes into {output}; see --output"
+            raise click.UsageError(f"{name} among pytest's arguments: {why}.")
+    try:
+        if max_regression is not None:
+            parse_margin(max_regression)
+    except QuantityError as error:
+        raise click.UsageError(f"--max-regression: {error}.") from None
+    try:
+        ancestry(base, (), Path.cwd())
+    except RevisionError as error:
+        raise click.UsageError(f"BASE: {error}.") from None
+    _prepare(output)
+    screened = _screen(output, base, max_regression, (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost)))
+    document, duet = screened.document, None
+    rows = document.rows if document is not None else ()
+    facts, settings = (document.device, document.settings) if document is not None else (None, {})
+    strict_screen = bool(settings.get("strict"))
+    found = flagged(rows) if screened.code in (PYTEST_PASSED, PYTEST_FAILED) and not screen_only else []
+    if found and facts is not None:
+        wanted = open_to_a_duet(rows, facts, strict=strict_screen, in_itself=screened.in_itself)
+        click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)
+        if wanted:
+            duet = _duet(output, base, wanted, max_regression, rounds_max, duet_arguments(pytest_arguments))
+    decision = decide(
+        screened.code,
+        screened.failures,
+        rows,
+        facts,
+        duet,
+        strict=strict,
+        in_itself=screened.in_itself,
+        strict_screen=strict_screen,
+    )
+    decision = with_missing(decision, document.missing if document is not None else ())
+    if document is not None:
+        _tell(output, document, decision, os.environ)
+    for remark in decision.remarks:
+        click.echo(printable(f"gpumem gate: {remark}"))
+    return decision.code
+
+
+def _flags(found: int, wanted: int) -> str:
+    """What becomes of the rows that are flagged."""
+    rows, them = ("1 row", "it") if found == 1 else (f"{found} rows", "them")
+    if not wanted:
+        return f"{rows}; what a duet would say changes nothing for {them}"
+    return (
+        f"{rows}; the duet decides {them}"
+        if wanted == found
+        else f"{rows}; the duet decides {wanted} of them, the others fail whatever it says"
+    )
+
+
+def _prepare(output: Path) -> None:
+    """Make the folder, and take away what an earlier gate left in it: a run that breaks must not show another's results.
+
+    Raises:
+        click.UsageError: it holds files, and no marker of a gate; nothing is touched.
+    """
+    marker = output / IGNORED
+    try:
+        if (
+            output.is_dir()
+            and any(output.iterdir())
+            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+        ):
+            raise click.UsageError(
+                f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        write_whole(marker, MARKER)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the screen left."""
+
+    code: int
+    """pytest's exit code."""
+    failures: int
+    """Failures and errors that it counted."""
+    document: Document | None
+    """Its results; None if it wrote none."""
+    in_itself: frozenset[str] = frozenset()
+    """Node ids of tests that measured, and failed by an assertion or an error."""
+
+
+def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
+    from pytest_gpumem.records.result_file import FileError, load
+    from pytest_gpumem.settings import ANNOUNCE, without
+
+    # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
+    # that they may change, and before what the gate relies on.
+    own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
+    own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
+    own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
+    # What comes after the first failure is judged too: the duet may clear that one.
+    own += ["--maxfail=0"]
+    command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
+    sys.stdout.flush()
+    code = subprocess.run(command, env=without(os.environ, "save", ANNOUNCE), check=False).returncode
+    try:
+        if not (output / RESULTS).exists() or not (output / JUNIT).exists():
+            return Screened(code, 0, None)
+        document = load(output / RESULTS)
+        suites = list(ElementTree.parse(output / JUNIT).getroot().iter("testsuite"))
+        failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
+        in_itself = _in_itself(suites, document.rows if document is not None else ())
+    except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
+        raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
+    return Screened(code, failures, document, in_itself)
+
+
+def _in_itself(suites: Iterable[ElementTree.Element], rows: Sequence[Row]) -> frozenset[str]:
+    """Node ids of tests whose failure is not that of a row's verdict. JUnit has no node ids; the range's name is a test's own."""
+    from pytest_gpumem.reporting.failure import headline
+
+    verdicts = tuple(headline(row) for row in rows)
+    ranges = set[str]()
+    for case in (case for suite in suites for case in suite.iter("testcase")):
+        said = [failure.get("message", "").removeprefix("Failed: ") for failure in case.iter("failure")]
+        if case.find("error") is None and all(message.startswith(verdicts) for message in said):
+            continue
+        for one in case.iter("property"):
+            if one.get("name", "").partition("[")[0] == PROPERTY:
+                ranges.add(json.loads(one.get("value", ""))["range"])
+    return frozenset(row.nodeid for row in rows if row.range_name in ranges)
+
+
+def duet_arguments(arguments: Sequence[str]) -> list[str]:
+    """pytest's arguments without those that are a screen's alone, each with its value."""
+    from pytest_gpumem.runs.workers import REFUSED
+
+    left: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name = "-n" if word.startswith("-n") and not word.startswith("--") else word.partition("=")[0]
+        if name not in REFUSED:
+            left.append(word)
+        elif word == name and name != "--gpumem-l2-sweep":
+            next(words, None)  # its value stands apart
+    return left
+
+
+def _duet(
+    output: Path, base: str, rows: Sequence[Row], max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]
+) -> dict[str, Judged]:
+    """What the duet says of each of these rows; nothing of any where it judged none."""
+    from pytest_gpumem.commands.duet import ROUNDS, compare
+    from pytest_gpumem.runs.decision import judged
+    from pytest_gpumem.runs.reading import Wanted
+
+    compare(
+        base,
+        Wanted.of(rows),
+        arguments,
+        max_regression=max_regression,
+        rounds_max=ROUNDS if rounds_max is None else rounds_max,
+        file=output / DUET,
+        again="the same command measures its screen again, and goes on from there if that flags the same rows",
+    )
+    return judged(json.loads((output / DUET).read_text(encoding="utf-8")))
+
+
+def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
+    """Write summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
+    from pytest_gpumem.reporting.concerns import code_quality, concerns, summarise, workflow_commands
+    from pytest_gpumem.reporting.markdown import page
+
+    found = concerns(decision.rows)
+    try:
+        places = _places(output, document)
+        text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
+        write_whole(output / SUMMARY, text)
+        write_whole(output / QUALITY, code_quality(found, places))
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
+    if (note := summarise(text, environment)) is not None:
+        click.echo(printable(note), err=True)
+    if environment.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(found, places):
+            click.echo(line)
+
+
+def _places(output: Path, document: Document) -> dict[str, Place]:
+    """Where the tests stand that the screen's own code-quality report names."""
+    from pytest_gpumem.reporting.concerns import Place, fingerprint
+
+    try:
+        findings: list[dict[str, Any]] = json.loads((output / QUALITY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}
+    found = {}
+    for row in document.rows:
+        if (location := by_fingerprint.get(fingerprint(row))) is not None:
+            found[row.nodeid] = Place(location["path"], location["lines"]["begin"])
+    return found

@@ -1,0 +1,171 @@
+"""The commands `gpumem profile nsys`, `gpumem profile ncu` and `gpumem ranges`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.nsight.profile import Report, Wanted
+
+
+FINE, FAILED, NOTHING = 0, 1, 6
+"""Exit codes, as in `cli`."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_PYTEST = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+
+
+def _options(command: _Command) -> _Command:
+    """What both tools take."""
+    for add in (
+        _PYTEST,
+        click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a report that is there."),
+        click.option(
+            "-o",
+            "--output",
+            "file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="The report. Default: named after its one test, else gpumem, in the working directory.",
+        ),
+        click.option("--test", "tests", multiple=True, metavar="NODEID", help="Profile this test only; may be given several times."),
+    ):
+        command = add(command)
+    return command
+
+
+@click.group(no_args_is_help=False)
+def profile() -> None:
+    """Profile tests with Nsight Systems or Nsight Compute.
+
+    Runs pytest with --gpumem under the tool, with few samples as plain launches, and prints the command that it ran. Times are not
+    comparable in such a run, so tests that assert them may fail in it.
+
+    Exits with 1 where tests failed, whose report is whole all the same; with 6 where no report was written.
+    """
+
+
+@profile.command()
+@click.option("--um/--no-um", "managed", default=None, help="Record page faults of managed memory. Default: where a test has such buffers.")
+@_options
+def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...]) -> int:
+    """A time line by Nsight Systems: CUDA calls, kernels, copies, page faults, and our ranges.
+
+    Records the range of the test where one is selected, else the whole run. The tool is the one of GPUMEM_NSYS, of the PATH, or of
+    where installers put it.
+    """
+    from pytest_gpumem.nsight.profile import Wanted, systems
+
+    wanted = Wanted(pytest_arguments, tests, file, overwrite)
+    return _profiled(wanted, lambda: systems(wanted, os.environ, _echo, managed=managed))
+
+
+@profile.command()
+@click.option(
+    "--clock-control", type=click.Choice(["none", "base"]), default="none", help="Lock clocks to base, or leave them alone. Default: none."
+)
+@click.option(
+    "--cache-control", type=click.Choice(["all", "none"]), default="all", help="Empty caches before every pass over a kernel. Default: all."
+)
+@click.option("--set", "section_set", metavar="NAME", help="Set of sections, such as full. Default: the tool's.")
+@click.option("--metrics", metavar="NAMES", help="Further metrics, separated by commas.")
+@_options
+def ncu(
+    clock_control: str,
+    cache_control: str,
+    section_set: str | None,
+    metrics: str | None,
+    tests: tuple[str, ...],
+    file: Path | None,
+    overwrite: bool,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Counters of each measured launch by Nsight Compute.
+
+    Nothing but the measured launches of the selected tests is profiled. The tool is the one of GPUMEM_NCU, of the PATH, or of where
+    installers put it.
+    """
+    from pytest_gpumem.nsight.profile import Wanted, compute
+
+    wanted = Wanted(pytest_arguments, tests, file, overwrite)
+    return _profiled(
+        wanted,
+        lambda: compute(
+            wanted,
+            os.environ,
+            _echo,
+            clock_control=clock_control,
+            cache_control=cache_control,
+            section_set=section_set,
+            metrics=metrics,
+        ),
+    )
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Write them as JSON.")
+@_PYTEST
+def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
+    """Say what each test's NVTX range is called, and the options of nsys and ncu that select it.
+
+    Collects the tests that pytest would run, and runs none: no device is needed.
+    """
+    from pytest_gpumem.nsight.profile_tests import BadCall, listing, select, to_json
+
+    try:
+        found = select(pytest_arguments, (), os.environ, _echo)
+    except BadCall as error:
+        raise click.UsageError(f"{error}.") from None
+    click.echo(json.dumps(to_json(found), indent=1) if as_json else listing(found))
+
+
+def _echo(line: str) -> None:
+    # Results go to standard output, what pytest and the tool print to standard error.
+    click.echo(printable(line), err=True)
+
+
+def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
+    from pytest_gpumem.nsight.profile import NothingProfiled
+    from pytest_gpumem.nsight.profile_tests import BadCall
+    from pytest_gpumem.nsight.profile_tools import opening
+    from pytest_gpumem.nsight.tools import ToolMissing
+    from pytest_gpumem.runs.child import ending
+
+    try:
+        report = run()
+    except BadCall as error:
+        raise click.UsageError(f"{error}.") from None
+    except (ToolMissing, NothingProfiled) as error:
+        click.echo(printable(f"gpumem: {error}"), err=True)
+        return NOTHING
+    count = len(report.tests)
+    of = f"{count} tests" if count > 1 else report.tests[0].nodeid
+    click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
+    for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
+        click.echo(printable(line))
+    if count > 1:
+        click.echo(printable(f"the other tests' filters: {_ranges_call(wanted)}"))
+    if report.exit_code < 0:
+        click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
+        return FAILED
+    if report.exit_code:
+        click.echo(
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; what it said is above", err=True
+        )
+        return FAILED
+    return FINE
+
+
+def _ranges_call(wanted: Wanted) -> str:
+    from pytest_gpumem.runs.child import shown
+
+    return shown(["gpumem", "ranges", "--", *wanted.arguments, *wanted.tests])

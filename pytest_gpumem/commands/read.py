@@ -1,0 +1,150 @@
+"""The command `gpumem read`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.migrations import PageCounts, said
+from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.units import format_bytes, format_share, format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.records.row import Row
+
+
+SHOWN = 8
+"""Kernels that are shown of what was not measured."""
+
+
+def text(recording: Recording) -> str:
+    """A paragraph for each measurement."""
+    recording, lines = printable(recording), []
+    for one in recording.profiles:
+        lines += [*_profile(one), ""]
+    if rest := list(_besides("outside of all tests", recording.outside)):
+        lines += [*rest, ""]
+    lines += [f"note: {note}" for note in recording.notes]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _profile(one: TestProfile) -> Iterator[str]:
+    launches = "" if one.launches is None else f"  {_count(one.launches, 'launch')}"
+    # Only where there are several is a process worth a word.
+    yield f"{one.key}{launches}" if one.kernels or one.copies or one.launches else f"{one.key}  outside of its measurements"
+    for kernel in one.kernels:
+        yield from _kernel(kernel)
+    for copy in (*one.copies, *one.memsets):
+        yield f"  {_copy(copy)}"
+    if one.migrations is not None and one.migrations != PageCounts():
+        yield f"  pages: {said(one.migrations)}"
+    clocks = [f"{what} {hz / 1e6:.0f} MHz" for what, hz in (("SM", one.sm_clock_hz), ("memory", one.memory_clock_hz)) if hz is not None]
+    if clocks:
+        yield f"  clocks: {', '.join(clocks)}"
+    if one.set_aside is not None:
+        yield f"  L2 set aside: {format_bytes(one.set_aside)}"
+    for line in _besides("besides", one.rest):
+        yield f"  {line}"
+
+
+def _kernel(kernel: KernelUse) -> Iterator[str]:
+    shape = f"{_shape(kernel.grid)} x {_shape(kernel.block)}"
+    yield f"  {kernel.name}"
+    yield f"    {_count(kernel.launches, 'launch')} of {shape} threads, {format_time(kernel.nanoseconds_each / 1e9)} each"
+    figures = []
+    for what, nbytes in (("read", kernel.dram_read), ("written", kernel.dram_written)):
+        if nbytes is not None:
+            figures.append(f"DRAM {what} {format_bytes(round(nbytes / kernel.launches))}")
+    for what, share in (("L2 hit rate", kernel.l2_hit_rate), ("of reads", kernel.l2_read_hit_rate), ("occupancy", kernel.occupancy)):
+        if share is not None:
+            figures.append(f"{what} {format_share(share)}")
+    for what, sectors in (("load", kernel.sectors_per_request), ("store", kernel.sectors_per_store)):
+        if sectors:
+            figures.append(f"{sectors:.3g} sectors per {what}")
+    if figures:
+        yield f"    {', '.join(figures)}"
+
+
+def _copy(copy: CopyUse) -> str:
+    sides = f"{copy.source} to {copy.destination}" if copy.source else copy.destination
+    many = _count(copy.count, "memset" if copy.kind == "memset" else f"{copy.kind} copy")
+    return f"{many}, {sides}: {format_bytes(copy.nbytes)} in {format_time(copy.nanoseconds / 1e9)}"
+
+
+def _besides(title: str, rest: Besides) -> Iterator[str]:
+    parts = []
+    if rest.kernels:
+        nanoseconds = sum(kernel.nanoseconds for kernel in rest.kernels)
+        parts.append(f"{_count(sum(k.launches for k in rest.kernels), 'kernel')} in {format_time(nanoseconds / 1e9)}")
+    parts += [_copy(copy) for copy in (*rest.copies, *rest.memsets)]
+    if rest.migrations is not None and rest.migrations != PageCounts():
+        parts.append(f"pages: {said(rest.migrations)}")
+    if parts:
+        yield f"{title}: {'; '.join(parts)}"
+
+
+def _count(number: int, what: str) -> str:
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what[:-1]}ies" if what.endswith("copy") else f"{number} {what}{'es' if what.endswith('ch') else 's'}"
+
+
+def _shape(size: tuple[int, int, int]) -> str:
+    x, y, z = size
+    return str(x) if y == z == 1 else f"({x}, {y})" if z == 1 else f"({x}, {y}, {z})"
+
+
+UNREADABLE = 6
+"""Nothing could be read, as "nothing counted" of other commands."""
+
+
+@click.command("read")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The --benchmark-json of the same run.")
+@click.option("--json", "as_json", is_flag=True, help="Write profiles as JSON.")
+def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
+    """Say what Nsight Systems or Nsight Compute recorded of each test.
+
+    A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or what `ncu --csv --page raw` wrote. Shown are kernels with times and shapes,
+    copies by kind of memory, migrations and page faults, and of Nsight Compute DRAM bytes, L2 hit rates, sectors per request, occupancy
+    and clocks. With --results, Nsight Compute's kernels are known by launch and test id too.
+
+    Exits with 6 where a file cannot be read.
+    """
+    from pytest_gpumem.nsight import reading
+    from pytest_gpumem.nsight.sqlite_tables import BadReport
+    from pytest_gpumem.nsight.tools import ToolMissing
+    from pytest_gpumem.records.profile import profiles_to_json
+    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
+
+    rows: tuple[Row, ...] = ()
+    if results is not None:
+        try:
+            rows = document_in(parsed(content(results))).rows
+        except FileError as error:
+            raise click.UsageError(f"--results: {results}: {error}.") from None
+    read_ones, broken = [], False
+    for file in files:
+        try:
+            found = reading.read(file, os.environ)
+        except (BadReport, ToolMissing) as error:
+            click.echo(printable(f"gpumem: {error}"), err=True)
+            broken = True
+            continue
+        read_ones.append((file, replace(found, profiles=reading.with_results(found.profiles, rows))))
+    if as_json:
+        click.echo(json.dumps(profiles_to_json(profile for _, found in read_ones for profile in found.profiles), indent=2))
+    else:
+        for number, (file, found) in enumerate(read_ones):
+            version = f" {found.tool_version}" if found.tool_version else ""
+            click.echo(f"{'' if not number else chr(10)}{printable(f'{file} ({found.tool}{version})')}\n\n{text(found)}")
+    return UNREADABLE if broken else 0

@@ -1,1 +1,0 @@
-"""Two sets of result files against each other, without a GPU."""

@@ -1,0 +1,225 @@
+"""The duet's verdict: base against head by pairs of fresh processes, judged after every pair.
+
+The datum is one pair's d = log(head / base) of the two processes' latencies, corrected for launch overhead. A coin of its own decides for
+every pair which side runs first. So if head is slower by m, the sign of d - m is a fair coin given its size and everything before it,
+however noise hangs together in time: nothing is assumed of its distribution.
+
+`max_regression` = delta. A bet on the sign of each pair against "slower by at most delta" multiplies a wealth that starts at 1; so does a
+second one against "slower by delta or more". By Ville's inequality either exceeds 1/a with probability a at most, over all pairs together
+(Ramdas, Gruenwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"), so that a duet may stop after any
+pair, and may go on later.
+
+- FAIL: the first wealth exceeds 1/`ALARM`, and Holm's step over the family at `ALPHA`;
+- PASS: the second exceeds 1/`MISS`;
+- else go on; UNDECIDED where no more pairs are allowed.
+
+A gross change needs fewer pairs than its sign can prove. It is FAIL after `GROSS_PAIRS` that each lie beyond delta by more than `GROSS`,
+and by more than `GROSS_RANGES` of their own range: two processes of unchanged code differ by as much in at most one of `1 / GROSS_RARE`
+pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from pytest_gpumem.judging.finding import between, change, counted
+from pytest_gpumem.judging.suite import ALPHA
+from pytest_gpumem.records.verdict import GROSS, Outcome
+from pytest_gpumem.units import format_share
+
+ALARM = 1e-3
+"""Most FAILs of tests that are slower by delta at most, of all verdicts."""
+MISS = 5e-3
+"""Most PASSes of tests that are slower by delta or more."""
+ROUNDS = 96
+"""Pairs at most, by default: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
+STAKE = 0.95
+"""Largest part of the wealth on one sign: a pair the other way costs as much as four the right way earn."""
+PRIOR = 2
+"""Pairs that the prior of size and spread counts for in a bet."""
+EXPECTED_SPREAD = 0.003
+"""Standard deviation of a pair before any was seen: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)."""
+LEAST = 1 / 8
+"""Smallest distance from delta that is bet on, as a share of it."""
+GROSS_PAIRS = 3
+GROSS_RANGES = 5.0
+GROSS_RARE = 0.01
+"""Share of pairs of unchanged code that may look like a gross change: none of 2475 measurements was off by more than 3 %
+(ci/records/nvidia-h200/gate_validation_short.json)."""
+SHOWN = 0.99
+"""Confidence of the interval that is shown, two-sided; a verdict does not depend on it."""
+
+
+@dataclass
+class Bet:
+    """A wealth that grows as pairs show a log-ratio to lie beyond a bound."""
+
+    bound: float
+    """Log-ratio."""
+    side: int
+    """+1: the alternative is above the bound; -1: below it."""
+    expected: float
+    """Distance from the bound that is expected before any pair was seen."""
+    log_wealth: float = 0.0
+    most: float = 0.0
+    """Largest logarithm of the wealth so far."""
+    _count: int = 0
+    _sum: float = 0.0
+    _squares: float = 0.0
+
+    def take(self, log_ratio: float) -> None:
+        """Bet on one pair with what the earlier ones showed, then learn from it."""
+        distance = self.side * (log_ratio - self.bound)
+        weight = PRIOR + self._count
+        ahead = max((PRIOR * self.expected + self._sum) / weight, LEAST * abs(self.bound))
+        spread = self._squares - self._sum**2 / self._count if self._count else 0.0
+        variance = (PRIOR * EXPECTED_SPREAD**2 + max(spread, 0.0)) / weight
+        # Kelly's stake for a normal distance; the bet is fair because it is fixed before the sign is known.
+        stake = STAKE * math.tanh(ahead / variance * distance / STAKE)
+        self.log_wealth += math.log1p(stake)
+        self.most = max(self.most, self.log_wealth)
+        self._count += 1
+        self._sum += distance
+        self._squares += distance**2
+
+    @property
+    def p_value(self) -> float:
+        """An upper bound of the probability of such a wealth, at any time, if the alternative is false."""
+        return math.exp(-self.most)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What the pairs of one test show. Log-ratios are turned into shares: +0.01 is 1 % slower."""
+
+    outcome: Outcome | None
+    """PASS or FAIL; None while it is open."""
+    log_ratios: tuple[float, ...]
+    """One for each pair, in the order in which they were measured."""
+    delta: float
+    """Allowed slow-down."""
+    alarm: float
+    """Anytime-valid p-value of "slower by at most delta"."""
+    miss: float
+    """Anytime-valid p-value of "slower by delta or more"."""
+    gross: bool = False
+    """A FAIL by the rule for gross changes."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that it rests on."""
+        return len(self.log_ratios)
+
+    @property
+    def change(self) -> float:
+        """Head over base less 1: the median of the Walsh averages (Hodges and Lehmann 1963)."""
+        return math.expm1(centre(self.log_ratios))
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """Interval of the change, 99 % two-sided, by the signed-rank test; infinite where so few pairs allow none."""
+        low, high = interval(self.log_ratios, SHOWN)
+        return math.expm1(low) if math.isfinite(low) else low, math.expm1(high) if math.isfinite(high) else high
+
+    @property
+    def sentence(self) -> str:
+        """The verdict's one sentence, without a full stop."""
+        shown = between(*self.bounds) if math.isfinite(self.bounds[0]) else "too few for an interval"
+        seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, {shown}"
+        limit = f"max_regression {format_share(self.delta)}"
+        if self.outcome is Outcome.FAIL:
+            return f"slower than {limit} allows: {seen}" + (", each of them far beyond it" if self.gross else "")
+        if self.outcome is Outcome.PASS:
+            return f"within {limit}: {seen}"
+        return f"at {limit}: {seen}"
+
+
+def least_pairs(family: int) -> int:
+    """Pairs without which no small slow-down can fail: the wealth grows by at most 1 + `STAKE` a pair."""
+    return math.ceil(-math.log(min(ALARM, ALPHA / family)) / math.log1p(STAKE))
+
+
+def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float]) -> dict[str, Paired]:
+    """Judge a family of tests by the pairs that each has so far.
+
+    A test is decided by its pairs alone and by how many others fail: more pairs of the same test never take a verdict back.
+
+    Args:
+        pairs: log-ratios by test, in the order in which they were measured.
+        deltas: allowed slow-down of each test, as a share.
+
+    Returns:
+        By test, in their order; `outcome` is None where more pairs are needed.
+    """
+    bets = {key: _bets(values, math.log1p(deltas[key])) for key, values in pairs.items()}
+    gross = {key for key, values in pairs.items() if _gross(values, math.log1p(deltas[key]), len(pairs))}
+    slower = _holm({key: slow.p_value for key, (slow, _) in bets.items()})
+    found = {}
+    for key, values in pairs.items():
+        slow, fine = bets[key]
+        outcome = Outcome.FAIL if key in slower or key in gross else Outcome.PASS if fine.p_value <= MISS else None
+        slow_p, fine_p, only_gross = slow.p_value, fine.p_value, key in gross and key not in slower
+        found[key] = Paired(outcome, tuple(values), deltas[key], slow_p, fine_p, only_gross)
+    return found
+
+
+def _bets(values: Iterable[float], limit: float) -> tuple[Bet, Bet]:
+    slow, fine = Bet(limit, 1, limit / 2), Bet(limit, -1, limit)
+    for value in values:
+        if fine.p_value > MISS:  # a PASS is final, whatever pairs follow it
+            slow.take(value)
+        fine.take(value)
+    return slow, fine
+
+
+def _gross(values: Sequence[float], limit: float, family: int) -> bool:
+    """True if the first pairs show a slow-down far beyond the limit, for a family in which as much is too rare to be chance."""
+    if len(values) < GROSS_PAIRS or min(ALARM, ALPHA / family) < GROSS_RARE**GROSS_PAIRS:
+        return False
+    first = values[:GROSS_PAIRS]
+    return min(first) - limit > max(math.log1p(GROSS), GROSS_RANGES * (max(first) - min(first)))
+
+
+def _holm(p_values: Mapping[str, float]) -> set[str]:
+    """Tests whose p-value keeps Holm's step (Holm 1979), and `ALARM`."""
+    slower: set[str] = set()
+    for step, (key, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p_value > min(ALARM, ALPHA / (len(p_values) - step)):
+            break
+        slower.add(key)
+    return slower
+
+
+def _walsh(values: Sequence[float]) -> list[float]:
+    """Means of every two values, each with itself too, ascending."""
+    return sorted((one + other) / 2 for index, one in enumerate(values) for other in values[index:])
+
+
+def centre(values: Sequence[float]) -> float:
+    """The median of the Walsh averages; NaN for no values."""
+    return statistics.median(_walsh(values)) if values else math.nan
+
+
+def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """The centre's interval by the exact signed-rank test (Wilcoxon 1945); infinite where so few values allow none."""
+    cut = _cut(len(values), (1 - confidence) / 2)
+    if not cut:
+        return -math.inf, math.inf
+    averages = _walsh(values)
+    return averages[cut - 1], averages[-cut]
+
+
+@cache
+def _cut(count: int, error: float) -> int:
+    """Rank sums from 0 on whose probabilities, among `count` ranks with signs by chance, add up to `error` at most."""
+    ways = [1]  # to each rank sum: every rank is in it or not
+    for rank in range(1, count + 1):
+        ways = [a + b for a, b in zip(ways + [0] * rank, [0] * rank + ways, strict=True)]
+    cut = below = 0
+    while (below := below + ways[cut]) <= error * 2**count:
+        cut += 1
+    return cut

@@ -1,1 +1,0 @@
-"""Ways to take samples, one strategy a module."""

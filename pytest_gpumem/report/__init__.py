@@ -1,1 +1,0 @@
-"""The command `gpumem report`: results that were written before, as a page."""

@@ -1,0 +1,114 @@
+"""Which part of the memory system a test is about, as its measurements tell: reports put tests of one kind together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from itertools import groupby
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Outcome
+
+COALESCED = 4
+"""Sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches."""
+
+
+class Behaviour(str, Enum):
+    """Kinds of tests. Where the rows of a test are of several kinds, the first of these is the test's."""
+
+    OVERLAP = "overlap"
+    """Copies and kernels at the same time."""
+    LATENCY = "latency"
+    """Accesses of which each waits for the one before."""
+    MANAGED = "managed memory"
+    """Pages that migrate."""
+    LINK = "host link"
+    """Bytes that cross PCIe or NVLink."""
+    ALLOCATION = "allocation and host"
+    """Calls that the host waits for and that move no bytes."""
+    PERSISTING = "persisting L2"
+    """A stream with an access-policy window."""
+    CACHE = "L2"
+    """Caches that are not flushed before a sample."""
+    PATTERN = "access pattern"
+    """Requests that touch more sectors, or fewer, than coalesced ones."""
+    DRAM = "DRAM"
+    """A footprint of which L2 holds a small part."""
+    OTHER = "other"
+    """A footprint that is small or unknown."""
+    NOTHING = "not measured"
+    """It failed before anything was measured."""
+
+
+ORDER = tuple(Behaviour)
+
+
+def function_of(row: Row) -> str:
+    """The id of a row's test function, without the parameters of this call."""
+    module, separator, test = row.nodeid.partition("::")
+    return f"{module}{separator}{test.partition('[')[0]}" if separator else row.nodeid.partition("[")[0]
+
+
+def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behaviour:
+    """The kind of one measurement by itself."""
+    if measurement is None:
+        return Behaviour.NOTHING
+    traffic = measurement.traffic
+    rules = (
+        (measurement.overlap is not None, Behaviour.OVERLAP),
+        (bool(measurement.accesses_per_launch), Behaviour.LATENCY),
+        (measurement.managed or measurement.migrations is not None, Behaviour.MANAGED),
+        (traffic is not None and traffic.link, Behaviour.LINK),
+        (measurement.sampler == "host" and traffic is None and measurement.footprint is None, Behaviour.ALLOCATION),
+        (measurement.window is not None, Behaviour.PERSISTING),
+        (measurement.mode == "hot", Behaviour.CACHE),
+        (measurement.sectors_per_request not in (None, COALESCED), Behaviour.PATTERN),
+        (measurement.no_share_of_peak(facts) is None, Behaviour.DRAM),
+    )
+    return next((behaviour for holds, behaviour in rules if holds), Behaviour.OTHER)
+
+
+def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
+    """By the id of each test function, its kind."""
+    found: dict[str, Behaviour] = {}
+    for row in rows:
+        function, kind = function_of(row), behaviour_of(row.measurement, facts)
+        found[function] = min(found.get(function, kind), kind, key=ORDER.index)
+    return found
+
+
+SLOWER, UNDECIDED, FINE = 1, 2, 3
+
+
+def attention(row: Row) -> int:
+    """How soon a row is to be looked at, 0 first."""
+    verdict = row.verdict
+    if row.failed or verdict.outcome is Outcome.FAIL:
+        return 0
+    if verdict.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.low > 0):
+        return SLOWER
+    return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE
+
+
+def by_function(rows: Iterable[Row]) -> list[list[Row]]:
+    """Neighbouring rows of one test function together."""
+    return [list(of) for _, of in groupby(rows, key=function_of)]
+
+
+def ordered(rows: Sequence[Row], facts: DeviceFacts) -> list[tuple[Behaviour, list[Row]]]:
+    """Rows by kind of test. Kinds, the tests of a kind and the rows of a test: what got worse first, then the slowest."""
+    kinds = behaviours(rows, facts)
+    tests: dict[str, list[Row]] = {}
+    for row in rows:
+        tests.setdefault(function_of(row), []).append(row)
+    groups: dict[Behaviour, list[list[Row]]] = {}
+    for function, of in tests.items():
+        groups.setdefault(kinds[function], []).append(sorted(of, key=_rank))
+    found = [(kind, [row for of in sorted(group, key=lambda of: _rank(of[0])) for row in of]) for kind, group in groups.items()]
+    return sorted(found, key=lambda group: (_rank(group[1][0])[0], Behaviour.NOTHING is group[0], _rank(group[1][0])[1]))
+
+
+def _rank(row: Row) -> tuple[int, float]:
+    return attention(row), -row.measurement.latency if row.measurement is not None else 0.0

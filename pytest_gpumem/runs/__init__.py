@@ -1,0 +1,1 @@
+"""Runs of pytest in fresh processes: duets, repetitions, checkouts of other revisions."""

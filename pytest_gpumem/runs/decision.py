@@ -1,0 +1,229 @@
+"""What becomes of a run's rows once a duet has judged those that its screen flagged, and the exit code that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import LOST, Missing, Row
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.settings import LIMITS
+
+FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
+"""Exit codes of the gate."""
+PYTEST_PASSED, PYTEST_FAILED, PYTEST_USAGE, PYTEST_NOTHING = 0, 1, 4, 5
+"""pytest's."""
+_REGRESSION = (Code.SLOWER, Code.CREPT)
+"""Codes of a FAIL that a duet may clear."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the duet said of one row."""
+
+    outcome: str | None
+    """Its verdict's name; None: there was nothing to compare."""
+    sentence: str
+    """Why."""
+    new: bool = False
+    """Base does not have it."""
+
+
+def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
+    """By `Row.key`, what a duet's document (`report.to_json`) says of each row."""
+    return {one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"]) for one in document["verdicts"]}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a gate ends."""
+
+    code: int
+    rows: tuple[Row, ...]
+    """The run's rows, with the duet's verdict where it gave one."""
+    remarks: tuple[str, ...]
+    """What decided it, a sentence each; the last one is the result."""
+
+
+def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
+    """The end of a gate whose screen lacks measurements that the baseline holds: a lost one is red."""
+    if decision.code == USAGE or not missing:
+        return decision
+    *remarks, result = decision.remarks
+    if lost := sum(one.status == LOST for one in missing):
+        also = f"; {result.removeprefix('red: ')}" if decision.code == RED else ""
+        decision, result = replace(decision, code=RED), f"red: {counted(lost, 'measurement')} of the baseline lost{also}"
+    return replace(decision, remarks=(*remarks, *missing_lines(missing), result))
+
+
+def flagged(rows: Sequence[Row]) -> list[Row]:
+    """Rows that a duet is to judge: those that the screen finds slower, or cannot compare."""
+    return [row for row in rows if row.limits.max_regression is not None and _flagged(row.verdict)]
+
+
+def _flagged(verdict: Verdict) -> bool:
+    if verdict.outcome is Outcome.FAIL:
+        return verdict.code in _REGRESSION
+    return verdict.outcome is not Outcome.PASS and verdict.code is not Code.ACCEPTED
+
+
+def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
+    """Whether neither the screen nor the duet could compare a row with base, though base may have it."""
+    if row.verdict.comparison is not None or not flagged([row]):
+        return False
+    if duet is None:
+        # Without a duet the conditions alone are a warning.
+        return row.verdict.code is not Code.CONDITIONS
+    said = duet.get(row.key)
+    return said is None or (said.outcome is None and not said.new)
+
+
+def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
+    """What a row is without its limit on slow-downs, if that is all that speaks against it as far as its figures tell; else None.
+
+    A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
+    """
+    measurement = row.measurement
+    if measurement is None or not flagged([row]):
+        return None
+    siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
+    others = replace(row.limits, max_regression=None, fail_if_faster=None)
+    if row.verdict.code is Code.CONDITIONS and all(getattr(others, name) is None for name in LIMITS):
+        # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
+        return replace(row.verdict, outcome=Outcome.PASS, code=None)
+    verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
+    return None if is_failure(verdict, strict=False) else verdict
+
+
+def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool, in_itself: Collection[str] = ()) -> list[Row]:
+    """Flagged rows of which a duet decides whether their test fails: not those that fail whatever it says.
+
+    Arguments as for `settled`.
+    """
+    failing = _failing_in_themselves(rows, strict, in_itself)
+    found = []
+    for row in flagged(rows):
+        rest = without_regression(row, rows, facts)
+        lost = is_failure(row.verdict, strict) and (rest is None or is_failure(rest, strict))
+        if row.nodeid not in failing and not lost:
+            found.append(row)
+    return found
+
+
+def _failing_in_themselves(rows: Sequence[Row], strict: bool, in_itself: Collection[str]) -> set[str]:
+    """Node ids of tests that fail by an assertion or an error, as far as that is known or none of their verdicts explains it."""
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    return {row.nodeid for row in rows if row.failed} - by_verdict | set(in_itself)
+
+
+def settled(
+    rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool, in_itself: Collection[str] = ()
+) -> tuple[Row, ...]:
+    """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged.
+
+    Args:
+        rows: of the screen.
+        facts: of the device.
+        duet: what it said.
+        strict: the screen failed every row that is no PASS.
+        in_itself: node ids of tests that failed by an assertion or an error, where that is known; whatever they measured, they fail.
+    """
+    failing = _failing_in_themselves(rows, strict, in_itself)
+    after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
+    failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
+    # All rows of a test fail with one of them, and no longer once none does.
+    return tuple(replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
+
+
+def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged | None) -> Row:
+    if judged is None or row not in flagged(rows):
+        return row
+    old = row.verdict
+    screen = f"the screen had said {old.outcome.value}: {old.reason}"
+    said = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
+    if judged.outcome == Outcome.FAIL.value:
+        return replace(row, failed=True, verdict=replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{said}; {screen}"))
+    rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
+    if rest is None:
+        return replace(row, verdict=replace(old, reason=f"{old.reason}; {said}"))
+    besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
+    return replace(row, failed=False, verdict=replace(old, outcome=rest.outcome, code=rest.code, reason=f"{said}{besides}; {screen}"))
+
+
+def decide(
+    code: int,
+    failures: int,
+    rows: Sequence[Row],
+    facts: DeviceFacts | None,
+    duet: Mapping[str, Judged] | None,
+    *,
+    strict: bool,
+    in_itself: Collection[str] = (),
+    strict_screen: bool = False,
+) -> Decision:
+    """The gate's end.
+
+    Args:
+        code: pytest's exit code of the screen.
+        failures: failures and errors that pytest counted.
+        rows: of the screen.
+        facts: of the device; None where pytest wrote no results.
+        duet: what the duet said, by `Row.key`; None where there was none.
+        strict: green takes a PASS of every row, on a real GPU.
+        in_itself: node ids of tests that failed by an assertion or an error, and not by a row's verdict alone.
+        strict_screen: the screen failed every row that is no PASS.
+    """
+    if code == PYTEST_USAGE:
+        return Decision(USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
+    if code == PYTEST_NOTHING:
+        return Decision(NO_VERDICT, tuple(rows), ("no verdict: no tests were collected",))
+    if code not in (PYTEST_PASSED, PYTEST_FAILED):
+        return Decision(RED, tuple(rows), (f"red: pytest ended with {code} before its tests did",))
+    if facts is None or not rows:
+        if code == PYTEST_FAILED:
+            return Decision(RED, tuple(rows), ("red: tests failed, and nothing was measured",))
+        return Decision(NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
+    after = settled(rows, facts, duet or {}, strict=strict_screen, in_itself=in_itself)
+    cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
+    remarks = [f"cleared by the duet: {key}" for key in cleared]
+    # A test is cleared once all its rows are: others of it may fail.
+    tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
+    bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
+    # By what was measured; the others fail with their test.
+    broken = [row for row in bad if row.measurement is not None and is_failure(row.verdict, strict_screen)]
+    in_themselves = {row.nodeid for row in bad} - {row.nodeid for row in broken}
+    others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
+    if code == PYTEST_FAILED and failures == 0:
+        return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
+    if bad or others:
+        said = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
+        said += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
+        said += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
+        return Decision(RED, after, (*remarks, f"red: {'; '.join(said)}"))
+    if all(row.verdict.code is Code.CONDITIONS for row in after):
+        return Decision(NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
+    if unjudged := [row for row in after if _unjudged(row, duet)]:
+        remarks += [f"not judged: {row.key}: {row.verdict.reason}" for row in unjudged]
+        why = "" if duet is not None else ", and there was no duet to judge them"
+        return Decision(NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}"))
+    doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
+    new = [row for row in doubtful if (said_of := (duet or {}).get(row.key)) is not None and said_of.new]
+    undecided = [row for row in doubtful if row not in new and row.verdict.code is not Code.ACCEPTED]
+    remarks += [f"new, base does not have it: {row.key}" for row in new]
+    remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
+    remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
+    if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
+        remarks.append(
+            f"{free} of {len(after)} rows have no max_regression, so a slow-down of them is not looked for; see --max-regression"
+        )
+    if strict and (doubtful or facts.simulated):
+        why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
+        return Decision(NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
+    counts = {"undecided": len(undecided), "new": len(new), "accepted": len(doubtful) - len(undecided) - len(new)}
+    left = "".join(f", {count} of them {name}" for name, count in counts.items() if count)
+    return Decision(FINE, after, (*remarks, f"green: {len(after)} rows{left}"))

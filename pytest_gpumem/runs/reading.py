@@ -1,0 +1,345 @@
+"""What the finished processes of a duet say about each measurement: its pairs, or why it has none. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.spread import level, readings
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row, selects
+from pytest_gpumem.records.verdict import Code, Outcome
+from pytest_gpumem.reporting.failure import headline
+from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError
+from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.units import format_bytes, parse_margin
+
+SIDES = (BASE, HEAD)
+MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
+"""Settings that base and head must share: they decide what a latency is."""
+WAY = ("mode", "sampler")
+"""Of a measurement: what makes its latency another one, and can be asked for."""
+Way = Mapping[str, str]
+"""A value for each of `WAY`."""
+DEFAULT_REGRESSION = "1%"
+"""Allowed slow-down of a test that states none, where the command line states none either."""
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """Why a measurement gets no verdict from its pairs."""
+
+    outcome: Outcome | None
+    """FAIL: its test fails in head alone, or head cannot be measured as base is; UNDECIDED, by its conditions; None: there is nothing to
+    compare."""
+    sentence: str
+    new: bool = False
+    """Base does not have it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which measurements are compared; everything where both are None."""
+
+    tests: frozenset[str] | None = None
+    """Node ids; each selects as on pytest's command line, such as a test with all its parameters."""
+    keys: frozenset[str] | None = None
+    """Row keys."""
+
+    @staticmethod
+    def of(rows: Iterable[Row]) -> Wanted:
+        """These rows and no others of their tests."""
+        every = list(rows)
+        return Wanted(frozenset(row.nodeid for row in every), frozenset(row.key for row in every))
+
+    def holds(self, nodeid: str, key: str) -> bool:
+        """Whether a row is among them."""
+        if self.keys is not None:
+            return key in self.keys
+        return self.tests is None or any(selects(name, nodeid) for name in self.tests)
+
+    @property
+    def names(self) -> list[str]:
+        """What was asked for, without what another name among it selects too; empty where that is everything."""
+        if self.keys is not None:
+            return sorted(self.keys)
+        every = sorted(self.tests or ())
+        return [name for name in every if not any(other != name and selects(other, name) for other in every)]
+
+    def missing(self, rows: Iterable[Row]) -> list[str]:
+        """What was asked for and is none of these rows, nor selects one."""
+        every = list(rows)
+        if self.keys is not None:
+            return sorted(self.keys - {row.key for row in every})
+        return [name for name in sorted(self.tests or ()) if not any(selects(name, row.nodeid) for row in every)]
+
+
+Rounds = Mapping[int, Mapping[str, Process]]
+"""By round and side, the last attempt of each process."""
+
+
+def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
+    """The wanted rows of a process by key."""
+    return {row.key: row for row in process.rows if wanted.holds(row.nodeid, row.key)}
+
+
+def problem(row: Row | None, process: Process) -> str | None:
+    """Why a row of a process cannot be compared whatever its conditions; None if it can.
+
+    A test that only broke limits of its own, by this row or another, was measured all the same.
+    """
+    if row is None:
+        return "it measured nothing"
+    if row.measurement is None:
+        return row.verdict.reason
+    return "its test failed" if row.failed and not _by_limits(row.nodeid, process) else None
+
+
+def _by_limits(nodeid: str, process: Process) -> bool:
+    """Whether a test that failed did so by its rows' verdicts, and not by an assertion or an error beside them."""
+    broken = [headline(row) for row in process.rows if row.nodeid == nodeid and is_failure(row.verdict, strict=False)]
+    _, said = process.outcomes.get(nodeid, ("", ""))
+    return bool(broken) and (not said or said.startswith(tuple(broken)))
+
+
+def _fails(key: str, row: Row | None, process: Process) -> bool:
+    """Whether a process crashed, or the test of a row failed in it, and not by its limits alone."""
+    if process.error is not None:
+        return True
+    if row is not None:
+        return row.failed and not _by_limits(row.nodeid, process)
+    nodeid = _nodeid_in(key, process)
+    return nodeid is not None and process.outcomes[nodeid][0] == "failed" and not _by_limits(nodeid, process)
+
+
+def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
+    """Why a process should be repeated: it crashed, or a row that still matters is missing or was measured under bad conditions.
+
+    Args:
+        process: the process.
+        wanted: the measurements that are compared.
+        open_: keys that are still undecided; None before the first pair is complete.
+    """
+    if process.error is not None:
+        return process.error
+    rows = rows_of(process, wanted)
+    for key in rows if open_ is None else open_:
+        row = rows.get(key)
+        if open_ is not None and (why := problem(row, process)) is not None:
+            return f"{key}: {_said(process, key, why)}"
+        if row is not None and row.verdict.code is Code.CONDITIONS:
+            return f"{key}: {row.verdict.reason}"
+    return None
+
+
+def others_on_the_gpu(process: Process) -> bool:
+    """Whether some row saw another process on the device."""
+    for row in process.rows:
+        if row.measurement is not None:
+            seen = (*row.measurement.conditions, *((row.measurement.during,) if row.measurement.during else ()))
+            if any(conditions.other_processes for conditions in seen):
+                return True
+    return False
+
+
+def check_alike(base: Process, head: Process) -> None:
+    """See that both sides measure in the same way on the same device.
+
+    Raises:
+        DuetError: a setting differs; names it and both values.
+    """
+    for name in MEASURING:
+        if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
+            flag = "--gpumem-budget" if name == "total_budget" else f"--gpumem-{name}"
+            raise DuetError(
+                f"base and head measure in different ways: {name} is {base.settings[name]!r} in base and {head.settings[name]!r} in head; "
+                f"give {flag} among pytest's arguments"
+            )
+    check_device(base, head)
+
+
+def check_device(one: Process, other: Process) -> None:
+    """See that two processes ran on the same device.
+
+    Raises:
+        DuetError: they did not.
+    """
+    # A process without rows has seen none.
+    if one.device and other.device and (one.device, one.uuid) != (other.device, other.uuid):
+        names = (f"{process.device} {process.uuid or ''}".strip() for process in (one, other))
+        raise DuetError(f"the processes ran on different devices: {' and '.join(names)}; a duet is of one GPU")
+
+
+def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged]:
+    """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
+    rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
+    processes = {BASE: base, HEAD: head}
+    found = {}
+    for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
+        why = {side: problem(rows[side].get(key), processes[side]) for side in SIDES}
+        said = [f"{side}: {_said(processes[side], key, reason)}" for side, reason in why.items() if reason is not None]
+        if said:
+            fails = {side: _fails(key, rows[side].get(key), processes[side]) for side in SIDES}
+            absent = key not in rows[BASE] and _nodeid_in(key, base) is None
+            if absent and (instead := _instead(rows[HEAD][key], base, head)):
+                said.append(f"base measures {', '.join(instead)} in that test, which head does not")
+                absent = False
+            outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
+            found[key] = Unjudged(outcome, "; ".join(said), new=absent and outcome is None)
+        elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
+            found[key] = Unjudged(Outcome.FAIL, changed)
+    for key in wanted.missing(row for side in rows.values() for row in side.values()):
+        said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
+        fails = {side: _fails(key, None, processes[side]) for side in SIDES}
+        found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(said))
+    return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
+
+
+def _instead(row: Row, base: Process, head: Process) -> list[str]:
+    """What base measures in the test of a row of head, and head does not: the row may be one of these under another label."""
+    kept = {one.key for one in head.rows}
+    return [one.key for one in base.rows if one.nodeid == row.nodeid and one.measurement is not None and one.key not in kept]
+
+
+def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, Unjudged]:
+    """Tests and files that fail in head alone and that no measurement stands for, such as a file that cannot be imported."""
+    if wanted.keys is not None:
+        return {}
+    return {
+        nodeid: Unjudged(Outcome.FAIL, f"head: {_said(head, nodeid, outcome)}")
+        for nodeid, (outcome, _) in head.outcomes.items()
+        if outcome == "failed"
+        and wanted.holds(nodeid, nodeid)
+        and not any(key == nodeid or key.startswith((f"{nodeid}[", f"{nodeid}::")) for key in keys)
+        and not _fails(nodeid, None, base)
+    }
+
+
+def ways(base: Process, head: Process, wanted: Wanted) -> dict[str, Way]:
+    """How base measures what head measures in another way, by row key: both sides can be told to measure so."""
+    theirs, ours = rows_of(base, wanted), rows_of(head, wanted)
+    both = [key for key, row in theirs.items() if problem(row, base) is None and key in ours and problem(ours[key], head) is None]
+    return {
+        key: {name: getattr(_of(theirs[key]), name) for name in WAY}
+        for key in both
+        if _other_way(_of(theirs[key]), _of(ours[key])) is not None
+    }
+
+
+def _of(row: Row) -> Measurement:
+    assert row.measurement is not None
+    return row.measurement
+
+
+def _other_way(base: Measurement, head: Measurement) -> str | None:
+    """In what the two were measured differently, which makes their latencies incomparable."""
+    for name in WAY:
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            return f"the measurement itself has changed: {name} was {was} in base and is {now} in head, which may be the slow-down itself"
+    return None
+
+
+def changes(base: Row, head: Row) -> list[str]:
+    """What a reader must know of a comparison: other work in head than in base."""
+    was, now = _of(base), _of(head)
+    told = []
+    if was.target != now.target:
+        told.append(f"it now measures {now.target}, not {was.target}")
+    then, total = (None if m.traffic is None else m.traffic.total for m in (was, now))
+    if then != total:
+        shown = " to ".join("unknown" if value is None else format_bytes(value) for value in (then, total))
+        told.append(f"its traffic has changed from {shown}")
+    if was.window != now.window:
+        told.append("its access-policy window has changed")
+    return told
+
+
+def _nodeid_in(key: str, process: Process) -> str | None:
+    """The test or file among those that did not pass in a process which a key, or a name that was asked for, is of."""
+    for nodeid in process.outcomes:
+        # A file that cannot be imported fails all tests in it.
+        if key.startswith((f"{nodeid}[", f"{nodeid}::")) or selects(key, nodeid):
+            return nodeid
+    return None
+
+
+def _said(process: Process, key: str, otherwise: str) -> str:
+    """What a process says about a row that it lacks."""
+    if process.error is not None:
+        return f"crashed: {process.error}"
+    if (nodeid := _nodeid_in(key, process)) is None:
+        return otherwise
+    outcome, why = process.outcomes[nodeid]
+    if key.startswith(f"{nodeid}::"):
+        return why
+    return f"{outcome}, {why}" if why else outcome
+
+
+def delta_of(base: Row, head: Row, written: str | None) -> float:
+    """The allowed slow-down as a share of base's latency.
+
+    Args:
+        base: the first row of base.
+        head: the first row of head, whose own limit counts: who accepts a slower test changes its limit with it.
+        written: of the command line; it wins over the test's own.
+    """
+    margin = parse_margin(written or head.limits.max_regression or DEFAULT_REGRESSION)
+    return margin.over(_of(base).latency)
+
+
+def log_ratio(base: Row, head: Row) -> float:
+    """Logarithm of head's latency over base's, both corrected to the same launch overhead."""
+    was, now = level([*readings(_of(base)), *readings(_of(head))])
+    return math.log(now / was)
+
+
+def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unjudged:
+    """The log-ratio of one measurement in one round that measured it, or why it has none.
+
+    Args:
+        key: `Row.key` of a measurement that is still open.
+        number: of the round.
+        sides: its two processes.
+    """
+    rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
+    for side, row in rows.items():
+        # Base comes first: what fails on both sides is not head's fault.
+        failed = Outcome.FAIL if side == HEAD and _fails(key, row, sides[side]) else None
+        if sides[side].error is not None:
+            return Unjudged(failed, f"{side} crashed in round {number}: {sides[side].error}")
+        if (why := problem(row, sides[side])) is not None:
+            return Unjudged(failed, f"{side} in round {number}: {_said(sides[side], key, why)}")
+        if row is not None and row.verdict.code is Code.CONDITIONS:
+            return Unjudged(Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
+    base, head = rows[BASE], rows[HEAD]
+    assert base is not None
+    assert head is not None
+    if (changed := _other_way(_of(base), _of(head))) is not None:
+        return Unjudged(Outcome.FAIL, f"round {number}: {changed}")
+    return log_ratio(base, head)
+
+
+def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjudged]]:
+    """The measurements that are judged together, and the ones that are not, by the first pair alone.
+
+    The number must not depend on anything that is compared, because Holm's procedure rests on it.
+    """
+    base, head = rounds[1][BASE], rounds[1][HEAD]
+    if base.error or head.error:
+        side, process = (BASE, base) if base.error else (HEAD, head)
+        rows = {**rows_of(base, wanted), **rows_of(head, wanted)}
+        every = [*rows, *wanted.missing(rows.values())]
+        outcome = None if base.error else Outcome.FAIL
+        return [], {key: Unjudged(outcome, f"{side} crashed: {process.error}") for key in every}
+    out = unpaired(base, head, wanted)
+    both = [key for key in rows_of(head, wanted) if key not in out]
+    return both, out
+
+
+def same_tests(keys: Sequence[str], process: Process) -> list[str]:
+    """Node ids of the rows with these keys."""
+    wanted = set(keys)
+    return list(dict.fromkeys(row.nodeid for row in process.rows if row.key in wanted))

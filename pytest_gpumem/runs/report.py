@@ -1,0 +1,166 @@
+"""What a duet found: a table, a sentence for each verdict, a JSON document and an exit code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from pytest_gpumem.judging.finding import change, counted
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.runs.rounds import Result, Told
+from pytest_gpumem.runs.schedule import BASE, HEAD
+from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.units import format_time
+
+SCHEMA = 2
+"""Version of the document's layout."""
+FINE, REGRESSION, NO_VERDICT = 0, 1, 6
+_NONE = "NO VERDICT"
+_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
+_LEAST_NAME = 24
+
+
+def exit_code(result: Result, *, strict: bool) -> int:
+    """0 fine, 1 where something got slower, 6 where nothing was judged and, under `strict`, where anything was not or is simulated."""
+    if any(one.outcome is Outcome.FAIL for one in result.told):
+        return REGRESSION
+    judged = [one for one in result.told if one.paired is not None]
+    if not judged:
+        return NO_VERDICT
+    simulated = any(process.simulated for process in result.processes)
+    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.told)):
+        return NO_VERDICT
+    return FINE
+
+
+def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
+    """The table and one sentence for each verdict, without a trailing line break; `sides` is None where they have been named already."""
+    device = next((process for process in result.processes if process.device), None)
+    simulated = " (simulated)" if device is not None and device.simulated else ""
+    lines = [] if sides is None else [named(sides)]
+    if device is not None:
+        driver = f", driver {device.driver}" if device.driver else ""
+        lines.append(printable(f"{device.name}{simulated}{driver}"))
+    told = printable(list(result.told))
+    shown = [one for one in told if one.paired is not None or one.outcome is not None]
+    if shown:
+        lines += ["", _table(shown, width, colour, simulated)]
+    lines.append("")
+    for one in told:
+        name = one.outcome.value if one.outcome is not None else _NONE
+        lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
+    measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
+    resumed = f", {result.resumed} of them taken from the journal" if result.resumed else ""
+    lines.append(f"{measured}{resumed}; intervals are of 99 %")
+    return "\n".join(lines)
+
+
+def named(sides: Mapping[str, Side]) -> str:
+    """What is compared."""
+    return printable(f"base: {sides[BASE].what}; head: {sides[HEAD].what}")
+
+
+def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
+    drawn = ruled()
+    drawn.add_column("test", no_wrap=True)
+    for heading in ("base", "head", "change", "from", "to", "pairs"):
+        drawn.add_column(heading, justify="right", no_wrap=True)
+    drawn.add_column("verdict", no_wrap=True)
+    name_width = max(_LEAST_NAME, width - 72 - len(simulated))
+    for one in told:
+        paired = one.paired
+        figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
+        if paired is None:
+            figures += [""] * 4
+        else:
+            ends = [change(end) if math.isfinite(end) else "" for end in paired.bounds]
+            figures += [change(paired.change), *ends, str(paired.pairs)]
+        name = one.outcome.value if one.outcome is not None else _NONE
+        verdict = Text(f"{name}{simulated}", style=_STYLES.get(one.outcome, "yellow") if one.outcome is not None else "yellow")
+        drawn.add_row(Text(shortened(one.key, name_width)), *(Text(figure) for figure in figures), verdict)
+    return drawn_as_text(drawn, width, colour)
+
+
+def to_json(
+    result: Result, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
+) -> dict[str, Any]:
+    """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
+
+    Args:
+        result: what was found.
+        sides: by `BASE` and `HEAD`.
+        arguments: what was asked for, as the journal has it.
+        utc: when the duet ended, ISO 8601.
+        seconds: what it took since this command was called.
+        code: the exit code.
+    """
+    device = next((process for process in result.processes if process.device), None)
+    return {
+        "kind": "gpumem duet",
+        "schema": SCHEMA,
+        "datetime": utc,
+        "seconds": seconds,
+        "exit": code,
+        "arguments": dict(arguments),
+        "base": {"what": sides[BASE].what, "identity": sides[BASE].identity},
+        "head": {"what": sides[HEAD].what, "identity": sides[HEAD].identity},
+        "simulated": device.simulated if device is not None else None,
+        "device": None if device is None else {"key": device.device, "name": device.name, "driver": device.driver, "uuid": device.uuid},
+        "verdicts": [_verdict(one) for one in result.told],
+        "resumed": result.resumed,
+        "processes": [_process(process) for process in result.processes],
+    }
+
+
+def _verdict(one: Told) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "key": one.key,
+        "outcome": one.outcome.value if one.outcome is not None else None,
+        "sentence": one.sentence,
+        "new_in_head": one.new,
+        "base_latency": one.base_latency,
+        "head_latency": one.head_latency,
+        "paired": None,
+    }
+    if (paired := one.paired) is not None:
+        # JSON has no infinity: a bound that so few pairs cannot have is unknown.
+        low, high = (end if math.isfinite(end) else None for end in paired.bounds)
+        plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "pairs": paired.pairs}
+        plain["paired"] |= {"delta": paired.delta, "change": paired.change, "low": low, "high": high}
+        plain["paired"] |= {"alarm": paired.alarm, "miss": paired.miss, "gross": paired.gross}
+    return plain
+
+
+def _process(process: Process) -> dict[str, Any]:
+    rows = {}
+    for row in process.rows:
+        if row.measurement is not None:
+            rows[row.key] = {
+                "medians": list(row.measurement.medians),
+                "overhead": row.measurement.overhead,
+                "sampler": row.measurement.sampler,
+                "outcome": row.verdict.outcome.value,
+            }
+    return {
+        "round": process.turn.round,
+        "side": process.turn.side,
+        "attempt": process.attempt,
+        "pid": process.pid,
+        "utc": process.utc,
+        "seconds": process.seconds,
+        "error": process.error,
+        "rows": rows,
+    }
+
+
+def remaining(seconds: float | None) -> str:
+    """ "40 s", "3 min", or nothing."""
+    if seconds is None:
+        return ""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,307 @@
+"""The duet itself: process after process until every measurement is decided, repeating what conditions spoilt."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.paired import Paired, judge_pairs, least_pairs
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.reading import (
+    Rounds,
+    Unjudged,
+    Wanted,
+    Way,
+    changes,
+    check_alike,
+    check_device,
+    delta_of,
+    families,
+    others_on_the_gpu,
+    pair_of,
+    same_tests,
+    trouble,
+    ways,
+)
+from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError, Turn, turns
+from pytest_gpumem.runs.workers import Process, Workers
+from pytest_gpumem.runs.worktree import Side
+
+ATTEMPTS = 3
+"""Times that a process is run at most before its conditions are taken as they are."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One verdict."""
+
+    key: str
+    outcome: Outcome | None
+    """None: no verdict, because there is nothing to compare."""
+    sentence: str
+    paired: Paired | None = None
+    """The figures behind it."""
+    base_latency: float | None = None
+    """Seconds: the median over base's processes."""
+    head_latency: float | None = None
+    new: bool = False
+    """Base does not have it."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a duet is."""
+
+    rounds: int
+    """Rounds that are complete."""
+    last: int
+    """Number of the last round that is allowed."""
+    open: int
+    """Measurements that are not decided yet."""
+    at_most: float | None
+    """Seconds that are left if nothing is decided before the last round; None before the first process has ended."""
+    note: str | None = None
+    """What happened, if it is worth a line."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a duet found."""
+
+    told: tuple[Told, ...]
+    """One verdict for each measurement, failures first."""
+    processes: tuple[Process, ...]
+    """All that were run, in their order, repeated ones too."""
+    resumed: int
+    """How many of them the journal held."""
+    strict: bool
+    """The ini file of head asks for strictness."""
+
+    @property
+    def open(self) -> bool:
+        """True if more pairs could decide a measurement."""
+        return any(one.paired is not None and one.paired.outcome is None for one in self.told)
+
+
+@dataclass
+class Jury:
+    """Judges after every round; what it has decided stays."""
+
+    family: Sequence[str]
+    deltas: Mapping[str, float]
+    found: dict[str, Paired | Unjudged] = field(default_factory=dict)
+    """Verdicts, and why a measurement gets none."""
+    pairs: dict[str, list[float]] = field(default_factory=dict)
+    """Log-ratios of each measurement so far."""
+
+    @property
+    def open(self) -> list[str]:
+        """Keys that are not decided."""
+        return [key for key in self.family if key not in self.found]
+
+    def take(self, number: int, sides: Mapping[str, Process]) -> None:
+        """Judge with one more round.
+
+        Args:
+            number: of the round.
+            sides: its two processes, which measured all that is open.
+        """
+        for key in self.open:
+            pair = pair_of(key, number, sides)
+            if isinstance(pair, Unjudged):
+                self.found[key] = pair
+            else:
+                self.pairs.setdefault(key, []).append(pair)
+        for key, paired in self.judged().items():
+            if paired.outcome is not None:
+                self.found.setdefault(key, paired)
+
+    def judged(self) -> dict[str, Paired]:
+        """What the pairs so far show of each measurement that has some."""
+        return judge_pairs({key: self.pairs.get(key, []) for key in self.family}, self.deltas)
+
+
+class Duet:
+    """One duet, from the first process to the verdicts."""
+
+    def __init__(
+        self,
+        sides: Mapping[str, Side],
+        workers: Workers,
+        journal: Journal,
+        wanted: Wanted,
+        *,
+        max_regression: str | None,
+        rounds_max: int,
+        seed: int,
+        tell: Callable[[Progress], object],
+    ) -> None:
+        """Nothing is run yet.
+
+        Args:
+            sides: by `BASE` and `HEAD`.
+            workers: run the processes.
+            journal: what was measured before is taken from it, what is measured is added to it.
+            wanted: the measurements to compare.
+            max_regression: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
+            rounds_max: pairs at most.
+            seed: of the order of base and head.
+            tell: called whenever there is progress.
+
+        Raises:
+            DuetError: the journal holds what cannot be read.
+        """
+        self._sides = sides
+        self._workers = workers
+        self._journal = journal
+        self._wanted = wanted
+        self._max_regression = max_regression
+        self._last = rounds_max
+        self._seed = seed
+        self._tell = tell
+        self._known: dict[Turn, list[Process]] = defaultdict(list)
+        for line in journal.lines:
+            process = Process.from_json(line)
+            self._known[process.turn].append(process)
+        self._resumed = len(journal.lines)
+        self._all: list[Process] = []
+        self._first: Process | None = None
+        """The first process that saw a device."""
+        self._jury: Jury | None = None
+        self._complete = 0
+        self._tests: list[str] | None = sorted(wanted.tests) if wanted.tests is not None else None
+        self._ways: dict[str, Way] = {}
+        """How to measure what head would measure in another way than base."""
+        self._unlike: dict[Turn, int] = {}
+        """Processes of the first pair that measured in different ways, and are left out."""
+
+    def play(self) -> Result:
+        """Measure until everything is decided.
+
+        Raises:
+            DuetError: the sides cannot be compared, or head's files changed meanwhile.
+        """
+        self._check_rounds(max(1, len(self._wanted.names)))
+        rounds: dict[int, dict[str, Process]] = defaultdict(dict)
+        order = turns(self._seed)
+        coming = [next(order) for _ in range(2 * self._last)]
+        out: dict[str, Unjudged] = {}
+        index = 0
+        while index < len(coming):
+            turn = coming[index]
+            process = self._take(coming[index:])
+            index += 1
+            rounds[turn.round][turn.side] = process
+            if len(rounds[turn.round]) < 2:
+                continue
+            self._complete = turn.round
+            if self._jury is None:
+                check_alike(rounds[1][BASE], rounds[1][HEAD])
+                if not self._ways and (changed := ways(rounds[1][BASE], rounds[1][HEAD], self._wanted)):
+                    self._ways = changed
+                    self._unlike = {process.turn: process.attempt for process in rounds.pop(1).values()}
+                    self._report(f"{counted(len(changed), 'measurement')} measured in another way by head: both sides now measure as base")
+                    index = 0
+                    continue
+                family, out = families(rounds, self._wanted)
+                if not family:
+                    break
+                self._jury = self._begin(family, rounds[1])
+            self._jury.take(turn.round, rounds[turn.round])
+            self._tests = same_tests(self._jury.open, rounds[1][HEAD])
+            if not self._tests:
+                break
+            if turn.round.bit_count() == 1:  # not after every round: a large tree takes a while to read
+                self._unchanged()
+        self._unchanged()
+        return self._result(rounds, out)
+
+    def _check_rounds(self, family: int) -> None:
+        if self._last < (least := least_pairs(family)):
+            raise DuetError(
+                f"--rounds-max: {self._last} pairs prove no small slow-down; accepted are {least} or more "
+                f"for {family} measurement{'s' * (family > 1)} judged together"
+            )
+
+    def _begin(self, family: list[str], first: Mapping[str, Process]) -> Jury:
+        self._check_rounds(len(family))
+        rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
+        return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family})
+
+    def _take(self, coming: Sequence[Turn]) -> Process:
+        """The process of the next turn: as the journal has it, or run now; repeated while conditions spoil it."""
+        turn = coming[0]
+        left_out = self._unlike.get(turn, 0)
+        for attempt in range(left_out + 1, left_out + ATTEMPTS + 1):
+            known = self._known[turn]
+            fresh = len(known) < attempt
+            process = self._workers.run(coming, self._tests, attempt, self._ways) if fresh else known[attempt - 1]
+            self._check(process)
+            if fresh:
+                known.append(process)
+                self._journal.append(process.to_json())
+            self._all.append(process)
+            why = trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
+            if why is None:
+                break
+            if others_on_the_gpu(process) and not self._workers.early:
+                self._workers.wait_early()
+            again = "repeated" if attempt < left_out + ATTEMPTS else "taken as it is"
+            self._report(f"round {turn.round}, {turn.side}, {again}: {why}")
+        self._report()
+        return process
+
+    def _check(self, process: Process) -> None:
+        """All processes are of one device."""
+        if process.device:
+            self._first = self._first or process
+            check_device(self._first, process)
+
+    def _unchanged(self) -> None:
+        for name, side in self._sides.items():
+            if side.current() != side.identity:
+                raise DuetError(f"{name} ({side.what}) was changed while it was measured; begin anew")
+
+    def _report(self, note: str | None = None) -> None:
+        taken = len({process.turn for process in self._all})
+        each = statistics.median([process.seconds for process in self._all[-8:]]) if self._all else None
+        at_most = None if each is None else each * max(0, 2 * self._last - taken)
+        self._tell(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
+
+    def _result(self, rounds: Rounds, out: Mapping[str, Unjudged]) -> Result:
+        told = [Told(key, why.outcome, why.sentence, new=why.new) for key, why in out.items()]
+        if self._jury is not None:
+            last = self._jury.judged()
+            told += [self._told(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
+        told.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
+        head = rounds.get(1, {}).get(HEAD)
+        return Result(tuple(told), tuple(self._all), self._resumed, head is not None and head.strict)
+
+    def _told(self, key: str, found: Paired | Unjudged, rounds: Rounds) -> Told:
+        base, head = (self._series(key, rounds, side) for side in (BASE, HEAD))
+        was, now = (statistics.median(_latencies(side)) if side else None for side in (base, head))
+        if isinstance(found, Unjudged):
+            return Told(key, found.outcome, found.sentence, None, was, now)
+        notes = changes(base[1], head[1])
+        if (way := self._ways.get(key)) is not None:
+            notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")
+        return Told(key, found.outcome or Outcome.UNDECIDED, "; ".join([found.sentence, *notes]), found, was, now)
+
+    @staticmethod
+    def _series(key: str, rounds: Rounds, side: str) -> dict[int, Row]:
+        """The rows of one measurement on one side, by round."""
+        found = {}
+        for number, sides in rounds.items():
+            for row in sides[side].rows if side in sides else ():
+                if row.key == key and row.measurement is not None:
+                    found[number] = row
+        return found
+
+
+def _latencies(rows: Mapping[int, Row]) -> list[float]:
+    return [row.measurement.latency for row in rows.values() if row.measurement is not None]

@@ -1,0 +1,350 @@
+"""Fresh processes of base and head, one at a time on the GPU, while the next ones collect their tests and import their libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+import pytest_gpumem
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
+from pytest_gpumem.runs.schedule import DuetError, Turn
+from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
+from pytest_gpumem.settings import OF_A_RUN, without
+
+SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
+READY_SECONDS = 1800.0
+"""Seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources."""
+WORK_SECONDS = 3600.0
+"""Seconds that a process may take to measure."""
+SHOWN = 1500
+"""Characters of a failed process's last words that are kept."""
+REFUSED = {
+    "--benchmark-json": "the duet reads that file itself; --json writes what it found",
+    "--gpumem-save": "a duet accepts nothing into a baseline",
+    "--gpumem-report": "a duet's processes are no runs of their own; --json writes what it found",
+    "--gpumem-markdown": "a duet's processes are no runs of their own; --json writes what it found",
+    "--gpumem-code-quality": "a duet's processes are no runs of their own; --json writes what it found",
+    "--gpumem-baseline": "a duet compares with BASE alone",
+    "--gpumem-l2-sweep": "a duet sweeps nothing",
+    "--gpumem-processes": "a duet has fresh processes of its own",
+    "-n": "a duet measures one process at a time",
+    "--numprocesses": "a duet measures one process at a time",
+}
+"""Arguments of pytest that cannot be given, and why."""
+_OUTCOME_OF_NO_RUN = (3, 4)
+"""pytest's exit codes of an internal error and of arguments or a device that it cannot use."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One finished process."""
+
+    turn: Turn
+    attempt: int
+    """1, or more where it was repeated."""
+    utc: str
+    """When it got the GPU, ISO 8601."""
+    seconds: float
+    """From then to its end."""
+    pid: int
+    error: str | None = None
+    """Why there are no rows at all."""
+    device: str = ""
+    """Key of the device."""
+    uuid: str | None = None
+    name: str = ""
+    driver: str | None = None
+    simulated: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The device whole, as `device_to_json` gives it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    """Each placement stands as its median."""
+    outcomes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By node id of what did not pass: "failed" or "skipped", and why."""
+    strict: bool = False
+    """The side's ini file asks for strictness."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the journal."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return plain | {
+            "turn": list(self.turn),
+            "facts": dict(self.facts),
+            "settings": dict(self.settings),
+            "rows": [row_to_json(row) for row in self.rows],
+            "outcomes": {name: list(said) for name, said in self.outcomes.items()},
+        }
+
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> Process:
+        """What `to_json` wrote.
+
+        Raises:
+            DuetError: it is something else.
+        """
+        try:
+            if unknown := sorted(plain.keys() - Process.__dataclass_fields__.keys()):
+                raise ValueError(f"{unknown[0]} is unknown")
+            rows = tuple(row_from_json(row) for row in plain["rows"])
+            return replace(msgspec.convert({**plain, "rows": []}, Process), rows=rows)
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
+            raise DuetError(f"the journal holds a process that cannot be read: {error}") from None
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse what a process of a duet cannot be given.
+
+    Raises:
+        DuetError: names the argument and why.
+    """
+    for argument in arguments:
+        name = "-n" if argument.startswith("-n") and not argument.startswith("--") else argument.partition("=")[0]
+        if name in REFUSED:
+            raise DuetError(f"{argument} among pytest's arguments: {REFUSED[name]}")
+
+
+def environment_of(side: Side, other: Side, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a process that measures one of two sides: it is no run of its own, and sees nothing of the other side."""
+    own = without({name: value for name, value in environment.items() if not name.startswith("GIT_")}, *OF_A_RUN)
+    path = moved_path(environment, side, other.root)
+    return own if path is None else own | {"PYTHONPATH": path}
+
+
+class Workers:
+    """Starts processes, a few ahead of their turn, and lets them measure one after another."""
+
+    def __init__(
+        self,
+        sides: Mapping[str, Side],
+        arguments: Sequence[str],
+        files: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        ahead: int,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            sides: by `BASE` and `HEAD`.
+            arguments: pytest's.
+            files: test files that are to be collected too, where a side has them.
+            environment: all environment variables.
+            ahead: processes that get ready while one measures.
+        """
+        self._sides = sides
+        self._arguments = tuple(arguments)
+        self._files = tuple(files)
+        self._environment = environment
+        self._ahead = ahead
+        self._waiting: deque[_Worker] = deque()
+        self._stack = contextlib.ExitStack()
+        self._folder = held_folder(self._stack)
+        self._nothing = self._folder / "no-baseline"
+        self._nothing.mkdir()
+        self.early = False
+        """Processes wait before they import test modules: some module opens the GPU when it is imported."""
+
+    def run(
+        self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Process:
+        """Let the process of `turns[0]` measure and get the next ones ready.
+
+        Args:
+            turns: the process to run now, and those that will follow.
+            tests: node ids to run; None: all that were collected.
+            attempt: how often this turn was taken, from 1 on.
+            ways: by row key, mode and sampler that the process measures with, whatever its tests ask for.
+
+        Raises:
+            DuetError: pytest did not accept its arguments or the device, or a side imported the other's modules.
+        """
+        if not self._waiting or self._waiting[0].turn != turns[0]:
+            # A repeated turn: those that wait for the next ones stay.
+            self._waiting.appendleft(self._worker(turns[0]))
+        for turn in turns[1 : 1 + self._ahead]:
+            if all(worker.turn != turn for worker in self._waiting):
+                self._waiting.append(self._worker(turn))
+        worker = self._waiting.popleft()
+        try:
+            return worker.run(tests, attempt, ways or {})
+        finally:
+            worker.close()
+
+    def wait_early(self) -> None:
+        """From now on start processes that wait before they import test modules; those that wait are ended."""
+        self.early = True
+        self._end_waiting()
+
+    def close(self) -> None:
+        """End what still runs."""
+        self._end_waiting()
+        self._stack.close()
+
+    def _end_waiting(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().close()
+
+    def _worker(self, turn: Turn) -> _Worker:
+        side = self._sides[turn.side]
+        other = next(one for name, one in self._sides.items() if name != turn.side)
+        environment = environment_of(side, other, self._environment)
+        # -x would end a process at the first test that fails.
+        arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
+        arguments += [f"--gpumem-baseline={self._nothing}"]
+        arguments += ["--maxfail=0", "--continue-on-collection-errors", "-p", "no:randomly"]
+        job = {
+            "early": self.early,
+            "cwd": str(side.folder) if side.path_from_cwd else None,
+            "names": list(side.names),
+            "roots": [str(path) for path in (side.folder, side.root, side.environment) if path is not None],
+            # A wheel has no tests: those of the working tree run with it.
+            "foreign": [str(other.root)] if side.path_from_cwd and other.path_from_cwd else [],
+            "spared": spared(),
+            "arguments": arguments,
+        }
+        return _Worker(turn, side, job, environment, self._folder)
+
+
+class _Worker:
+    def __init__(self, turn: Turn, side: Side, job: dict[str, Any], environment: Mapping[str, str], within: Path) -> None:
+        self.turn = turn
+        self._side = side
+        self._folder = tempfile.TemporaryDirectory(prefix="process-", dir=within)
+        self._results = Path(self._folder.name, "results.json")
+        self._log: IO[str] = open(Path(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
+        told, tell = os.pipe()
+        heard, say = os.pipe()
+        self._tell = os.fdopen(tell, "w", encoding="utf-8")
+        self._heard = os.fdopen(heard, "r", encoding="utf-8")
+        job = job | {"told": told, "say": say, "arguments": [*job["arguments"], f"--benchmark-json={self._results}"]}
+        try:
+            # A session of its own, so that Ctrl-C reaches the duet alone, which then ends what it started.
+            self._process = subprocess.Popen(
+                [side.python, str(SCRIPT), json.dumps(job)],
+                cwd=side.folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(told, say),
+                start_new_session=True,
+            )
+        finally:
+            os.close(told)
+            os.close(say)
+
+    def run(self, tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]]) -> Process:
+        first = self._line(READY_SECONDS)
+        utc, begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        done = Process(self.turn, attempt, utc, 0.0, self._process.pid)
+        last = first
+        if first is not None and first.get("ready"):
+            with contextlib.suppress(OSError):  # it died while it waited: there will be no answer
+                self._tell.write(json.dumps({"tests": tests, "ways": ways}) + "\n")
+                self._tell.flush()
+            last = self._line(WORK_SECONDS)
+        if last is None or "exit" not in last:
+            code = self._ended()
+            return replace(done, seconds=time.perf_counter() - begun, error=f"exit status {code}: {self._words()}")
+        self._ended()
+        done = replace(done, seconds=time.perf_counter() - begun)
+        if last["strays"]:
+            raise DuetError(
+                f"{self.turn.side} ({self._side.what}) did not run its own code: {last['strays'][0]}; install the project for editing, "
+                "or take what is in the way off PYTHONPATH"
+            )
+        if last["exit"] in _OUTCOME_OF_NO_RUN and not (first or {}).get("ready"):
+            raise DuetError(f"{self.turn.side} ({self._side.what}): pytest ended with {last['exit']}: {self._words()}")
+        outcomes = {name: (said[0], said[1]) for name, said in last["outcomes"].items()}
+        done = replace(done, outcomes=outcomes, strict=str((first or {}).get("strict")).lower() in ("1", "true", "yes", "on"))
+        return self._with_rows(done)
+
+    def _with_rows(self, done: Process) -> Process:
+        """The rows from pytest's results, if it wrote any: it writes none where no test measured."""
+        if not self._results.exists() or not self._results.stat().st_size:
+            return done
+        try:
+            document = document_from_json(json.loads(self._results.read_text(encoding="utf-8")).get("gpumem"))
+        except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
+            kind = "of another version of this plugin" if isinstance(error, SchemaError) else "no results"
+            raise DuetError(f"{self.turn.side} ({self._side.what}) wrote {kind}: {error}") from None
+        facts = document.device
+        return replace(
+            done,
+            device=facts.key,
+            uuid=facts.uuid,
+            name=facts.name,
+            driver=facts.driver,
+            simulated=facts.simulated,
+            facts=device_to_json(facts),
+            settings=document.settings,
+            rows=tuple(with_medians(row) for row in document.rows),
+        )
+
+    def _line(self, timeout: float) -> dict[str, Any] | None:
+        """What it says next; None if it ended, or was ended because time ran out."""
+        timer = threading.Timer(timeout, self._kill)
+        timer.daemon = True  # a signal may come between its start and the try: nobody is to wait for it then
+        timer.start()
+        try:
+            line = self._heard.readline()
+        finally:
+            timer.cancel()
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return None
+        return said if isinstance(said, dict) else None
+
+    def _ended(self) -> int:
+        try:
+            return self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return self._process.wait()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _words(self) -> str:
+        self._log.flush()
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read()[-SHOWN:].splitlines() if line.strip()]
+        # pytest's parser says what is wrong on the line after its usage.
+        errors = [line for line in lines if (line.startswith(("ERROR", "E  ")) and "usage:" not in line) or ": error: " in line]
+        return " | ".join((errors or lines)[-3:]) or "it said nothing"
+
+    def close(self) -> None:
+        """End it, if it still runs, with what it started, and free what it needed."""
+        if self._process.poll() is None:
+            self._kill()
+            self._process.wait()
+        for stream in (self._tell, self._heard, self._log):
+            with contextlib.suppress(OSError):  # words to a dead process
+                stream.close()
+        self._folder.cleanup()
+
+
+def with_medians(row: Row) -> Row:
+    """The row with each placement as its median: all that a comparison takes."""
+    measurement = row.measurement
+    if measurement is None:
+        return row
+    return replace(row, measurement=replace(measurement, placements=tuple((median,) for median in measurement.medians)))

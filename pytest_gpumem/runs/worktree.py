@@ -1,0 +1,394 @@
+"""The two sides of a duet: where their tests run, by which interpreter, and what tells one state of a side from another.
+
+A side is a git revision (a worktree of its own, removed at the end), a folder, or a wheel. A revision, a wheel, and a folder that is not
+the working tree get an environment of their own if they hold a project that can be installed: a virtual environment that sees the
+packages of this one, and the project on top. The working tree runs in this environment, as its tests always do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import site
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pytest_gpumem.runs.schedule import DuetError
+
+PREFIX = "gpumem-duet-"
+"""Of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`."""
+LOCK = "lock"
+"""In a temporary folder: the file that its owner locks."""
+OWNER = "made-by-gpumem-duet"
+"""In a temporary folder: the file that names the folder, written once the lock is held."""
+TREE = Path("base", "tree")
+"""In a temporary folder: the worktree of a revision."""
+SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
+"""Untracked files that tell one state of a tree from another: code and settings, not what tests write."""
+SAID = 1500
+"""Characters of a failed command's last words."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side, ready to run."""
+
+    what: str
+    """For people: "revision main (1a2b3c4d5e)", "working tree at 1a2b3c4d5e, with uncommitted changes"."""
+    identity: str
+    """What a journal knows it by: another state of the code has another identity."""
+    folder: Path
+    """Where pytest runs."""
+    root: Path
+    """The tree around it, of which the other side may import nothing."""
+    python: str
+    """The interpreter."""
+    current: Callable[[], str]
+    """The identity now."""
+    names: tuple[str, ...] = ()
+    """Top-level modules that its environment brings."""
+    environment: Path | None = None
+    """Its own environment; None: this one."""
+    path_from_cwd: bool = True
+    """Modules of `folder` can be imported, as with `python -m pytest`; not of a wheel, whose package they would hide."""
+
+
+@contextmanager
+def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] = ()) -> Iterator[tuple[Side, Side]]:
+    """Base and head, ready to run. All that is made for them is removed at the end, whatever ends it.
+
+    Args:
+        base: a git revision of the project around `here`, a folder, or a wheel.
+        head: a folder or a wheel; None: the working tree.
+        here: where the command was called.
+        ignored: files whose content is no part of a tree's state, such as the journal.
+
+    Raises:
+        DuetError: a side that does not exist or cannot be prepared.
+    """
+    here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
+    with ExitStack() as stack:
+        try:
+            sides = _sides(base, head, here, left_out, stack)
+        except OSError as error:  # such as a file that may not be read
+            raise DuetError(f"base and head cannot be prepared: {error}") from None
+        yield sides
+
+
+def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack) -> tuple[Side, Side]:
+    temporary = held_folder(stack)
+    tree = _tree(here, left_out)
+    if head is None or _same(here, head):
+        head_side = tree
+    elif Path(here, head).is_dir():
+        head_side = _folder(Path(here, head).resolve(), temporary / "head", left_out)
+    elif head.endswith(".whl"):
+        head_side = _wheel(Path(here, head), tree, temporary / "head")
+    else:
+        raise DuetError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
+    kind = _kind(base, here)
+    if kind == "wheel":
+        base_side = _wheel(Path(here, base), tree, temporary / "base")
+    elif kind == "folder":
+        base_side = _folder(Path(here, base).resolve(), temporary / "base", left_out)
+    else:
+        base_side = _revision(base, kind, here, temporary, stack)
+    remove_folders()
+    return base_side, head_side
+
+
+def _same(here: Path, head: str) -> bool:
+    return Path(here, head).resolve() == here
+
+
+def held_folder(stack: ExitStack) -> Path:
+    """A temporary folder that is removed at the end; its lock tells others that its owner lives."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    lock = FileLock(folder / LOCK)
+    lock.acquire()
+    stack.callback(lock.release)
+    # From here on a lock that is free is one of an owner that is gone.
+    (folder / OWNER).write_bytes(os.fsencode(folder))
+    return folder
+
+
+def _ours(folder: Path) -> bool:
+    """Whether a duet of this user made a folder: a file in it names this very place. No other folder of such a name has it, nor a copy."""
+    try:
+        about = folder.lstat()
+        mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and folder.parent == _temporary()
+        return mine and (folder / OWNER).read_bytes() == os.fsencode(folder)
+    except OSError:
+        return False
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()).resolve()
+
+
+def _abandoned(folder: Path) -> bool:
+    """Whether a duet made a folder, and nobody holds its lock any more."""
+    if not _ours(folder):
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return False
+    lock.release()
+    return True
+
+
+def remove_folders() -> None:
+    """Remove the temporary folders of duets that were killed."""
+    for folder in _temporary().glob(f"{PREFIX}*"):
+        if _abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# Git
+
+
+def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    # Inside a hook git's variables name another repository or index; a hook of the project's is no part of a checkout.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    except FileNotFoundError:
+        raise DuetError("git is not installed; without it BASE is a folder or a wheel") from None
+    if check and done.returncode:
+        raise DuetError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-SAID:]}")
+    return done
+
+
+def _top(folder: Path) -> Path | None:
+    """The working tree around a folder; None outside a repository."""
+    if shutil.which("git") is None:
+        return None
+    done = _git(folder, "rev-parse", "--show-toplevel", check=False)
+    return Path(os.fsdecode(done.stdout.rstrip(b"\n"))).resolve() if done.returncode == 0 and done.stdout.strip() else None
+
+
+def _commit(folder: Path, revision: str) -> str | None:
+    if revision.startswith("-") or _top(folder) is None:
+        return None
+    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", check=False)
+    return done.stdout.decode().strip() or None
+
+
+def _kind(base: str, here: Path) -> str:
+    """ "wheel", "folder", or the commit of a revision."""
+    path = Path(here, base)
+    if base.endswith(".whl"):
+        return "wheel"
+    commit = _commit(here, base)
+    if commit is not None and path.is_dir() and not _written_as_path(base):
+        raise DuetError(f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch")
+    if path.is_dir() and (commit is None or _written_as_path(base)):
+        return "folder"
+    if commit is None:
+        # Git's own words, such as "detected dubious ownership" where the folder is another user's.
+        words = _git(here, "rev-parse", "--show-toplevel", check=False).stderr.decode(errors="replace").strip().partition("\n")[0]
+        said = f" ({words})" if words else ""
+        raise DuetError(
+            f"BASE {base} is no revision of {here}{said}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
+        )
+    return commit
+
+
+def _written_as_path(text: str) -> bool:
+    return text.startswith((".", os.sep)) or text.endswith(os.sep)
+
+
+def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack) -> Side:
+    top = _top(here)
+    assert top is not None
+    remove_leftovers(top)
+    tree = temporary / TREE
+    tree.parent.mkdir()
+    stack.callback(_remove, top, tree)
+    _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+    folder = tree / here.relative_to(top)
+    if not folder.is_dir():
+        raise DuetError(f"BASE {name} has no folder {here.relative_to(top)}, where this was called")
+    python, environment, names = _environment(_project(folder, tree), temporary / "base", "BASE")
+    return Side(f"revision {name} ({commit[:10]})", commit, folder, tree, python, lambda: commit, names, environment)
+
+
+def _remove(top: Path, tree: Path) -> None:
+    """Take a worktree away, entry and folder. What was never made is no mistake."""
+    _git(top, "worktree", "remove", "--force", "--force", str(tree), check=False)
+    shutil.rmtree(tree, ignore_errors=True)
+
+
+def remove_leftovers(top: Path) -> None:
+    """Remove worktrees of duets that were killed, and what git knows of those whose folder is gone already."""
+    listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout
+    for entry in listed.split(b"\0"):
+        if not entry.startswith(b"worktree "):
+            continue
+        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
+        owner = tree.parent.parent
+        if tree != owner / TREE or owner.parent != _temporary() or not owner.name.startswith(PREFIX):
+            continue
+        if _abandoned(owner) or not os.path.lexists(owner):
+            _remove(top, tree)
+            shutil.rmtree(owner, ignore_errors=True)
+
+
+# Trees
+
+
+def _tree(here: Path, ignored: tuple[Path, ...]) -> Side:
+    """The working tree, in this environment."""
+    root = _top(here) or here
+    what, identity = _state(here, ignored)
+    return Side(what, identity, here, root, sys.executable, lambda: _state(here, ignored)[1])
+
+
+def _folder(folder: Path, place: Path, ignored: tuple[Path, ...]) -> Side:
+    project = _project(folder, folder)
+    if project is not None:
+        # A build writes beside its sources.
+        copy = place / "source"
+        shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__"))
+        project = copy
+    python, environment, names = _environment(project, place, str(folder))
+    _, identity = _state(folder, ignored)
+    return Side(f"folder {folder}", identity, folder, folder, python, lambda: _state(folder, ignored)[1], names, environment)
+
+
+def _wheel(file: Path, tree: Side, place: Path) -> Side:
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DuetError(f"{file}: {error.strerror or error}") from None
+    python, environment, names = _environment(file, place, str(file))
+    assert environment is not None
+    return Side(f"wheel {file.name}", digest, tree.folder, environment, python, lambda: digest, names, environment, path_from_cwd=False)
+
+
+def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
+    """A tree in words, and its identity: the commit and what differs from it; outside git, names, sizes and times of its sources."""
+    top = _top(folder)
+    digest = hashlib.sha256()
+    if top is None:
+        for path in sorted(_sources(folder)):
+            found = path.stat()
+            digest.update(os.fsencode(path.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+        return f"folder {folder}", digest.hexdigest()
+    commit = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False).stdout.decode().strip()
+    changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout if commit else b""
+    digest.update(changes)
+    untracked = False
+    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0"):
+        path = top / os.fsdecode(name)
+        if name and path.suffix in SOURCES and path not in ignored and path.is_file():
+            digest.update(name + b"\0" + path.read_bytes() + b"\0")
+            untracked = True
+    dirty = ", with uncommitted changes" if changes or untracked else ""
+    return f"working tree at {commit[:10] or 'no commit'}{dirty}", f"{commit}-{digest.hexdigest()}"
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", "venv", "build")]
+        yield from (path for name in files if name.endswith(SOURCES) and (path := Path(where, name)).is_file())
+
+
+# Environments
+
+
+def _project(folder: Path, top: Path) -> Path | None:
+    """The project that can be installed: `folder` or the nearest one above it, up to `top`; None if there is none."""
+    for candidate in (folder, *folder.parents):
+        if (candidate / "setup.py").is_file():
+            return candidate
+        with suppress(OSError):
+            text = (candidate / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
+            if re.search(r"^\[\s*(project|build-system)\s*\]", text, re.MULTILINE):
+                return candidate
+        if candidate == top:
+            break
+    return None
+
+
+def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path | None, tuple[str, ...]]:
+    """An environment with a project in it: its interpreter, its folder, and the modules that it brings. This one for no project."""
+    if project is None:
+        return sys.executable, None, ()
+    folder = place / "environment"
+    place.mkdir(exist_ok=True)
+    _said(_run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]), f"{who}: no virtual environment")
+    python = str(folder / "bin" / "python")
+    packages = Path(_said(_run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]), f"{who}: no interpreter").strip())
+    # "System" means the interpreter behind this environment, if this is a virtual one: its own packages are seen by this file. They come
+    # after the project's own, and their .pth files are read, by which other projects are installed for editing.
+    lines = [f"import site; site.addsitedir({path!r})" for path in _site_packages()]
+    (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if _run([python, "-c", "import pip"]).returncode:
+        _said(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
+    before = set(packages.iterdir())
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--ignore-installed", "--no-input"]
+    done = _run([*install, "--no-build-isolation", str(project)])
+    if done.returncode and project.suffix != ".whl":  # what builds it is not installed here
+        alone, done = done, _run([*install, str(project)])
+        if done.returncode:
+            raise DuetError(f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}")
+    _said(done, f"{who} cannot be installed")
+    found = (path for path in set(packages.iterdir()) - before if path.suffix not in (".dist-info", ".egg-info", ".pth"))
+    names = (path.name.partition(".")[0] for path in found)
+    return python, folder, tuple(sorted(name for name in names if not name.startswith("__")))
+
+
+def _site_packages() -> list[str]:
+    if sys.prefix == sys.base_prefix:
+        return []
+    return [path for path in site.getsitepackages() if Path(path).is_dir()]
+
+
+def spared() -> list[str]:
+    """Where the packages of this environment are, which both sides see, also if it lies inside a tree."""
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    # What a caller put on the path is for its own code, and an outer environment is not the new one's.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")}
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+
+
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    said = (done.stderr.strip() or done.stdout.strip())[-SAID:]
+    return " ".join(said.split()) or f"exit status {done.returncode}"
+
+
+def _said(done: subprocess.CompletedProcess[str], what: str) -> str:
+    if done.returncode:
+        raise DuetError(f"{what}: {_words(done)}")
+    return done.stdout
+
+
+def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str | None:
+    """PYTHONPATH for a side: entries inside the other tree become the same places of its own."""
+    written = environment.get("PYTHONPATH")
+    if not written or side.root == other:
+        return written
+    entries = []
+    for entry in written.split(os.pathsep):
+        absolute = Path(entry).resolve() if os.path.isabs(entry) else None
+        moved = absolute is not None and absolute.is_relative_to(other)
+        entries.append(str(side.root / absolute.relative_to(other)) if moved and absolute is not None else entry)
+    return os.pathsep.join(entries)

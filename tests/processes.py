@@ -1,0 +1,95 @@
+"""Processes of a duet without pytest, git or a device: latencies go in, what a worker would answer comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
+from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.worktree import Side
+
+SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}
+
+
+def measured(latency: float, **changes: Any) -> Measurement:
+    """A measurement of one placement."""
+    given: dict[str, Any] = {
+        "label": "",
+        "target": "triad",
+        "mode": "clean-cold",
+        "sampler": "blocked",
+        "sampler_reason": "",
+        "placements": ((latency,),),
+        "half_width": None,
+        "traffic": Traffic(2, 1),
+        "footprint": None,
+        "floor": 0.0,
+        "conditions": (Conditions(), Conditions()),
+        "overhead": 3e-6,
+    }
+    return Measurement(**{**given, **changes})
+
+
+def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any) -> Row:
+    """A row; no code: FAIL; no latency: nothing was measured.
+
+    `changes` are of the row, those that it does not have of its measurement.
+    """
+    own = {name: changes.pop(name) for name in ("failed", "limits", "label") if name in changes}
+    measurement = None if latency is None else measured(latency, label=own.get("label", ""), **changes)
+    outcome = {Code.NO_BASELINE: Outcome.NEW, Code.CONDITIONS: Outcome.UNDECIDED, None: Outcome.FAIL}[code]
+    return Row(
+        nodeid,
+        own.get("limits", Limits()),
+        Verdict(outcome, "because", code=code),
+        measurement,
+        own.get("label", ""),
+        own.get("failed", False),
+    )
+
+
+def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -> Process:
+    """A process on one device."""
+    given: dict[str, Any] = {"device": "H200", "uuid": "GPU-1", "name": "NVIDIA H200", "settings": SETTINGS, "pid": 1, "seconds": 1.0}
+    return Process(turn=turn, attempt=attempt, utc="2026-01-01T00:00:00", rows=tuple(rows), **{**given, **changes})
+
+
+Answer = Callable[[Turn, int], Sequence[Row] | Process]
+
+
+@dataclass
+class Players:
+    """Stands in for `Workers`: each turn is answered by a function of the turn and the attempt."""
+
+    answer: Answer
+    early: bool = False
+    played: list[tuple[Turn, tuple[str, ...] | None]] = field(default_factory=list)
+    """Each turn with the tests that it was to run."""
+
+    ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What the last process was told to measure with."""
+
+    def run(
+        self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Process:
+        self.ways = ways or {}
+        self.played.append((turns[0], None if tests is None else tuple(tests)))
+        answer = self.answer(turns[0], attempt)
+        if isinstance(answer, Process):
+            return answer
+        kept = [one for one in answer if tests is None or one.nodeid in tests]
+        return process(turns[0], kept, attempt, pid=len(self.played))
+
+    def wait_early(self) -> None:
+        self.early = True
+
+
+def sides(current: Callable[[], str] = lambda: "same") -> dict[str, Side]:
+    """Two sides that nothing is read of."""
+    return {name: Side(name, "same", Path("/"), Path("/"), "python", current) for name in (BASE, HEAD)}

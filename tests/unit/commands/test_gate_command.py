@@ -1,0 +1,235 @@
+"""`gpumem gate` from its arguments to its files, with a screen and a duet that say what the test wants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from flagged_rows import row
+from known_devices import H100
+
+from pytest_gpumem import revisions
+from pytest_gpumem.cli import main
+from pytest_gpumem.commands import duet as duet_command
+from pytest_gpumem.commands import gate
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.verdict import Code
+from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
+from pytest_gpumem.runs.reading import Wanted
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls the command; keywords say what the screen measured and what the duet answers by key. The calls stand in `calls.json`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
+        failures = sum(one.failed for one in rows)
+
+        def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...]) -> gate.Screened:
+            assert not any((output / name).exists() for name in gate.FILES)
+            (output / gate.QUALITY).write_text(code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows}))
+            (output / gate.SUMMARY).write_text("the screen's")
+            document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
+            return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
+
+        def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> int:
+            assert duet is not None, "nothing was to be decided"
+            given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
+            (tmp_path / "calls.json").write_text(json.dumps(given))
+            verdicts = [
+                {"key": key, "outcome": outcome, "sentence": "so the duet", "new_in_head": outcome is None} for key, outcome in duet.items()
+            ]
+            file.write_text(json.dumps({"verdicts": verdicts}))
+            return 1 if "FAIL" in duet.values() else 0
+
+        monkeypatch.setattr(gate, "_screen", screen)
+        monkeypatch.setattr(revisions, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
+        monkeypatch.setattr(duet_command, "compare", play)
+        return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
+
+    return invoke
+
+
+def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
+    result = run("--rounds-max", "10", "--", "tests", "-n0", rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
+    call = json.loads((tmp_path / "calls.json").read_text())
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests"])
+    assert call["keys"] == ["t.py::a"]
+    summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
+    assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
+    assert "2 measured: **2 PASS**" in summary
+    assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
+
+
+def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
+    result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
+    assert result.exit_code == 1
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
+    assert line.startswith(
+        "::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: the duet: FAIL, so the duet; the screen had said"
+    )
+    (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
+    assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
+    assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
+
+
+def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "nowhere/steps.md")
+    result = run(rows=(row(),))
+    assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 rows\n")
+    assert "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory" in result.stderr
+    # GitHub shows nothing of a file that is too large.
+    full = tmp_path / "steps.md"
+    full.write_text("x" * (1 << 20))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(full))
+    assert "is nearly full, nothing is added" in run(rows=(row(),)).stderr
+    assert full.stat().st_size == 1 << 20
+
+
+def test_a_screen_measures_everything_and_knows_failures_of_verdicts_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -x the duet would clear the first failure, and nobody have looked at what comes after it."""
+    (tmp_path / "test_them.py").write_text(
+        """
+import pytest
+
+@pytest.mark.gpumem(max_latency="1 ns")
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+
+def test_wrong(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+    raise AssertionError("FAIL (simulated) by itself")
+
+@pytest.fixture
+def messy():
+    yield
+    raise ValueError
+
+def test_torn(messy, gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="a")
+
+def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+
+def test_nothing_measured():
+    pass
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run(["git", *words], check=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
+    monkeypatch.setenv("GPUMEM_SAVE", "1")
+    screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
+    assert screened.document is not None
+    wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
+    assert (screened.code, screened.failures, set(screened.in_itself), len(screened.document.rows)) == (1, 3, wrong, 4)
+    assert not list(tmp_path.rglob("*/gpumem/*.json"))
+
+
+def test_a_row_without_a_baseline_is_for_the_duet_and_a_new_one_is_named(run: Run, tmp_path: Path) -> None:
+    alone = (row(Code.NO_BASELINE, delta=None), row(Code.NO_BASELINE, "b", delta=None))
+    assert run(rows=alone, duet={"t.py::a": "FAIL", "t.py::b": "PASS"}).exit_code == 1
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a", "t.py::b"]
+    new = run(rows=alone, duet={"t.py::a": None, "t.py::b": "PASS"})
+    assert (new.exit_code, new.stdout.splitlines()) == (
+        0,
+        ["gpumem gate: new, base does not have it: t.py::a", "gpumem gate: green: 2 rows, 1 of them new"],
+    )
+    assert run("--screen-only", rows=alone).exit_code == 6
+
+
+def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> None:
+    assert run(rows=(row(),)).exit_code == 0
+    assert run("--screen-only", rows=(row(Code.SLOWER),)).exit_code == 1
+    assert run(rows=(row(Code.SLOWER),), code=2).exit_code == 1
+
+
+def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
+    broken = row(Code.SLOWER, max_latency="1 us")
+    alone = run(rows=(broken, row(name="b")))
+    assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fail\n")
+    assert alone.stderr == "gpumem gate: the screen flags 1 row; what a duet would say changes nothing for it\n"
+    beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
+    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fail"]
+    assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever it says" in beside.stderr
+
+
+def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "gpumem-results"
+    assert run(rows=()).exit_code == 6
+    for name in (*gate.FILES, "mine.txt"):
+        (folder / name).write_text("old")
+    assert run(rows=()).exit_code == 6
+    assert sorted(path.name for path in folder.iterdir()) == [".gitignore", "code-quality.json", "mine.txt", "summary.md"]
+    assert "old" not in (folder / "summary.md").read_text()
+    assert (folder / ".gitignore").read_text().splitlines()[-1] == "*"
+
+
+@pytest.mark.parametrize("output", [".", "link", "mine", "marked"])
+def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path: Path, output: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "marked").mkdir()
+    for name in (".gitignore", *gate.FILES):
+        for folder in (tmp_path, tmp_path / "mine"):
+            (folder / name).write_text("mine")
+    # A link of somebody's to a marker of ours does not make the folder ours.
+    assert run("--output", "ours", rows=()).exit_code == 6
+    (tmp_path / "marked" / ".gitignore").symlink_to(tmp_path / "ours" / ".gitignore")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = run("--output", output, rows=(row(),))
+    assert result.exit_code == 4
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"gpumem: --output: {output} holds files that no gate wrote; accepted is an empty or a new folder")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    folder = tmp_path / "gpumem-results"
+    if before:
+        assert run(rows=()).exit_code == 6
+        (folder / gate.RESULTS).write_text("old")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["gate", "nope"], prog_name="gpumem")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("gpumem: BASE: ")
+    assert folder.exists() is before
+    assert not before or (folder / gate.RESULTS).read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--", "--benchmark-json=x"], "--benchmark-json among pytest's arguments: the gate writes into gpumem-results"),
+        (["--", "--gpumem-save"], "a gate accepts nothing into a baseline"),
+        (["--max-regression", "2"], "--max-regression: '2'"),
+        (["--output", "calls"], "--output"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_run(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "calls").write_text("a file")
+    result = run(*arguments, rows=(row(),), code=99)
+    assert result.exit_code == 4
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpumem: ")
+    assert words in line

@@ -1,8 +1,0 @@
-"""Evidence made by hand is shared with the tests of the rules."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "verdicts"))

@@ -1,0 +1,74 @@
+"""One measurement of a test against another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.judging.claims import Claim
+from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.units import QuantityError, parse_claim
+
+
+def judged(bench: Any, facts: DeviceFacts, times: float, written: str, *, slow: str = "faulting", spread: float = 0.0005) -> Verdict:
+    fast: Measurement = bench.measurement(300e-6, spread=spread, label="prefetched")
+    other: Measurement = bench.measurement(300e-6 * times, spread=spread, label=slow)
+    limits = Limits(faster_than=written, origin={"faster_than": "call"})
+    siblings = {m.label: m for m in (fast, other)}
+    return judge(fast, limits, facts, [], strict=False, siblings=siblings)
+
+
+@pytest.mark.parametrize(
+    ("times", "outcome"),
+    [(25.0, Outcome.PASS), (20.001, Outcome.FAIL), (19.999, Outcome.FAIL), (15.0, Outcome.FAIL)],
+)
+def test_the_claim_must_hold_beyond_its_interval(bench: Any, h100: DeviceFacts, times: float, outcome: Outcome) -> None:
+    verdict = judged(bench, h100, times, "20 x faulting")
+    assert verdict.outcome is outcome
+    assert f"is {times:.4g} times as fast, between " in verdict.reason
+    assert "faster_than 20 x faulting (call)" in verdict.reason
+
+
+def test_noise_widens_the_interval(bench: Any, h100: DeviceFacts) -> None:
+    assert judged(bench, h100, 1.02, "faulting").outcome is Outcome.PASS
+    noisy = judged(bench, h100, 1.02, "faulting", spread=0.05)
+    assert noisy.outcome is Outcome.FAIL
+    assert "is not beyond doubt" in noisy.reason
+
+
+def test_a_label_that_the_test_has_not_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judged(bench, h100, 25.0, "20 x fautling")
+    assert verdict.outcome is Outcome.FAIL
+    assert "the test has no measurement labelled 'fautling'; others are 'faulting'" in verdict.reason
+
+
+def test_a_markers_claim_is_none_about_the_other_itself(bench: Any, h100: DeviceFacts) -> None:
+    other: Measurement = replace(bench.measurement(), label="faulting")
+    verdict = judge(other, Limits(faster_than="20 x faulting"), h100, [], strict=False, siblings={"faulting": other})
+    assert verdict.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("written", "claim"),
+    [
+        ("faulting", Claim("faulting", 1.0)),
+        ("20 x faulting", Claim("faulting", 20.0)),
+        ("1.5x a b", Claim("a b", 1.5)),
+        ("x", Claim("x", 1.0)),
+        ("1e+03 x of L2", Claim("of L2", 1000.0)),
+        ("1 of L2", Claim("1 of L2", 1.0)),
+    ],
+)
+def test_how_claims_are_written(written: str, claim: Claim) -> None:
+    assert Claim.parse(written) == claim
+
+
+@pytest.mark.parametrize("written", ["", " ", "0.9 x a", 3, None, "1e999 x a"])
+def test_what_is_no_claim(written: Any) -> None:
+    with pytest.raises(QuantityError, match="accepted is the label of another measurement"):
+        parse_claim(written)

@@ -1,0 +1,110 @@
+"""Control kernels show whether the device has changed; where it has, little is decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_gpumem.judging.drift import between, drift_of, kind_of
+from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Taken
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+
+
+def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:
+    taken = run.taken or Taken("2026-11-01T10:00:00+00:00", "GPU-a")
+    return replace(run, taken=replace(taken, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)))
+
+
+def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source: str = "1") -> Verdict:
+    """A DRAM-bound kernel and the control; both are slower by these shares."""
+    wobble = 1 + 2e-4 * np.sin(np.arange(8))
+    history = [controlled(run, 60e-6 * w) for run, w in zip(bench.baseline(8), wobble, strict=True)]
+    now = controlled(bench.run(268e-6 * (1 + row), 1, 1, day=20), 60e-6 * (1 + control), source)
+    return judge(now, Limits(max_regression="1%", fail_if_faster="4%"), facts, history, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "control", "outcome", "code"),
+    [
+        (0.0, 0.0, Outcome.PASS, None),
+        (0.0, 0.004, Outcome.PASS, None),
+        (0.03, 0.004, Outcome.FAIL, Code.SLOWER),
+        (0.0, 0.015, Outcome.PASS, None),  # no slower, whether it follows the device or not
+        (0.0, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),
+        (0.015, 0.015, Outcome.UNDECIDED, Code.CONDITIONS),
+        (0.02, 0.015, Outcome.UNDECIDED, Code.CONDITIONS),  # 0.5 % may be all that is the code's
+        (0.04, 0.015, Outcome.FAIL, Code.SLOWER),
+        (0.04, -0.015, Outcome.FAIL, Code.SLOWER),
+        (0.5, 0.015, Outcome.FAIL, Code.SLOWER),
+        (0.5, 0.03, Outcome.UNDECIDED, Code.CONDITIONS),  # beyond 2 % nothing is judged
+        (0.5, -0.03, Outcome.UNDECIDED, Code.CONDITIONS),
+        (-0.08, 0.03, Outcome.UNDECIDED, Code.CONDITIONS),
+        # A gain is the code's only where it is one whatever the device did.
+        (-0.08, 0.0, Outcome.FAIL, Code.FASTER),
+        (-0.08, -0.015, Outcome.FAIL, Code.FASTER),
+        (-0.05, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),
+    ],
+)
+def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
+    bench: Any, h100: DeviceFacts, row: float, control: float, outcome: Outcome, code: Code | None
+) -> None:
+    verdict = judged(bench, h100, row=row, control=control)
+    assert (verdict.outcome, verdict.code) == (outcome, code)
+    # Nothing is corrected by it.
+    if verdict.comparison is not None:
+        assert verdict.comparison.delta == pytest.approx(row)
+    else:
+        assert abs(control) > 0.02
+
+
+def test_the_sentence_names_the_control_and_its_change(bench: Any, h100: DeviceFacts) -> None:
+    assert judged(bench, h100, row=0.0, control=0.03).reason.startswith(
+        "the device has changed since the baseline: a read of DRAM that runs no code of the project takes +3.0"
+    )
+
+
+def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> None:
+    assert judged(bench, h100, row=0.0, control=0.03, source="2").outcome is Outcome.PASS
+
+
+def test_rows_bound_by_dram_or_l2_follow_a_control(bench: Any, h100: DeviceFacts) -> None:
+    bound: Measurement = bench.measurement(268e-6)
+    assert kind_of(bound, h100) == "dram"
+    assert kind_of(replace(bound, mode="hot", footprint=h100.l2_bytes // 4), h100) == "l2"
+    for other in (
+        replace(bound, mode="hot"),  # does not fit in L2
+        bench.measurement(2.68e-3),  # a tenth of the bandwidth: bound by something else
+        replace(bound, sampler="host"),
+        replace(bound, traffic=None),
+        replace(bound, traffic=replace(bound.traffic, link=True)),
+    ):
+        assert kind_of(other, h100) is None
+    assert drift_of(bound, [controlled(bound, 60e-6)], h100) is None
+    assert drift_of(controlled(bound, 60e-6), [bound], h100) is None
+
+
+def test_a_drift_has_the_variance_of_two_readings() -> None:
+    few, many = between([60e-6], [60e-6], "dram"), between([60e-6], [60e-6] * 30, "dram")
+    assert few is not None
+    assert many is not None
+    assert few.variance.value > 1.9 * many.variance.value
+    assert between([], [60e-6], "dram") is None
+    assert between([60e-6], [], "dram") is None
+
+
+def test_every_process_of_a_run_has_read_the_controls(bench: Any, h100: DeviceFacts) -> None:
+    """One of three that reads them 3 % slower is no device that is 3 % slower."""
+    bound: Measurement = bench.measurement(268e-6)
+    history = [controlled(bound, 60e-6)] * 20
+    strange, usual = controlled(bound, 61.8e-6), controlled(bound, 60e-6)
+    alone = drift_of(strange, history, h100)
+    of_three = drift_of(replace(strange, further=(usual.repeat, usual.repeat)), history, h100)
+    assert alone is not None
+    assert of_three is not None
+    assert alone.log == pytest.approx(3 * of_three.log)
+    assert alone.variance.value == pytest.approx(of_three.variance.value * (1 + 1 / 20) / (1 / 3 + 1 / 20))

@@ -1,0 +1,248 @@
+"""The judge: absolute limits, conditions, and what strict does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits, Traffic, Window
+from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+from pytest_gpumem.reporting.failure import report
+from pytest_gpumem.units import GiB, MiB
+
+
+def held(origin: str = "marker", **limits: str) -> Limits:
+    return Limits(**limits, origin=dict.fromkeys(limits, origin))
+
+
+def test_no_limit_passes(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), Limits(), h100, [], strict=False)
+    assert verdict == Verdict(Outcome.PASS, "no limit set")
+    known = judge(bench.measurement(270e-6), Limits(), h100, [bench.measurement()], strict=False)
+    assert known.outcome is Outcome.PASS
+    assert known.comparison is not None
+    assert known.reason.startswith("no limit set, +0.746 % against 1 accepted run, between ")
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome"),
+    [
+        ({"max_latency": "0.3 ms"}, Outcome.PASS),
+        ({"max_latency": "267.9 us"}, Outcome.UNDECIDED),
+        ({"max_latency": "260 us"}, Outcome.FAIL),
+        ({"min_bandwidth": "3.0 TB/s"}, Outcome.PASS),
+        ({"min_bandwidth": "3006 GB/s"}, Outcome.UNDECIDED),
+        ({"min_bandwidth": "3.2 TB/s"}, Outcome.FAIL),
+        ({"min_bandwidth": "89% of peak"}, Outcome.PASS),
+        ({"min_bandwidth": "95% of peak"}, Outcome.FAIL),
+        ({"max_latency": "0.3 ms", "min_bandwidth": "3.2 TB/s"}, Outcome.FAIL),
+        ({"max_latency": "267.9 us", "min_bandwidth": "3 TB/s"}, Outcome.UNDECIDED),
+    ],
+)
+def test_absolute_limits(bench: Any, h100: DeviceFacts, limits: dict[str, str], outcome: Outcome) -> None:
+    verdict = judge(bench.measurement(samples=3), held(**limits), h100, [], strict=False)
+    assert (verdict.outcome, verdict.code) == (outcome, Code.NOISY if outcome is Outcome.UNDECIDED else None)
+
+
+def test_the_sentence_has_figure_limit_origin_distance_margin_and_samples(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(samples=3), held(min_bandwidth="3.2 TB/s"), h100, [], strict=False)
+    assert verdict.reason.startswith("3005 GB/s is below min_bandwidth 3200 GB/s (marker) by 6.10 %, margin 0.2")
+    assert verdict.reason.endswith("24 samples on 8 placements")
+    verdict = judge(bench.measurement(), held("--gpumem-max-latency", max_latency="250 us"), h100, [], strict=False)
+    assert verdict.reason.startswith("268.0 us is above max_latency 250.0 us (--gpumem-max-latency) by 7.20 %, margin ")
+    verdict = judge(bench.measurement(), held(min_bandwidth="95% of peak"), h100, [], strict=False)
+    assert "below min_bandwidth 3185 GB/s (95% of peak, marker) by 5.65 %" in verdict.reason
+    # Where something is wrong, what is right is left out.
+    verdict = judge(bench.measurement(), held(max_latency="250 us", min_bandwidth="1 GB/s"), h100, [], strict=False)
+    assert "min_bandwidth" not in verdict.reason
+
+
+def test_two_broken_limits_are_both_told(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), held(max_latency="250 us", min_bandwidth="3.2 TB/s"), h100, [], strict=False)
+    assert "max_latency" in verdict.reason
+    assert "min_bandwidth" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"footprint": 199 * MiB, "traffic": Traffic(10**8, 10**8)}, "its footprint of 199 MiB is below 4 x L2 (50 MiB)"),
+        ({"mode": "hot"}, "in hot mode"),
+        ({"footprint": None}, "its footprint is unknown"),
+        ({"traffic": Traffic(GiB, GiB, link=True)}, "cross the host link"),
+        ({"traffic": None}, "traffic is unknown"),
+    ],
+)
+def test_a_share_of_the_peak_without_meaning_is_a_failure(bench: Any, h100: DeviceFacts, changes: dict[str, Any], why: str) -> None:
+    verdict = judge(bench.measurement(**changes), held(min_bandwidth="1% of peak"), h100, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "cannot be judged" in verdict.reason
+    assert why in verdict.reason
+
+
+def test_a_rate_without_traffic_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(traffic=None), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "moved=" in verdict.reason
+
+
+def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> None:
+    impossible = Traffic(2**30, 2**30)
+    verdict = judge(bench.measurement(traffic=impossible), Limits(), h100, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.reason == "the declared traffic is wrong: 8013 GB/s is above the device's peak of 3352 GB/s"
+    # L2 may well be faster.
+    for changes in ({"mode": "hot"}, {"footprint": 199 * MiB}):
+        assert judge(bench.measurement(traffic=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"profiled": True}, "a profiler was attached"),
+        (
+            {"conditions": (Conditions(), Conditions(sm_clock_hz=1.2e9, throttle_reasons=("sw_power_cap",)))},
+            "throttled after the samples (sw_power_cap at 1200 MHz)",
+        ),
+        ({"conditions": (Conditions(throttle_reasons=("hw_slowdown",)), Conditions())}, "throttled before the samples (hw_slowdown)"),
+        ({"conditions": (Conditions(other_processes=2), Conditions())}, "2 other processes on the device"),
+        ({"during": Conditions(other_processes=1)}, "1 other process on the device"),
+        (
+            {"discarded": 8, "during": Conditions(throttle_reasons=("sw_power_cap",))},
+            "8 samples were taken under throttling (sw_power_cap), 8 are left",
+        ),
+        ({"discarded": 99}, "99 samples were taken under throttling, 8 are left"),
+        ({"floor": 268e-6}, "as if nothing was launched"),
+    ],
+)
+def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts, changes: dict[str, Any], why: str) -> None:
+    broken = held(max_latency="1 us", max_regression="1%")
+    verdict = judge(bench.measurement(268e-6, spread=0.0, **changes), broken, h100, [bench.measurement()], strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert why in verdict.reason
+
+
+def test_a_few_discarded_samples_forbid_nothing(bench: Any, h100: DeviceFacts) -> None:
+    """What was taken under throttling is not in the latency: the rest can be judged."""
+    throttled = Conditions(throttle_reasons=("sw_power_cap",))
+    taken = bench.measurement(268e-6, discarded=7, during=throttled)
+    assert judge(taken, held(max_latency="300 us"), h100, [], strict=False).outcome is Outcome.PASS
+
+
+def test_hardly_more_than_the_floor_is_nothing_launched(bench: Any, h100: DeviceFacts) -> None:
+    # 64 ns is the floor's share of one launch in a batch of twenty.
+    for floor, latency, outcome in (
+        (1.28e-6, 1.29e-6, Outcome.UNDECIDED),
+        (1.28e-6, 3.3e-6, Outcome.PASS),
+        (64e-9, 65e-9, Outcome.UNDECIDED),
+        (64e-9, 1.0e-6, Outcome.PASS),
+    ):
+        assert judge(bench.measurement(latency, floor=floor, traffic=None), Limits(), h100, [], strict=False).outcome is outcome
+
+
+def test_a_missing_baseline_is_said(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), held(max_regression="1%"), h100, [], strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.NEW, Code.NO_BASELINE)
+    assert verdict.reason == "max_regression 1% (marker) has nothing to compare with: the baseline holds no such row"
+    verdict = judge(bench.measurement(), held(max_regression="1%"), h100, [], strict=False, no_history="the folder is empty")
+    assert verdict.reason.endswith("the folder is empty")
+    # A broken absolute limit weighs more.
+    verdict = judge(bench.measurement(), held(max_regression="1%", max_latency="1 us"), h100, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "nothing to compare with" in verdict.reason
+
+
+def test_rows_and_measurements_are_both_a_history(bench: Any, h100: DeviceFacts) -> None:
+    row = Row("t", Limits(), Verdict(Outcome.PASS, ""), bench.measurement())
+    unmeasured = replace(row, measurement=None)
+    verdict = judge(bench.measurement(), held(max_regression="5%"), h100, [row, unmeasured, bench.measurement()], strict=False)
+    assert verdict.comparison is not None
+    assert verdict.comparison.processes == 2
+
+
+def test_a_profiled_row_is_no_history(bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), held(max_regression="5%"), h100, [bench.measurement(profiled=True)], strict=False)
+    assert verdict.outcome is Outcome.NEW
+
+
+def test_simulated_is_said(bench: Any, h100: DeviceFacts) -> None:
+    simulated = replace(h100, simulated=True)
+    assert judge(bench.measurement(), Limits(), simulated, [], strict=False).simulated
+    assert not judge(bench.measurement(), Limits(), h100, [], strict=False).simulated
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_fails(outcome: Outcome) -> None:
+    assert is_failure(Verdict(outcome, ""), strict=False) is (outcome is Outcome.FAIL)
+    assert is_failure(Verdict(outcome, ""), strict=True) is (outcome is not Outcome.PASS)
+
+
+def test_strict_says_so_and_changes_no_outcome(bench: Any, h100: DeviceFacts) -> None:
+    limits = held(max_regression="1%")
+    lax, strict = (judge(bench.measurement(), limits, h100, [], strict=s) for s in (False, True))
+    assert lax.outcome is strict.outcome is Outcome.NEW
+    assert strict.reason == lax.reason + " (strict: this fails)"
+
+
+def test_the_report_of_a_failure(bench: Any, h100: DeviceFacts) -> None:
+    measurement = bench.measurement(
+        samples=3,
+        half_width=1.34e-7,
+        discarded=2,
+        label="b",
+        conditions=(
+            Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9, temperature_c=41.0, power_w=310.4, other_processes=0),
+            Conditions(sm_clock_hz=1.41e9, throttle_reasons=("sw_power_cap",), other_processes=1),
+        ),
+        window=Window(8 * MiB, 0.5, 9_830_400),
+        notes=("only 8 of 16 placements: the budget was spent",),
+    )
+    verdict = Verdict(Outcome.FAIL, "too slow", Comparison(0.1, 0.09, 0.11, 0.012, 3), simulated=True)
+    text = report(Row("t.py::test_a", held(max_regression="1%"), verdict, measurement, "b"), h100)
+    assert text.splitlines() == [
+        "FAIL (simulated) t.py::test_a[b]: too slow",
+        "  latency    268.0 us ± 0.0500 % (95 %), triad",
+        "  bandwidth  3005 GB/s for 768 MiB, 89.6 % of peak",
+        "  samples    24 samples on 8 placements, spread between placements 0.0500 %, 2 discarded",
+        "  method     clean-cold, graph (the work can be captured)",
+        "  window     8 MiB, hit ratio 0.5, set-aside 9.375 MiB",
+        "  limit      max_regression 1% (marker)",
+        "  baseline   +10.0 % against 3 processes, between +9.00 % (99.9 %) and +11.0 % (99.5 %); catches 1.20 %",
+        "  before     SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled",
+        "  after      SM 1410 MHz, throttled: sw_power_cap, 1 other process",
+        "  note       only 8 of 16 placements: the budget was spent",
+        "  device     NVIDIA H100 80GB HBM3, driver unknown, NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc",
+    ]
+
+
+def test_the_report_of_a_test_that_measured_nothing(h100: DeviceFacts) -> None:
+    text = report(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), h100)
+    assert text.splitlines()[0] == "FAIL t.py::test_a: wrong result"
+    assert len(text.splitlines()) == 2
+
+
+OVERLAP = Overlap((Part("host to device", 200e-6), Part("kernel", 266e-6)), sequential=466e-6, bound=266e-6, streams=4, chunks=4)
+
+
+@pytest.mark.parametrize(("least", "outcome"), [("90%", Outcome.PASS), ("99.15%", Outcome.UNDECIDED), ("100%", Outcome.FAIL)])
+def test_min_overlap_is_a_share_of_what_can_be_hidden(bench: Any, h100: DeviceFacts, least: str, outcome: Outcome) -> None:
+    """267.9 us of 466 us in turn and 266 us at best: 99.1 % of 200 us are hidden."""
+    verdict = judge(bench.measurement(overlap=OVERLAP), held(min_overlap=least), h100, [], strict=False)
+    assert verdict.outcome is outcome
+    assert f"min_overlap {least} (marker)" in verdict.reason
+
+
+def test_min_overlap_where_nothing_overlaps_is_no_pass(bench: Any, h100: DeviceFacts) -> None:
+    alone = judge(bench.measurement(), held(min_overlap="50%"), h100, [], strict=False)
+    assert alone.outcome is Outcome.FAIL
+    assert "cannot be judged: nothing overlaps in it (measure staged_copy or gpu_work.together)" in alone.reason
+    shared = replace(OVERLAP, bound=466e-6)
+    nothing = judge(bench.measurement(overlap=shared), held(min_overlap="50%"), h100, [], strict=False)
+    assert nothing.outcome is Outcome.FAIL
+    assert "there is nothing to hide" in nothing.reason

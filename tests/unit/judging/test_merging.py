@@ -1,0 +1,52 @@
+"""The processes of one run are put together row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pytest_gpumem.judging.judge import merged
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Outcome, Verdict
+
+
+def rows(measurement: Measurement | None) -> dict[str, Row]:
+    row = Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, ""), measurement, failed=True)
+    return {row.key: row}
+
+
+def test_each_process_gives_its_medians_and_its_overhead(bench: Any) -> None:
+    own: Measurement = bench.measurement(100e-6, overhead=2e-6)
+    other: Measurement = bench.measurement(101e-6, samples=3, overhead=3e-6)
+    # A row of a failed test counts: what was measured has nothing to do with what a test asserts.
+    result = merged(own, "t.py::test_a", [rows(other), rows(own)])
+    assert result == replace(own, further=(Repeat(other.medians, 3e-6), Repeat(own.medians, 2e-6)))
+
+
+def test_what_is_left_out_is_said(bench: Any) -> None:
+    own: Measurement = bench.measurement()
+    throttled = replace(own, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",))))
+    others = [rows(replace(own, sampler="host")), rows(throttled), rows(None), {}, rows(replace(own, mode="hot"))]
+    result = merged(own, "t.py::test_a", others)
+    assert result.further == ()
+    assert result.notes == (
+        "process 2 of 6 is left out: it measured triad, host, clean-cold",
+        "process 3 of 6 is left out: throttled after the samples (sw_power_cap)",
+        "process 4 of 6 is left out: it has no such row",
+        "process 5 of 6 is left out: it has no such row",
+        "process 6 of 6 is left out: it measured triad, graph, hot",
+    )
+
+
+def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any) -> None:
+    """The row would stay undecided whatever the others measure."""
+    fine: Measurement = bench.measurement(101e-6, samples=3)
+    throttled = replace(fine, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",))))
+    crowded = replace(fine, conditions=(Conditions(other_processes=1), Conditions()))
+    result = merged(throttled, "t.py::test_a", [rows(crowded), rows(None), rows(fine), rows(fine)])
+    assert result.further == (Repeat(fine.medians, fine.overhead),)
+    assert (result.placements, result.conditions) == (fine.placements, fine.conditions)
+    assert [note.partition(" of ")[0] for note in result.notes] == ["process 1", "process 2", "process 3"]
+    # Where all are spoilt, this process's conditions say so.
+    assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions

@@ -1,0 +1,454 @@
+"""The duet's course with processes that are made up: who is measured how long, what is repeated, what gets no verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import SETTINGS, Answer, Players, process, row, sides
+
+from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Code, Outcome
+from pytest_gpumem.runs import report
+from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.reading import Wanted
+from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
+from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError, Turn
+from pytest_gpumem.runs.workers import Process
+
+A, B = "test_x.py::test_a", "test_x.py::test_b"
+
+
+class Noise:
+    """Latencies that the same turn always gives again, as a device's are not."""
+
+    def __init__(self, spread: float = 0.001) -> None:
+        self._spread = spread
+
+    def __call__(self, turn: Turn, which: int, slower: float = 0.0, latency: float = 25e-6) -> float:
+        rng = np.random.default_rng([turn.round, turn.side == HEAD, which])
+        return float(latency * np.exp(rng.normal(0, self._spread)) * (1 + slower * (turn.side == HEAD)))
+
+
+NOISE = Noise()
+
+
+def plain(turn: Turn, attempt: int) -> Sequence[Row]:
+    """Test a is as it was, test b 2 % slower."""
+    return [row(A, NOISE(turn, 1)), row(B, NOISE(turn, 2, 0.02))]
+
+
+def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted: Wanted | None = None, **changes: Any) -> Result:
+    players = players or Players(answer)
+    told: list[Progress] = changes.pop("told", [])
+    own_sides = changes.pop("sides", sides())
+    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "tell": told.append, **changes}
+    journal = Journal(tmp_path / "journal", {"asked": "this"})
+    try:
+        return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()  # type: ignore[arg-type]
+    finally:
+        journal.close()
+
+
+def outcomes(result: Result) -> dict[str, Outcome | None]:
+    return {one.key: one.outcome for one in result.told}
+
+
+def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
+    players, told = Players(plain), []
+    result = play(tmp_path, plain, players, told=told)
+    assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
+    assert players.played[0][1] is None
+    assert {tests for turn, tests in players.played if 1 < turn.round <= 8} == {(A, B)}
+    assert {tests for turn, tests in players.played if turn.round > 8} == {(B,)}
+    assert {one.key: one.paired.pairs for one in result.told if one.paired is not None} == {A: 8, B: 11}
+    assert len(players.played) == 22
+    assert report.exit_code(result, strict=False) == 1
+    (slow,) = (one for one in result.told if one.key == B)
+    assert slow.paired is not None
+    assert slow.paired.change == pytest.approx(0.02, abs=0.002)
+    assert slow.head_latency == pytest.approx(25.5e-6, rel=0.01)
+    # Before the last process: of the pair that is then complete nothing is open.
+    assert (told[-1].rounds, told[-1].last, told[-1].open, told[-1].at_most) == (10, 96, 1, 2 * (96 - 11))
+
+
+def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tmp_path: Path) -> None:
+    whole = play(tmp_path, plain)
+    lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    for count in (1, 2, 3, 10, 17, 18, 22, 23):
+        (tmp_path / str(count)).mkdir()
+        (tmp_path / str(count) / "journal").write_bytes(b"".join(lines[:count]))
+        players = Players(plain)
+        again = play(tmp_path / str(count), plain, players)
+        assert again.told == whole.told
+        assert again.resumed == count - 1
+        assert len(players.played) == 23 - count
+
+
+def test_limits_are_the_tests_own_unless_the_command_says_otherwise(tmp_path: Path) -> None:
+    def loose(turn: Turn, attempt: int) -> Sequence[Row]:
+        limits = Limits(max_regression="5%") if turn.side == HEAD else Limits(max_regression="0.1%")
+        return [row(B, NOISE(turn, 2, 0.02), limits=limits)]
+
+    assert outcomes(play(tmp_path, loose)) == {B: Outcome.PASS}
+    (tmp_path / "journal").unlink()
+    assert outcomes(play(tmp_path, loose, max_regression="1%")) == {B: Outcome.FAIL}
+    (tmp_path / "journal").unlink()
+    absolute = play(tmp_path, loose, max_regression="1% + 5 us")
+    assert absolute.told[0].paired is not None
+    assert absolute.told[0].paired.delta == pytest.approx(0.01 + 5 / 25, rel=0.02)
+
+
+def test_launch_overhead_is_levelled(tmp_path: Path) -> None:
+    """Processes differ by what a launch costs; what the kernel takes does not."""
+
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        overhead = 3e-6 + (1e-6 if turn.side == HEAD else 0.0)
+        return [row(A, 25e-6 + overhead, overhead=overhead)]
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.PASS}
+    assert result.told[0].paired is not None
+    assert abs(result.told[0].paired.change) < 1e-9
+
+
+def test_a_throttled_process_is_repeated_and_then_undecided(tmp_path: Path) -> None:
+    def once(turn: Turn, attempt: int) -> Sequence[Row]:
+        bad = turn == Turn(3, HEAD) and attempt == 1
+        return [row(A, 1.0 if bad else NOISE(turn, 1), Code.CONDITIONS if bad else Code.NO_BASELINE)]
+
+    told: list[Progress] = []
+    result = play(tmp_path, once, told=told)
+    assert outcomes(result) == {A: Outcome.PASS}
+    assert len(result.processes) == 17
+    assert any(now.note == f"round 3, head, repeated: {A}: because" for now in told)
+
+    def always(turn: Turn, attempt: int) -> Sequence[Row]:
+        bad = turn.round == 3 and turn.side == HEAD
+        return [row(A, NOISE(turn, 1), Code.CONDITIONS if bad else Code.NO_BASELINE), row(B, NOISE(turn, 2))]
+
+    (tmp_path / "journal").unlink()
+    result = play(tmp_path, always)
+    assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
+    assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
+    assert "head in round 3, also when repeated: because" in result.told[0].sentence
+    assert report.exit_code(result, strict=False) == 0
+    assert report.exit_code(result, strict=True) == 6
+
+
+def test_what_is_on_one_side_only_is_no_verdict_and_what_fails_in_head_alone_is_red(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        rows = [row(A, NOISE(turn, 1))]
+        if turn.side == HEAD:
+            rows += [row("test_x.py::test_new", 1e-3), row(B, None, None, failed=True), row("test_x.py::test_c", 1e-3, failed=True)]
+            said = {B: ("failed", "assert 0"), "test_x.py::test_c": ("failed", "ValueError")}
+            return process(turn, rows, attempt, outcomes=said)
+        rows += [row(B, 1e-3), row("test_x.py::test_c", 1e-3)]
+        return process(turn, rows, attempt, outcomes={"test_x.py": ("failed", "its collection failed: SyntaxError")})
+
+    result = play(tmp_path, answer)
+    said = {one.key: (one.outcome, one.sentence) for one in result.told if one.key != A}
+    assert said == {
+        "test_x.py::test_new": (None, "base: its collection failed: SyntaxError"),
+        B: (Outcome.FAIL, "head: failed, assert 0"),
+        "test_x.py::test_c": (Outcome.FAIL, "head: failed, ValueError"),
+    }
+    assert outcomes(result)[A] is Outcome.PASS
+    assert report.exit_code(result, strict=False) == 1
+
+
+def test_a_test_that_fails_in_base_or_on_both_sides_is_reported_and_not_red(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        failing = (B, "test_x.py::test_c") if turn.side == BASE else ("test_x.py::test_c",)
+        rows = [row(A, NOISE(turn, 1)), *(row(key, 1e-3, failed=key in failing) for key in (B, "test_x.py::test_c"))]
+        return process(turn, rows, attempt, outcomes=dict.fromkeys(failing, ("failed", "assert 0")))
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.PASS, B: None, "test_x.py::test_c": None}
+    assert report.exit_code(result, strict=False) == 0
+
+
+def test_a_file_that_head_alone_cannot_import_is_red_also_where_base_has_no_such_file(tmp_path: Path) -> None:
+    said = {"test_y.py": ("failed", "its collection failed: SyntaxError"), "test_z.py::test_cpu": ("failed", "assert 0")}
+
+    def answer(turn: Turn, attempt: int) -> Any:
+        both = {"test_z.py::test_cpu": said["test_z.py::test_cpu"]}
+        return process(turn, [row(A, NOISE(turn, 1))], attempt, outcomes=said if turn.side == HEAD else both)
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.PASS, "test_y.py": Outcome.FAIL}
+    (tmp_path / "journal").unlink()
+    assert outcomes(play(tmp_path, answer, wanted=Wanted(frozenset([A])))) == {A: Outcome.PASS}
+
+
+def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        if turn.side == HEAD and turn.round >= 8:
+            return process(turn, [row(A, NOISE(turn, 1))], attempt, outcomes={B: ("failed", "wrong")})
+        return [row(A, NOISE(turn, 1)), row(B, NOISE(turn, 2))]
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.PASS, B: Outcome.FAIL}
+    assert [one.sentence for one in result.told if one.key == B] == ["head in round 8: failed, wrong"]
+
+
+def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head_lacks(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        labels = ("one", "other") if turn.side == BASE else ("one", "renamed")
+        rows = [row(A, NOISE(turn, 1), label=label) for label in labels]
+        skipped = {} if turn.side == HEAD else {"test_x.py::test_s": ("skipped", "no torch")}
+        new = [row(B, 1e-3), row("test_x.py::test_s", 1e-3)] if turn.side == HEAD else []
+        return process(turn, [*rows, *new], attempt, outcomes=skipped)
+
+    result = play(tmp_path, answer)
+    assert {one.key: one.new for one in result.told} == {
+        f"{A}[one]": False,
+        f"{A}[other]": False,
+        f"{A}[renamed]": False,
+        B: True,
+        "test_x.py::test_s": False,
+    }
+    (renamed,) = (one.sentence for one in result.told if one.key == f"{A}[renamed]")
+    assert renamed == f"base: it measured nothing; base measures {A}[other] in that test, which head does not"
+
+
+def test_a_row_that_breaks_its_own_limits_was_measured_all_the_same(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [row(A, NOISE(turn, 1), None, failed=True)]
+
+    assert outcomes(play(tmp_path, answer)) == {A: Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("broken", "said", "other"),
+    [
+        (None, f"FAIL {A}[x]: 2 us is above max_latency 1 us", Outcome.PASS),
+        (None, "AssertionError: wrong result", None),
+        (Code.NO_BASELINE, "AssertionError: wrong result", None),
+    ],
+)
+def test_a_limit_that_one_row_breaks_does_not_hide_the_other_rows_of_its_test(
+    tmp_path: Path, broken: Code | None, said: str, other: Outcome | None
+) -> None:
+    def answer(turn: Turn, attempt: int) -> Process:
+        rows = [row(A, NOISE(turn, 1), broken, label="x", failed=True), row(A, NOISE(turn, 2), label="y", failed=True)]
+        return process(turn, rows, attempt, outcomes={A: ("failed", said)})
+
+    assert outcomes(play(tmp_path, answer)) == {f"{A}[x]": other, f"{A}[y]": other}
+
+
+def test_a_test_that_fails_in_one_round_is_repeated_and_then_no_verdict(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        if turn == Turn(5, BASE):
+            return process(turn, [row(A, NOISE(turn, 1))], attempt, outcomes={B: ("failed", "flaky")})
+        return plain(turn, attempt)
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.PASS, B: None}
+    assert [one.sentence for one in result.told if one.key == B] == ["base in round 5: failed, flaky"]
+    assert sum(one.turn == Turn(5, BASE) for one in result.processes) == ATTEMPTS
+
+
+def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        return process(turn, [], attempt, error="exit status -11: Segmentation fault") if turn.side == HEAD else plain(turn, attempt)
+
+    result = play(tmp_path, answer)
+    assert outcomes(result) == {A: Outcome.FAIL, B: Outcome.FAIL}
+    assert "head crashed: exit status -11: Segmentation fault" in result.told[0].sentence
+    assert report.exit_code(result, strict=False) == 1
+
+
+def test_a_test_that_nobody_has_is_named(tmp_path: Path) -> None:
+    result = play(tmp_path, plain, wanted=Wanted(frozenset([A, "test_x.py::test_gone"])))
+    assert outcomes(result) == {A: Outcome.PASS, "test_x.py::test_gone": None}
+    assert [one.sentence for one in result.told if one.outcome is None] == [
+        "base: there is no such measurement; head: there is no such measurement"
+    ]
+
+
+P = "test_x.py::TestIt::test_p"
+
+
+@pytest.mark.parametrize("name", [P, "test_x.py::TestIt", "test_x.py", f"{P}[1]"])
+def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Path, name: str) -> None:
+    every = [row(f"{P}[{size}]", NOISE(Turn(1, BASE), 1)) for size in range(3)] + [row("test_y.py::test_p", 1e-5), row(f"{P}ast", 1e-5)]
+    asked = Wanted(frozenset([name, f"{P}[1]"]))
+    result = play(tmp_path, lambda turn, attempt: process(turn, every, attempt), wanted=asked)
+    expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
+    assert sorted(one.key for one in result.told) == expected + ([f"{P}ast"] if P not in name else [])
+    assert set(outcomes(result).values()) == {Outcome.PASS}
+    # What one name selects and another too is one.
+    assert asked.names == [name]
+
+
+def test_a_name_whose_tests_measured_nothing_has_their_reason(tmp_path: Path) -> None:
+    skipped = {f"{P}[1]": ("skipped", "no cuFFT")}
+    result = play(tmp_path, lambda turn, attempt: process(turn, [], attempt, outcomes=skipped), wanted=Wanted(frozenset([P])))
+    assert [(one.key, one.sentence) for one in result.told] == [(P, "base: skipped, no cuFFT; head: skipped, no cuFFT")]
+
+
+def test_a_crash_names_what_the_other_side_measured_and_nothing_twice(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Process:
+        return process(turn, [row(f"{P}[1]", 1e-5)] if turn.side == BASE else [], error="killed" if turn.side == HEAD else None)
+
+    result = play(tmp_path, answer, wanted=Wanted(frozenset([P, A])))
+    assert outcomes(result) == {f"{P}[1]": Outcome.FAIL, A: Outcome.FAIL}
+
+
+def test_only_the_flagged_measurement_of_a_test_is_judged(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [row(A, NOISE(turn, 1), label="one"), row(A, NOISE(turn, 2, 0.05), label="other")]
+
+    result = play(tmp_path, answer, wanted=Wanted(frozenset([A]), frozenset([f"{A}[one]"])))
+    assert outcomes(result) == {f"{A}[one]": Outcome.PASS}
+
+
+def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
+    result = play(tmp_path, lambda turn, attempt: [])
+    assert result.told == ()
+    assert report.exit_code(result, strict=False) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("placements", 4, "--gpumem-placements"), ("total_budget", 60.0, "--gpumem-budget"), ("mode", "hot", "mode")],
+)
+def test_other_measuring_settings_are_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        settings = {**SETTINGS, "total_budget": None, **({name: value} if turn.side == HEAD else {})}
+        return process(turn, plain(turn, attempt), attempt, settings=settings)
+
+    with pytest.raises(DuetError, match=f"{name} is .* in base and .* in head.*{said}"):
+        play(tmp_path, answer)
+
+
+def test_another_device_is_refused(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Any:
+        return process(turn, plain(turn, attempt), attempt, uuid=f"GPU-{turn.round > 4}")
+
+    with pytest.raises(DuetError, match="different devices: H200 GPU-False and H200 GPU-True"):
+        play(tmp_path, answer)
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_what_head_measures_in_another_way_is_measured_as_base_is_or_red(tmp_path: Path, obeys: bool) -> None:
+    """The sampler that head asks for may hide a slow-down."""
+    players = Players(lambda turn, attempt: [])
+
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        own = {"sampler": "host"} if turn.side == HEAD else {}
+        own = players.ways.get(A, own) if obeys else own
+        return [row(A, NOISE(turn, 1, 0.0 if own.get("sampler") == "host" else 2.0), **own), row(B, NOISE(turn, 2))]
+
+    players.answer = answer
+    result = play(tmp_path, answer, players)
+    assert players.ways == {A: {"mode": "clean-cold", "sampler": "blocked"}}
+    said = {one.key: one for one in result.told}
+    assert (said[A].outcome, said[B].outcome) == (Outcome.FAIL, Outcome.PASS)
+    assert ("both sides are measured as base is" if obeys else "sampler was blocked in base and is host in head") in said[A].sentence
+    assert report.exit_code(result, strict=False) == 1
+    # The first pair is in the journal, and leads to the same when it is read again.
+    again = play(tmp_path, answer, Players(lambda turn, attempt: []))
+    assert again.told == result.told
+    assert again.resumed == len(players.played)
+
+
+def test_other_work_is_said(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [row(A, NOISE(turn, 1), **({"traffic": Traffic(4, 2)} if turn.side == HEAD else {}))]
+
+    (said,) = play(tmp_path, answer).told
+    assert said.outcome is Outcome.PASS
+    assert "its traffic has changed from 3 B to 6 B" in said.sentence
+
+
+def test_head_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DuetError, match="was changed while it was measured"):
+        play(tmp_path, plain, sides=sides(lambda: "another"))
+
+
+def test_noise_that_hides_a_percent_is_undecided_until_more_pairs_show_it(tmp_path: Path) -> None:
+    """Pairs of the journal count: a duet that goes on ends as if it had never stopped."""
+    noisy = Noise(0.02)
+
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [row(A, noisy(turn, 1, 0.03)), row(B, NOISE(turn, 2))]
+
+    result = play(tmp_path, answer, rounds_max=12)
+    assert (outcomes(result), result.open) == ({A: Outcome.UNDECIDED, B: Outcome.PASS}, True)
+    assert len(result.processes) == 24
+    assert (report.exit_code(result, strict=False), report.exit_code(result, strict=True)) == (0, 6)
+    players = Players(answer)
+    extended = play(tmp_path, answer, players, rounds_max=300)
+    assert (outcomes(extended), extended.open, extended.resumed) == ({A: Outcome.FAIL, B: Outcome.PASS}, False, 24)
+    assert {(turn.round > 12, tests) for turn, tests in players.played} == {(True, (A,))}
+    (tmp_path / "journal").unlink()
+    assert play(tmp_path, answer, rounds_max=300).told == extended.told
+
+
+def test_too_few_rounds_are_refused_before_and_after_the_family_is_known(tmp_path: Path) -> None:
+    players = Players(plain)
+    with pytest.raises(DuetError, match=r"--rounds-max: 6 pairs .* 11 or more"):
+        play(tmp_path, plain, players, rounds_max=6)
+    assert players.played == []
+    many = [f"test_x.py::test_{i}" for i in range(300)]
+    with pytest.raises(DuetError, match=r"--rounds-max: 12 pairs .* 14 or more"):
+        play(tmp_path, lambda turn, attempt: [row(nodeid, 1e-5) for nodeid in many], rounds_max=12)
+
+
+def test_a_gross_change_is_decided_by_three_pairs_and_nothing_by_eight(tmp_path: Path) -> None:
+    result = play(tmp_path, lambda turn, attempt: [row(A, NOISE(turn, 1, 0.5)), row(B, NOISE(turn, 2))])
+    found = {one.key: (one.outcome, one.paired.pairs, one.paired.gross) for one in result.told if one.paired is not None}
+    assert found == {A: (Outcome.FAIL, 3, True), B: (Outcome.PASS, 8, False)}
+    assert len(result.processes) == 16
+
+
+MANY = [f"test_x.py::test_{i}" for i in range(20)]
+
+
+def test_one_slow_test_among_many_fails_alone(tmp_path: Path) -> None:
+    players = Players(lambda turn, attempt: [row(nodeid, NOISE(turn, i, 0.03 * (i == 7))) for i, nodeid in enumerate(MANY)])
+    result = play(tmp_path, players.answer, players)
+    assert outcomes(result) == {nodeid: Outcome.FAIL if nodeid == MANY[7] else Outcome.PASS for nodeid in MANY}
+    assert players.played[-1][1] == (MANY[7],)
+
+
+def test_others_on_the_gpu_make_the_next_processes_wait_before_they_import(tmp_path: Path) -> None:
+    crowded = (Conditions(other_processes=1), Conditions(other_processes=1))
+    players = Players(plain)
+
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        if players.early:
+            return plain(turn, attempt)
+        return [row(A, 1e-3, Code.CONDITIONS, conditions=crowded), row(B, 1e-3)]
+
+    players.answer = answer
+    result = play(tmp_path, answer, players)
+    assert outcomes(result) == {A: Outcome.PASS, B: Outcome.FAIL}
+    assert len(result.processes) == 23  # the first is repeated once
+
+
+def test_the_text_and_the_document_say_it_all(tmp_path: Path) -> None:
+    result = play(tmp_path, plain)
+    text = report.text(result, sides(), width=120, colour=False, seconds=42)
+    assert "FAIL test_x.py::test_b: slower than max_regression 1.00 % allows: +" in text
+    assert "22 processes in 42 s" in text
+    document = report.to_json(result, sides(), {"seed": 0}, utc="now", seconds=42.0, code=1)
+    assert [(verdict["outcome"], verdict["paired"]["pairs"]) for verdict in document["verdicts"]] == [("FAIL", 11), ("PASS", 8)]
+    assert len(document["processes"]) == 22
+    assert document["processes"][0]["rows"][A]["medians"]
+    assert document["simulated"] is False
+    simulated = replace(result, processes=tuple(replace(one, simulated=True) for one in result.processes))
+    assert "FAIL (simulated) test_x.py::test_b" in report.text(simulated, sides(), width=120, colour=False, seconds=42)
+
+
+def test_simulated_passes_are_no_verdict_under_strict(tmp_path: Path) -> None:
+    result = play(tmp_path, lambda turn, attempt: process(turn, [row(A, NOISE(turn, 1))], attempt, simulated=True))
+    assert report.exit_code(result, strict=False) == 0
+    assert report.exit_code(result, strict=True) == 6

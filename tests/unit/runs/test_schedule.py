@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from itertools import islice
+
+from pytest_gpumem.runs.schedule import BASE, HEAD, turns
+
+
+def test_each_pair_has_a_coin_of_its_own_that_the_seed_tosses() -> None:
+    """A coin for two pairs fails unchanged code whose noise has a period of four processes."""
+    drawn = list(islice(turns(3), 800))
+    assert [turn.round for turn in drawn] == [1 + i // 2 for i in range(800)]
+    assert all({drawn[i].side, drawn[i + 1].side} == {BASE, HEAD} for i in range(0, 800, 2))
+    first = [turn.side == BASE for turn in drawn[::2]]
+    assert 150 <= sum(first) <= 250
+    for begin in (0, 1):  # what one pair drew says nothing of the next
+        assert 60 <= sum(one == other for one, other in zip(first[begin::2], first[begin + 1 :: 2], strict=False)) <= 140
+    assert drawn == list(islice(turns(3), 800))
+    assert drawn != list(islice(turns(4), 800))

@@ -1,0 +1,325 @@
+"""The two sides: what BASE may be, what each side imports, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.runs.schedule import DuetError
+from pytest_gpumem.runs.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
+
+ROOT = Path(__file__).parents[3]
+PROJECT = """
+[project]
+name = "mine"
+version = "1.0"
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[tool.setuptools]
+py-modules = ["mine"]
+package-dir = {"" = "src"}
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def worktrees(folder: Path) -> int:
+    return git(folder, "worktree", "list").count("\n")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits of a module at the top: value 1, then 2."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = tmp_path / "repository"
+    (folder / "sub").mkdir(parents=True)
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "sub" / "keep").write_text("")
+    (folder / ".gitignore").write_text("ignored.py\n__pycache__\n")
+    for value in (1, 2):
+        (folder / "mine.py").write_text(f"VALUE = {value}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", str(value))
+    return folder
+
+
+def seen(side: Side, expression: str) -> str:
+    """What an expression about the module gives where the side runs."""
+    # Without the present folder, which -c puts on the path and no script does.
+    paths = f"sys.path[:] = [{str(side.folder)!r}] * {side.path_from_cwd} + [entry for entry in sys.path if entry]"
+    program = f"import sys; {paths}; import mine; print({expression})"
+    done = subprocess.run([side.python, "-c", program], cwd=side.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def temporary(repository: Path) -> list[Path]:
+    return list(repository.parent.glob(f"{PREFIX}*"))
+
+
+def test_a_revision_gets_a_worktree_that_is_gone_afterwards(repository: Path) -> None:
+    (repository / "mine.py").write_text("VALUE = 3\n")
+    with two_sides("HEAD~1", None, repository) as (base, head):
+        assert (seen(base, "mine.VALUE"), seen(head, "mine.VALUE")) == ("1", "3")
+        assert base.what.startswith("revision HEAD~1 (")
+        assert head.what.endswith("with uncommitted changes")
+        assert worktrees(repository) == 2
+    assert worktrees(repository) == 1
+    assert not temporary(repository)
+    assert not list((repository / ".git" / "worktrees").glob("*"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_so_it_is_after_an_error(repository: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with two_sides("main", None, repository) as (base, _):
+            (base.folder / "untracked").write_text("")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert worktrees(repository) == 1
+    assert not temporary(repository)
+
+
+def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None:
+    with two_sides("main", None, repository / "sub") as (base, head):
+        assert (base.folder.name, head.folder) == ("sub", repository / "sub")
+        assert base.folder.parent == base.root
+    (repository / "new").mkdir()
+    with pytest.raises(DuetError, match="BASE main has no folder new"), two_sides("main", None, repository / "new"):
+        pass
+    assert worktrees(repository) == 1
+
+
+@pytest.mark.parametrize("base", ["no-such-branch", "../nowhere", "--upload-pack=x", "HEAD~9"])
+def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
+    with (
+        pytest.raises(DuetError, match=r"is no revision of .*, no folder and no wheel; accepted is") as error,
+        two_sides(base, None, repository),
+    ):
+        pass
+    assert f"BASE {base} " in str(error.value)
+    assert worktrees(repository) == 1
+
+
+def test_a_name_that_is_both_is_asked_back(repository: Path) -> None:
+    (repository / "main").mkdir()
+    with pytest.raises(DuetError, match=r"say \./main for the folder, or refs/heads/main"), two_sides("main", None, repository):
+        pass
+    with two_sides("./main", None, repository) as (base, _):
+        assert base.folder == repository / "main"
+    with two_sides("refs/heads/main", None, repository) as (base, _):
+        assert base.what.startswith("revision")
+
+
+def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"VALUE = {name!r}\n")
+    with two_sides("../old", None, tmp_path / "new") as (base, head):
+        assert (seen(base, "mine.VALUE"), seen(head, "mine.VALUE")) == ("old", "new")
+    with two_sides("../old", "../new", tmp_path / "old") as (base, head):
+        assert (base.folder.name, head.folder.name) == ("old", "new")
+    with (
+        pytest.raises(DuetError, match=r"--head \.\./none: there is no such folder or wheel"),
+        two_sides("../old", "../none", tmp_path / "new"),
+    ):
+        pass
+
+
+def test_file_names_that_are_not_utf_8_and_links_to_nothing_are_no_crash(tmp_path: Path) -> None:
+    for name in (b"old", b"new"):
+        os.mkdir(os.fsencode(tmp_path) + b"/" + name)
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name + b"/x\xff.py")).write_text("")
+        (tmp_path / os.fsdecode(name) / "gone.py").symlink_to("nowhere")
+    with two_sides("../old", None, tmp_path / "new") as (base, head):
+        assert base.current() == base.identity
+        assert head.current() == head.identity
+
+
+def test_gits_own_words_say_why_it_is_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(DuetError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
+        pass
+
+
+def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> None:
+    journal = repository / "journal.toml"
+    with two_sides("main", None, repository, [journal]) as (_, head):
+        journal.write_text("x")
+        (repository / "ignored.py").write_text("x")
+        (repository / "result.json").write_text("x")
+        assert head.current() == head.identity
+        changes: list[Callable[[], object]] = [
+            lambda: (repository / "new.cu").write_text("x"),
+            lambda: (repository / "mine.py").write_text("VALUE = 7\n"),
+            lambda: git(repository, "commit", "-qam", "7"),
+        ]
+        states = {head.identity}
+        for change in changes:
+            change()
+            states.add(head.current())
+        assert len(states) == 4
+
+
+def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(repository: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from pytest_gpumem.runs.worktree import two_sides\n"
+        "with two_sides('main', None, Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(repository)], cwd=ROOT)
+    assert done.returncode == -9
+    assert worktrees(repository) == 2
+    with two_sides("main", None, repository) as (base, _):
+        assert worktrees(repository) == 2
+        assert len(temporary(repository)) == 1
+        remove_leftovers(repository)
+        assert base.folder.is_dir()
+    assert worktrees(repository) == 1
+
+
+def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an environment that was made for a wheel, or the results of a process."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+    program = (
+        "import os; from contextlib import ExitStack; from pytest_gpumem.runs.worktree import held_folder\n"
+        "with ExitStack() as stack: (held_folder(stack) / 'process-1').mkdir(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == -9
+    # A journal is no folder.
+    (tmp_path / f"{PREFIX}0-1.jsonl").touch()
+    # A link of somebody's is no folder of a duet's: nothing is written behind it.
+    link = tmp_path / f"{PREFIX}link"
+    link.symlink_to(tmp_path / "old")
+    killed = set(temporary(tmp_path / "new")) - {link}
+    with two_sides("../old", None, tmp_path / "new"):
+        assert len(killed & set(temporary(tmp_path / "new"))) == 1
+        with two_sides("../old", None, tmp_path / "new"):
+            assert len(set(temporary(tmp_path / "new")) - killed - {link}) == 2
+    assert list((tmp_path / "old").iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, "old", "new", f"{PREFIX}0-1.jsonl"}
+
+
+@pytest.mark.parametrize("place", ["home", "."])
+def test_a_folder_of_the_users_is_left_alone_whatever_its_name(repository: Path, place: str) -> None:
+    """A worktree with work in it, in a folder that is called as those of duets are: elsewhere, and among temporary files."""
+    mine = repository.parent / place / f"{PREFIX}experiments"
+    (mine / "one").mkdir(parents=True)
+    git(repository, "worktree", "add", "-q", str(mine / "one" / "tree"), "-b", "work")
+    for file in (mine / "one" / "tree" / "work.py", mine / "notes.md"):
+        file.write_text("not committed")
+    before = sorted(mine.rglob("*"))
+    with two_sides("main", None, repository):
+        pass
+    assert sorted(mine.rglob("*")) == before
+    assert worktrees(repository) == 2
+
+
+def test_a_copy_of_a_killed_duets_folder_is_the_users(repository: Path) -> None:
+    with two_sides("main", None, repository):
+        (made,) = temporary(repository)
+        copy = made.with_name(f"{PREFIX}copy")
+        shutil.copytree(made, copy)
+    with two_sides("main", None, repository):
+        pass
+    assert copy.is_dir()
+
+
+@pytest.fixture
+def project(repository: Path) -> Path:
+    """The module moved into a project that has to be installed."""
+    (repository / "src").mkdir()
+    git(repository, "mv", "mine.py", "src/mine.py")
+    (repository / "pyproject.toml").write_text(PROJECT)
+    (repository / "src" / "mine.py").write_text("VALUE = 'base'\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "project")
+    (repository / "src" / "mine.py").write_text("VALUE = 'head'\n")
+    return repository
+
+
+def test_a_project_is_installed_into_an_environment_of_its_own(project: Path) -> None:
+    with two_sides("main", None, project) as (base, head):
+        assert head.python == sys.executable
+        assert base.names == ("mine",)
+        assert seen(base, "mine.VALUE") == "base"
+        # Everything else is this environment's, and comes after the project's own.
+        done = subprocess.run([base.python, "-c", "import pytest, numpy, rich; print(numpy.__file__)"], capture_output=True, text=True)
+        import numpy as np
+
+        assert done.stdout.strip() == np.__file__, done.stderr
+        # An absolute path into head becomes the same place in base.
+        moved = moved_path({"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])}, base, head.root)
+        assert moved == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
+    assert not temporary(project)
+
+
+def test_a_folder_is_installed_without_a_trace_in_it(project: Path, tmp_path: Path) -> None:
+    git(project, "worktree", "add", "-q", "--detach", str(tmp_path / "old"), "main")
+    before = sorted(path.name for path in (tmp_path / "old").rglob("*"))
+    with two_sides(str(tmp_path / "old"), None, project) as (base, _):
+        assert seen(base, "mine.VALUE") == "base"
+    assert sorted(path.name for path in (tmp_path / "old").rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == before
+
+
+def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (project / "pyproject.toml").write_text(PROJECT + "packages = 1\n")
+    git(project, "commit", "-qam", "broken")
+    with pytest.raises(DuetError, match=r"BASE cannot be installed: .*packages"), two_sides("main", None, project):
+        pass
+    assert worktrees(project) == 1
+
+
+def wheel_of(name: str, of_version: str, folder: Path) -> Path:
+    """A wheel that brings the module."""
+    wheel, info = folder / f"{name}-{of_version}-py3-none-any.whl", f"{name}-{of_version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("mine.py", "VALUE = 'wheel'\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {of_version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def test_what_this_environment_holds_in_the_same_version_is_installed_all_the_same(repository: Path) -> None:
+    with two_sides(str(wheel_of("iniconfig", version("iniconfig"), repository.parent)), None, repository) as (base, _):
+        assert seen(base, "mine.VALUE") == "wheel"
+
+
+def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> None:
+    wheel = wheel_of("mine", "1.0", repository.parent)
+    with two_sides(str(wheel), None, repository) as (base, head):
+        assert base.folder == head.folder
+        assert base.names == ("mine",)
+        assert seen(base, "mine.VALUE") == "wheel"
+        assert seen(head, "mine.VALUE") == "2"
+    with pytest.raises(DuetError, match=r"none\.whl: No such file"), two_sides("none.whl", None, repository):
+        pass
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs this project's own repository")
+def test_this_projects_base_takes_its_own_kernels() -> None:
+    program = "from pytest_gpumem.kernels import sources; import pytest_gpumem; print(sources.folder(), pytest_gpumem.__file__)"
+    with two_sides("HEAD", None, ROOT) as (base, _):
+        for above in ([], [str(base.folder)]):  # installed, and from the tree as python -m pytest has it
+            code = f"import sys; sys.path[:0] = {above!r}; {program}"
+            done = subprocess.run([base.python, "-I", "-c", code], capture_output=True, text=True, cwd="/")
+            assert done.returncode == 0, done.stderr
+            assert all(Path(path).is_relative_to(base.folder.parent) for path in done.stdout.split()), done.stdout
