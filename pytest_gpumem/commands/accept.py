@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 
 FOLDER = ".benchmarks"
@@ -19,7 +20,10 @@ WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
 """Environment variables by which a CI names whoever started it."""
 
 
-@click.command()
+@click.command(
+    short_help="Begin a new baseline of a test, with a reason.",
+    epilog=examples('gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"'),
+)
 @click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until a process of the new epoch is saved.")
 @click.option(
     "--baseline",

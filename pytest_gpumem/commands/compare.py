@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
+from pytest_gpumem.commands import examples
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
@@ -111,7 +112,12 @@ def _what(side: Side) -> str:
     return f"{side.name}, {counted(side.processes, 'process')} on {devices}{driver}"
 
 
-@click.command()
+@click.command(
+    short_help="Compare result files, without a GPU.",
+    epilog=examples(
+        "gpumem compare base.json head.json --max-regression 1%", "gpumem compare 'base-*.json' 'head-*.json'    # several processes a side"
+    ),
+)
 @click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test was held to.')
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row was held to a limit and passed, on a real GPU.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from pytest_gpumem.commands import examples
+
 VARIABLE = "_GPUMEM_COMPLETE"
 """By which the shell asks `gpumem` for what may come next; click's own name for it."""
 
 
-@click.command()
+@click.command(
+    short_help="Print what completes this command in a shell.",
+    epilog=examples("gpumem completion bash >> ~/.bashrc", "gpumem completion fish > ~/.config/fish/completions/gpumem.fish"),
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

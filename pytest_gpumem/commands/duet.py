@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ ROUNDS = 96
 """As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
 
 
-@click.command()
+@click.command(
+    short_help="Decide between base and head in alternating processes.",
+    epilog=examples(
+        "gpumem duet main                              # the working tree against main",
+        "gpumem duet main --test tests/test_a.py::test_triad",
+        "gpumem duet v1.2 --flagged run.json -- -k 'not slow'",
+    ),
+)
 @click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test with its parameters; may be given several times.")
 @click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ NOTHING = 6
 PAIRS = 3
 
 
-@click.command()
+@click.command(
+    short_help="Say why tests got slower.",
+    epilog=examples(
+        "gpumem explain --base main tests/test_a.py::test_triad", "gpumem explain base.json head.json            # without a GPU"
+    ),
+)
 @click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
 @click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
 @click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: where it is installed.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.printable import printable
 
@@ -36,7 +37,14 @@ OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gp
 """Options of pytest that say where to write what the gate reads or writes itself."""
 
 
-@click.command()
+@click.command(
+    short_help="Hold a pull request to its base, in a pipeline.",
+    epilog=examples(
+        "gpumem gate origin/main                       # in a pull request's pipeline",
+        "gpumem gate origin/main --strict -- tests/gpu # only PASS of every row is green",
+        "gpumem gate origin/main --screen-only         # without the duet",
+    ),
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

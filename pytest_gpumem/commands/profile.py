@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.group(no_args_is_help=False)
+@click.group(no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute.")
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 
@@ -54,7 +55,7 @@ def profile() -> None:
     """
 
 
-@profile.command()
+@profile.command(epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"))
 @click.option("--um/--no-um", "managed", default=None, help="Record page faults of managed memory. Default: where a test has such buffers.")
 @_options
 def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...]) -> int:
@@ -69,7 +70,7 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
     return _profiled(wanted, lambda: systems(wanted, os.environ, _echo, managed=managed))
 
 
-@profile.command()
+@profile.command(epilog=examples("gpumem profile ncu --test tests/test_a.py::test_triad --set full"))
 @click.option(
     "--clock-control", type=click.Choice(["none", "base"]), default="none", help="Lock clocks to base, or leave them alone. Default: none."
 )
@@ -111,7 +112,7 @@ def ncu(
     )
 
 
-@click.command()
+@click.command(short_help="List the NVTX ranges of tests.", epilog=examples("gpumem ranges -- tests/test_a.py"))
 @click.option("--json", "as_json", is_flag=True, help="Write them as JSON.")
 @_PYTEST
 def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:

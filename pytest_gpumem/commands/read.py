@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pytest_gpumem.commands import examples
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.migrations import PageCounts, said
@@ -107,7 +108,11 @@ UNREADABLE = 6
 """Nothing could be read, as "nothing counted" of other commands."""
 
 
-@click.command("read")
+@click.command(
+    "read",
+    short_help="Say what Nsight's tools recorded of each test.",
+    epilog=examples("gpumem read triad.nsys-rep", "gpumem read triad.ncu-rep --results out.json"),
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The --benchmark-json of the same run.")
 @click.option("--json", "as_json", is_flag=True, help="Write profiles as JSON.")

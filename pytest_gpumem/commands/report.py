@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.result_file import FileError, ResultsError, content, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row, key_of
@@ -187,9 +188,7 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     )
 
 
-@click.command(
-    epilog="Examples:  gpumem report results.json   ·   gpumem report results.json -o report.html --history .benchmarks",
-)
+@click.command(short_help="Make an HTML report of result files.", epilog=examples("gpumem report out.json"))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="The page. Default: beside RESULTS, with .html.")
 @click.option(
     "--history",

@@ -1,0 +1,65 @@
+"""The command `gpumem traffic`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from pytest_gpumem.commands import examples
+from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.terminal import wants_colour
+
+NO_VERDICT, WRONG = 6, 1
+
+
+@click.command(
+    short_help="Compare declared bytes with counted ones.",
+    epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
+)
+@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was counted; --gpumem-counted reads it.")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- PYTEST_ARGUMENTS")
+def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
+    """Compare the bytes that tests declare with those that Nsight Compute counts.
+
+    Runs pytest with --gpumem under ncu (GPUMEM_NCU, the PATH, or where CUDA's installers put it), with few launches of each
+    measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
+
+    Exits with 1 where a declaration is wrong: above what was counted where no cache can account for it. With 6 where nothing could
+    be counted.
+    """
+    from pytest_gpumem.files import unwritable, write_whole
+    from pytest_gpumem.judging.traffic import Finding, account
+    from pytest_gpumem.nsight import counting
+    from pytest_gpumem.nsight.tools import ToolMissing
+    from pytest_gpumem.reporting.traffic import table
+
+    if file is not None and (why := unwritable(file)) is not None:
+        raise click.UsageError(f"--json: {file}: {why}.")
+    now = datetime.now(timezone.utc)
+    try:
+        # Results go to standard output, what pytest prints to standard error.
+        found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
+    except counting.BadCall as error:
+        raise click.UsageError(str(error)) from None
+    except (ToolMissing, counting.NothingCounted) as error:
+        click.echo(printable(f"gpumem: {error}"), err=True)
+        return NO_VERDICT
+    width = shutil.get_terminal_size((120, 24)).columns
+    click.echo(table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    if failed := sum(row.failed for row in found.rows):
+        click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
+    if file is not None:
+        try:
+            write_whole(file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
+        except OSError as error:
+            raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+        click.echo(printable(f"wrote {file}"))
+    said = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
+    return WRONG if any(one is not None and one.finding is Finding.WRONG for one in said) else 0
