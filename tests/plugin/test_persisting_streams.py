@@ -25,15 +25,6 @@ TEST = """
     """
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "persisting-l2.md"
-
-
-def test_the_example_of_the_page_runs(pytester: pytest.Pytester, gpumem: Run) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    pytester.makepyfile(example)
-    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1, warnings=0)
-
-
 def test_thrashing_is_a_warning_that_names_the_test(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TEST.format(wanted=False))
     result = gpumem("--gpumem-device", "sim:h100")
