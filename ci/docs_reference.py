@@ -1,4 +1,4 @@
-"""The reference pages' tables, from the code: options and marker, kernels of the catalogue, fixtures, commands, records.
+"""The reference pages' tables, from the code: options and marker, kernels of the catalogue, fixtures, commands, records, rules.
 
 Pure functions that give Markdown; `ci/docs_hooks.py` puts each behind its marker when the site is built.
 """
@@ -120,6 +120,15 @@ def _type(described: Mapping[str, Any]) -> str:
     return str(described.get("type", "any"))
 
 
+def rules() -> str:
+    """The table that `gpumem explain --rules` prints."""
+    from click.testing import CliRunner
+
+    from pytest_gpumem.cli import main
+
+    return CliRunner().invoke(main, ["explain", "--rules"], catch_exceptions=False).stdout.rstrip()
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "marker": marker,
@@ -127,5 +136,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "fixtures": fixtures,
     "commands": commands,
     "schema": schema,
+    "rules": rules,
 }
 """What `<!-- generated: NAME -->` stands for."""
