@@ -11,7 +11,7 @@ CONDITIONS = {"same": "The same allocations in every process", "random": "Random
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows by condition and size, the claims, and what our spread is made of; at most 115 columns."""
+    """The rows by condition and size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
     device = record["device"]
     conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
     cards = len({run["card"] for run in record["runs"]})
@@ -31,8 +31,11 @@ def table(record: dict[str, Any]) -> str:
             if row.condition == condition:
                 said.append(_row(row, first=row.mib != last))
                 last = row.mib
-    said += ["", f"{'':4}  {'claim':<58}{'measured (95 % interval)':<34}limit"]
-    said += [_line(line) for line in peers_summary.lines(record)]
+    said += ["", f"{'':4}  {'claim':<62}{'measured (95 % interval)':<34}limit"]
+    claims = peers_summary.lines(record)
+    said += [_line(line, line.measured) for line in claims if line.measured is not None]
+    if left := sum(line.measured is None for line in claims):
+        said.append(f"{left} further claims are not measured in this record")
     parts = peers_summary.summary(record)["clean_cold_spread_is_made_of"]
     if parts:
         said += ["", "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent", ""]
@@ -61,16 +64,11 @@ def _percent(interval: Interval) -> str:
     return f"{100 * interval.value:.3f} ({100 * interval.low:.3f} to {100 * interval.high:.3f})"
 
 
-def _line(line: Line) -> str:
-    mark = {True: "ok", False: "MISS", None: "-"}[line.holds]
+def _line(line: Line, measured: Interval) -> str:
+    mark = "ok" if line.holds else "MISS"
     ratio = "over" in line.claim
     claim = f"{line.claim}, {line.mib} MiB, {line.condition}"
-    if line.measured is None:
-        said = "not measured"
-    elif ratio:
-        said = f"{line.measured.value:.3f} ({line.measured.low:.3f} to {line.measured.high:.3f})"
-    else:
-        said = f"{_percent(line.measured)} %"
-    if line.holds is not None and not line.beyond_doubt:
+    said = f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})" if ratio else f"{_percent(measured)} %"
+    if not line.beyond_doubt:
         said += " *"
-    return f"{mark:<4}  {claim:<58}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"
+    return f"{mark:<4}  {claim:<62}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"
