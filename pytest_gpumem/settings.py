@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.measurement import Limits
 
 MODES = ("clean-cold", "dirty-cold", "hot")
-SAMPLERS = ("auto", "graph", "blocked", "batched", "host")
+SAMPLERS = ("auto", "blocked", "batched", "host")
+REMOVED_SAMPLERS = ("graph",)
+"""Samplers of earlier versions: their results are still read."""
 DEFAULT_BUDGET = 1.0
 """Seconds for each measurement, where nobody says otherwise."""
 LIMITS = (
@@ -65,10 +67,12 @@ def _flag(value: object) -> bool:
     raise units.QuantityError(f"{value!r} is not understood; accepted is 1, true, yes, on or 0, false, no, off")
 
 
-def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
+def _choice(accepted: tuple[str, ...], removed: tuple[str, ...] = ()) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if value in accepted:
             return str(value)
+        if value in removed:
+            raise units.QuantityError(f"{value!r} was removed; accepted are {', '.join(accepted)}")
         raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{_close(str(value), accepted)}")
 
     return parse
@@ -262,7 +266,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "sampler",
-        _choice(SAMPLERS),
+        _choice(SAMPLERS, REMOVED_SAMPLERS),
         "auto",
         f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
         "SAMPLER",

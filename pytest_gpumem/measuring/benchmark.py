@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import CannotCapture, Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Device, HoldExpired, Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.controls import idle_launch, middle_mean
@@ -21,7 +21,6 @@ from pytest_gpumem.measuring.samplers import (
     BatchedSampler,
     BlockedSampler,
     Choice,
-    GraphSampler,
     HostSampler,
     PlainSampler,
     Sampler,
@@ -588,22 +587,14 @@ class _Run:
         self.choice = Choice("host", f"{reason}: wall-clock time, launch latency included", fallback=False)
 
     def _take(self, rounds: int) -> list[tuple[int, float]]:
-        """Samples from the sampler, or from the next one if it turns out not to work."""
+        """Samples from the sampler, or from the host's clock if a launch waits for the device."""
         try:
             return self.sampler.samples(rounds)
         except HoldExpired as expired:
-            self._after_hold(expired)
+            self._to_host(str(expired))
+            self._start_anew()
             self.sampler = self._make()
             return self.sampler.samples(rounds)
-
-    def _after_hold(self, expired: HoldExpired) -> None:
-        """What follows on a hold that expired: a graph, whose launches cannot wait for each other, or the host's clock."""
-        capturable = not self._target.foreign and not self._target.homes
-        if self.choice.sampler == "blocked" and self.choice.fallback and capturable:
-            self.choice = replace(self.choice, sampler="graph", reason=f"{expired}: captured, so that no launch can wait")
-        else:
-            self._to_host(str(expired))
-        self._start_anew()
 
     def _start_anew(self) -> None:
         """One measurement, one clock: what another sampler took cannot be averaged with what follows."""
@@ -637,15 +628,6 @@ class _Run:
 
     def _make(self) -> Sampler:
         shot, sampler = self._shot(), self.choice.sampler
-        if sampler == "graph":
-            try:
-                return GraphSampler(shot)
-            except CannotCapture as reason:
-                if not self.choice.fallback:
-                    raise BadCall(f'sampler "graph" was asked for, but {reason}') from None
-                self._to_host(f"cannot be captured: {reason}")
-                self._start_anew()
-                return HostSampler(shot)
         if sampler == "batched":
             return BatchedSampler(shot, self.batch, capture=not self._target.foreign)
         if sampler == "host":

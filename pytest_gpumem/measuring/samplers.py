@@ -202,45 +202,6 @@ class BatchedSampler:
         return taken
 
 
-SIZE = 48
-"""Samples of one graph: its launch costs nothing then, and its capture is still cheap."""
-
-
-class GraphSampler:
-    """Flush, event, launch, event, many times in one graph: no launch gap lies inside an interval.
-
-    What a reading contains besides the kernel depends on the sample's position within the graph (0.24 us standard deviation on an H200, and
-    0.37 us more on average, docs/measuring.md), so placements take random positions, and other samplers are taken where they can be.
-
-    The capture happens at construction and raises `CannotCapture`; the graph keeps what was allocated during it.
-    """
-
-    name = "graph"
-
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
-        self._each = max(1, SIZE // shot.places)
-        self._order = list(shot.rounds(self._each))
-        self._pairs = [(shot.device.event(), shot.device.event()) for _ in self._order]
-        self._graph = shot.device.capture(shot.stream, self._body)
-
-    def _body(self) -> None:
-        shot = self._shot
-        for place, (start, end) in zip(self._order, self._pairs, strict=True):
-            shot.before(place, shot.stream)
-            shot.device.record(start, shot.stream)
-            shot.launch(place, shot.stream)
-            shot.device.record(end, shot.stream)
-
-    def samples(self, rounds: int) -> list[tuple[int, float]]:
-        device, taken = self._shot.device, list[tuple[int, float]]()
-        for _ in range(-(-rounds // self._each)):
-            device.replay(self._graph, self._shot.stream)
-            device.synchronize(self._shot.stream)
-            taken += [(place, device.elapsed(*pair)) for place, pair in zip(self._order, self._pairs, strict=True)]
-        return taken
-
-
 class HostSampler:
     """Wall-clock time from before the launch until the device is idle: launch latency is included, and the result says so."""
 
@@ -313,7 +274,7 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
         requested: "auto" or a sampler's name.
         mode: state of the cache before each sample.
         foreign: the target is not of the catalogue.
-        pages_move: managed pages must be put back before every sample, which no graph can do.
+        pages_move: managed pages must be put back before every sample.
         waits: the host takes part in every launch and returns late, as in a copy of pageable memory.
         restores: something must run before every launch, so launches cannot follow each other in a batch.
         profiled: a profiler is attached.
@@ -329,8 +290,6 @@ def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restor
         if requested == "batched" and (pages_move or restores):
             what = "put managed pages back" if pages_move else "restore its input"
             raise BadCall(f'sampler "batched" cannot {what} before every launch; "blocked" can')
-        if requested == "graph" and pages_move:
-            raise BadCall('sampler "graph" cannot put managed pages back before every sample; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
     if waits:
         return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)

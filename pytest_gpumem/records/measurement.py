@@ -154,7 +154,7 @@ class Measurement:
     mode: str
     """State of the cache before each sample: "clean-cold", "dirty-cold" or "hot"."""
     sampler: str
-    """How samples were taken: "graph", "blocked", "batched", "host" or "plain" (under a profiler)."""
+    """How samples were taken: "blocked", "batched", "host" or "plain" (under a profiler); "graph" in results of earlier versions."""
     sampler_reason: str
     """Why this sampler."""
     placements: tuple[tuple[float, ...], ...]

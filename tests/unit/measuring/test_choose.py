@@ -48,14 +48,9 @@ def test_what_was_asked_for_is_taken_and_does_not_fall_back() -> None:
 
 
 def test_a_profiler_overrides_the_request() -> None:
-    assert chosen("graph", profiled=True).sampler == "plain"
+    assert chosen("host", profiled=True).sampler == "plain"
 
 
 def test_batched_refuses_a_cold_mode() -> None:
     with pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'):
         chosen("batched")
-
-
-def test_graph_refuses_moving_pages() -> None:
-    with pytest.raises(BadCall, match="managed pages"):
-        chosen("graph", pages_move=True)

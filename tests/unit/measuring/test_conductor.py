@@ -17,7 +17,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.benchmark import FLOOR_SAMPLES, PROFILED_SAMPLES, STREAMS, _Run
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.samplers import BlockedSampler, GraphSampler
+from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
 from pytest_gpumem.measuring.target import Case, WrongResult
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB
@@ -35,18 +35,17 @@ def triad(bench: Bench, nbytes: int = 32 * MiB, **plan: Any) -> Any:
 
 def test_samplers_agree() -> None:
     """One kernel, cold: what lies between the events is the same however the launch gets there."""
-    taken = {s: triad(Bench(), sampler=s, placements=4) for s in ("graph", "blocked", "host")}
-    assert {name: m.sampler for name, m in taken.items()} == {"graph": "graph", "blocked": "blocked", "host": "host"}
-    assert taken["blocked"].latency == pytest.approx(taken["graph"].latency, rel=0.005)
-    assert taken["graph"].latency < taken["host"].latency < taken["graph"].latency + LAUNCH_LATENCY
+    taken = {s: triad(Bench(), sampler=s, placements=4) for s in ("blocked", "host")}
+    assert {name: m.sampler for name, m in taken.items()} == {"blocked": "blocked", "host": "host"}
+    assert taken["blocked"].latency < taken["host"].latency < taken["blocked"].latency + LAUNCH_LATENCY
     plain = triad(Bench(profiled=True))
-    assert taken["graph"].latency * 0.995 < plain.latency < taken["graph"].latency + LAUNCH_LATENCY
+    assert taken["blocked"].latency * 0.995 < plain.latency < taken["blocked"].latency + LAUNCH_LATENCY
 
 
 def test_hot_samplers_agree_where_nothing_fits_in_cache() -> None:
-    batched, graph = (triad(Bench(), nbytes=256 * MiB, mode="hot", sampler=s, placements=4) for s in ("auto", "graph"))
+    batched, blocked = (triad(Bench(), nbytes=256 * MiB, mode="hot", sampler=s, placements=4) for s in ("auto", "blocked"))
     assert batched.sampler == "batched"
-    assert batched.latency == pytest.approx(graph.latency, rel=0.02)
+    assert batched.latency == pytest.approx(blocked.latency, rel=0.02)
 
 
 def test_modes_are_ordered() -> None:
@@ -76,23 +75,13 @@ def test_a_batch_that_cannot_be_captured_is_held_instead(bench: Bench, monkeypat
     assert taken.latency == pytest.approx(expected, rel=0.005)
 
 
-def test_a_hold_that_expires_on_a_kernel_leads_to_a_graph(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = triad(Bench(), placements=4).latency
     monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
     taken = triad(bench, placements=4)
-    assert (taken.sampler, taken.sampler_reason) == ("graph", "made to fail: captured, so that no launch can wait")
-    assert taken.latency == pytest.approx(expected, rel=0.005)
-    assert taken.overhead is None
-
-
-def test_a_kernel_that_can_neither_be_held_nor_captured_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = triad(Bench(), placements=4).latency
-    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
-    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
-    taken = triad(bench, placements=4)
-    assert taken.sampler == "host"
-    assert taken.sampler_reason == "cannot be captured: made to fail: wall-clock time, launch latency included"
+    assert (taken.sampler, taken.sampler_reason) == ("host", "made to fail: wall-clock time, launch latency included")
     assert expected < taken.latency < expected + LAUNCH_LATENCY
+    assert taken.overhead is None
 
 
 def test_managed_memory_that_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +126,8 @@ def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch
 
 
 def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound, chunks, graph = BlockedSampler.samples, [0], list[tuple[int, float]]()
-    captured = GraphSampler.samples
+    sound, chunks, by_host = BlockedSampler.samples, [0], list[tuple[int, float]]()
+    timed = HostSampler.samples
 
     def breaks(sampler: BlockedSampler, rounds: int) -> list[tuple[int, float]]:
         chunks[0] += bench.ranges.open[-1].endswith(".measure") and rounds > 1  # the first round of new placements is not kept
@@ -146,40 +135,32 @@ def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: p
             raise HoldExpired("made to fail")
         return sound(sampler, rounds)
 
-    def booked(sampler: GraphSampler, rounds: int) -> list[tuple[int, float]]:
-        taken = captured(sampler, rounds)
-        graph.extend(taken)
+    def booked(sampler: HostSampler, rounds: int) -> list[tuple[int, float]]:
+        taken = timed(sampler, rounds)
+        by_host.extend(taken)
         return taken
 
     monkeypatch.setattr(BlockedSampler, "samples", breaks)
-    monkeypatch.setattr(GraphSampler, "samples", booked)
+    monkeypatch.setattr(HostSampler, "samples", booked)
     monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 0.005)
     taken = triad(bench, placements=4, precision=1e-9, budget=0.5)
     assert chunks[0] == 3
-    assert taken.sampler == "graph"
-    assert sorted(taken.samples) == sorted(seconds for _, seconds in graph)
+    assert taken.sampler == "host"
+    assert sorted(taken.samples) == sorted(seconds for _, seconds in by_host)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "broken", "error"),
-    [("graph", (CountedDevice, "capture"), CannotCapture), ("blocked", (BlockedSampler, "samples"), HoldExpired)],
-)
-def test_a_sampler_that_was_asked_for_does_not_fall_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, broken: tuple[type, str], error: type[Exception]
-) -> None:
+def test_a_sampler_that_was_asked_for_does_not_fall_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    monkeypatch.setattr(*broken, failing(error=error))
-    with pytest.raises(BadCall, match=f'sampler "{sampler}" was asked for, but made to fail'):
-        bench.take(target, sampler=sampler)
+    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+    with pytest.raises(BadCall, match='sampler "blocked" was asked for, but made to fail'):
+        bench.take(target, sampler="blocked")
     assert bench.leftovers() == 0
 
 
-def test_faulting_pages_cannot_be_measured_by_a_graph_or_in_a_batch(bench: Bench) -> None:
+def test_faulting_pages_cannot_be_measured_in_a_batch(bench: Bench) -> None:
     def pair() -> list[Any]:
         return [bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB)]
 
-    with pytest.raises(BadCall, match='sampler "graph" cannot put managed pages back'):
-        bench.measure("add", *pair(), sampler="graph")
     with pytest.raises(BadCall, match='sampler "batched" cannot put managed pages back before every launch'):
         bench.measure("add", *pair(), sampler="batched", mode="hot")
     assert bench.measure("add", *pair(), mode="hot").sampler == "blocked"
@@ -422,9 +403,9 @@ def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatc
         return hold(stream, timeout)
 
     monkeypatch.setattr(bench.device, "hold", counted)
-    one = triad(bench, nbytes=2 * MiB, sampler="graph")  # so that only the floor holds a stream
+    one = triad(bench, nbytes=2 * MiB, sampler="host")  # so that only the floor holds a stream
     after_one = holds[0]
-    two = triad(bench, nbytes=2 * MiB, sampler="graph")
+    two = triad(bench, nbytes=2 * MiB, sampler="host")
     assert after_one > 0
     assert holds[0] == after_one
     assert one.floor == two.floor
@@ -440,8 +421,8 @@ def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench:
     smallest = [w for w in bench.device.launched if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES]
     assert len(smallest) == 1 + STREAMS * FLOOR_SAMPLES
     assert smallest[0].shape.blocks > bench.device.facts.sm_count  # a full grid, like what is measured
-    others = [triad(bench, nbytes=2 * MiB, sampler=s) for s in ("graph", "host")] + [triad(bench, nbytes=2 * MiB, mode="hot")]
-    assert [m.overhead for m in others] == [None, None, None]
+    others = [triad(bench, nbytes=2 * MiB, sampler="host"), triad(bench, nbytes=2 * MiB, mode="hot")]
+    assert [m.overhead for m in others] == [None, None]
 
 
 def test_the_floor_needs_no_hold_where_holds_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

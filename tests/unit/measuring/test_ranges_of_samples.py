@@ -15,7 +15,6 @@ from pytest_gpumem.records.measurement import Traffic
 
 SAMPLERS = {
     "blocked": {"mode": "clean-cold", "sampler": "blocked"},
-    "graph": {"mode": "clean-cold", "sampler": "graph"},
     "batched": {"mode": "hot", "sampler": "batched"},
     "host": {"mode": "clean-cold", "sampler": "host"},
     "plain": {"mode": "clean-cold"},

@@ -93,15 +93,6 @@ def test_hot_batches_carry_the_window_too(bench: Bench, where: Any) -> None:
     assert without.latency > 1.3 * measured.latency
 
 
-def test_a_graph_cannot_be_captured_into_a_graph(bench: Bench) -> None:
-    out, table = bench.buffers(2)
-    with (
-        persisting(bench.device, table, where="graph") as stream,
-        pytest.raises(BadCall, match=r'"graph" was asked for, but .*replays a graph'),
-    ):
-        bench.take(bench.target(bench.kernels.copy, out, table, stream=stream), sampler="graph")
-
-
 @pytest.mark.parametrize("where", ["graph", "launch"])
 def test_a_copy_carries_no_window(bench: Bench, where: Any) -> None:
     destination, source = bench.buffers(2)

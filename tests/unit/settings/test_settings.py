@@ -111,7 +111,8 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("device", "sim:H 100", "sim:NAME"),
         ("mode", "warm", "clean-cold, dirty-cold, hot"),
         ("mode", "clean_cold", "did you mean clean-cold?"),
-        ("sampler", "plain", "auto, graph, blocked, batched, host"),
+        ("sampler", "plain", "auto, blocked, batched, host"),
+        ("sampler", "graph", "was removed; accepted are auto, blocked, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("placements", "2.5", "whole number from 1 on"),
         ("baseline_of", "--all", '"origin/main"'),
@@ -267,8 +268,8 @@ def test_overrides() -> None:
     marker = marker_overrides({"mode": "hot", "placements": 4, "budget": "3 s", "max_latency": "1 ms"})
     assert marker == Overrides(mode="hot", placements=4, budget=3.0)
     call = marker_overrides({"mode": "dirty-cold", "precision": "1%"}, origin="call")
-    settings = override(settled({"gpumem_budget": "10 min", "gpumem_sampler": "graph"}), marker, call)
-    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("dirty-cold", 4, 0.01, "graph")
+    settings = override(settled({"gpumem_budget": "10 min", "gpumem_sampler": "host"}), marker, call)
+    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("dirty-cold", 4, 0.01, "host")
     assert (settings.budget, settings.total_budget) == (3.0, None)
     assert settings.origins["mode"] == "call"
     assert settings.origins["placements"] == "marker"
