@@ -450,34 +450,52 @@ def missed(record: dict[str, Any], *, modelled: bool) -> list[str]:
     return found
 
 
+COLUMNS = ((0, "FAIL", max), (0, "PASS", min), (1, "PASS", max), (1.5, "FAIL", min), (2, "FAIL", min))
+"""Columns of the table: slow-down over the limit, outcome, and which of several baselines is the worst."""
+BROKEN = {"unchanged code fails": 0, "unchanged code does not pass": 1, "a slow-down of the limit passes": 2}
+"""The column that shows each promise."""
+
+
 def table(record: dict[str, Any]) -> str:
-    """The record as text."""
+    """The record as text: modelled rows one by one, of the others the worst baseline."""
     total = sum(sum(row["outcomes"].values()) for row in record["rows"])
+    counts = [len(missed(record, modelled=modelled)) for modelled in (True, False)]
+    heads = ((f"{slower:g} x" if slower else "same" for slower, _, _ in COLUMNS), (outcome for _, outcome, _ in COLUMNS))
+    above, below = ("".join(f"{head:>9}" for head in row) for row in heads)
     lines = [
         f"SIMULATED, no GPU: {total} verdicts on processes drawn with the spreads that H200 cards showed",
-        "code: slow-down over the limit; baseline: runs x processes in sessions; run: mean processes, repeated until decided",
+        "same: unchanged code; 1 x, 1.5 x, 2 x: slower by so many times the limit; shares of verdicts in %",
+        "baseline: runs x processes in sessions",
+        f"!: misses its promise beyond doubt: {counts[0]} modelled rows, {counts[1]} others",
+        "",
+        f"{'':56}{above}",
+        f"{'':24}{'MiB':>10} {'limit':>7} {'baseline':>13}{below}",
     ]
     for group, rows in itertools.groupby(record["rows"], lambda row: str(row["group"])):
-        drawn = list(rows)
-        wide = max(len(row["note"]) for row in drawn) + 2
-        head = (
-            f"{'MiB':>10} {'limit':>7} {'code':>5} {'baseline':>12} {'verdicts':>8} {'FAIL %':>8} {'UNDEC. %':>8} {'PASS %':>8} {'run':>4}"
-        )
-        lines += ["", group, " " * wide + head]
-        for row in drawn:
-            lines += [f"{row['note']:{wide}}{_line(row)}", *_groups(row)]
-    for modelled, name in ((True, "modelled rows"), (False, "rows beyond the model")):
-        broken = missed(record, modelled=modelled)
-        lines += ["", f"promises that {name} miss beyond doubt: {len(broken) or 'none'}", *(f"MISS  {sentence}" for sentence in broken)]
+        lines += ["", group]
+        places: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            place = (row["note"], row["mib"], row["limit"], row["baseline"] if group == "modelled" else "")
+            places.setdefault(place, []).append(row)
+        for (note, mib, limit, _), same in places.items():
+            baselines = dict.fromkeys(row["baseline"] for row in same)
+            baseline = f"worst of {len(baselines)}" if len(baselines) > 1 else next(iter(baselines))
+            cells = "".join(_cell(same, number) for number in range(len(COLUMNS)))
+            lines += [f"{note:24}{mib:>10} {limit:>7} {baseline:>13}{cells}".rstrip(), *(line for row in same for line in _groups(row))]
     return "\n".join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    outcomes, count = row["outcomes"], sum(row["outcomes"].values())
-    shares = " ".join(f"{100 * outcomes.get(name, 0) / count:>8.3f}" for name in ("FAIL", "UNDECIDED", "PASS"))
-    code = "same" if not row["slower"] else "grows" if row["baseline"] == "nightly" else f"{row['slower']:g} x"
-    about = f"{row['mib']:>10} {row['limit']:>7} {code:>5} {row['baseline']:>12} {count:>8}"
-    return f"{about} {shares} {row['processes'] / count:>4.1f}"
+def _cell(rows: list[dict[str, Any]], number: int) -> str:
+    """A share in percent, of the worst of these rows; blank if none has that slow-down."""
+    slower, outcome, worst = COLUMNS[number]
+    asked = [row for row in rows if row["slower"] == slower]
+    if not asked:
+        return " " * 9
+    share = worst(row["outcomes"].get(outcome, 0) / sum(row["outcomes"].values()) for row in asked)
+    broken = any(
+        BROKEN.get(what) == number and interval(hits, count)[0] > most for row in asked for what, hits, count, most in promises(row)
+    )
+    return f"{'!' * broken + format(100 * share, '.2f'):>9}"
 
 
 def _groups(row: dict[str, Any]) -> Iterator[str]:
@@ -485,10 +503,9 @@ def _groups(row: dict[str, Any]) -> Iterator[str]:
     for kind in ("suites", "histories"):
         if kind in row:
             low, high = interval(row["alarmed"], row[kind])
-            share = f"{100 * row['alarmed'] / row[kind]:.2f} % ({100 * low:.2f} to {100 * high:.2f})"
-            found = f"            {row['alarmed']} of {row[kind]} {kind} have a FAIL: {share}"
+            found = f"{'':24}FAIL in {row['alarmed']} of {row[kind]} {kind} ({100 * low:.2f} to {100 * high:.2f} %)"
             if at := row.get("failed_at"):
-                found += f"; at {100 * at['median']:+.2f} % (median; {100 * at['5%']:+.2f} to {100 * at['95%']:+.2f})"
+                found += f", at {100 * at['median']:+.2f} % ({100 * at['5%']:+.2f} to {100 * at['95%']:+.2f})"
             yield found
 
 
@@ -505,8 +522,9 @@ def main() -> int:
     record = simulate(options.verdicts, options.workers)
     if options.json:
         write_whole(options.json, json.dumps(record, indent=1) + "\n")
-    print(table(record))
-    return 1 if missed(record, modelled=True) else 0
+    broken = missed(record, modelled=True)
+    print("\n".join([table(record), "", *(f"MISS  {sentence}" for sentence in (*broken, *missed(record, modelled=False)))]))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
