@@ -181,19 +181,35 @@ def _code(change: float) -> str:
     return "same" if not change else f"{change:g} x"
 
 
+COLUMNS = (
+    ("same", "PASS"),
+    ("same", "pairs"),
+    ("1 x", "FAIL"),
+    ("1 x", "PASS"),
+    ("1.5 x", "FAIL"),
+    ("2 x", "FAIL"),
+    ("2 x", "pairs"),
+    ("50 x", "FAIL"),
+)
+"""Columns of the table: the code, and the share of an outcome in percent, or the pairs that 95 % of the decided verdicts needed at most."""
+
+
 def table(record: dict[str, Any]) -> str:
-    """The record as text."""
+    """The record as text: a line for each noise."""
+    count = max(sum(row["outcomes"].values()) for row in record["single"])
     lines = [
-        f"SIMULATED, no GPU: max_regression {100 * DELTA:g} %, at most {ROUNDS} pairs; code: slow-down over the limit",
-        "spread: standard deviation between processes; pairs: of verdicts that were decided",
+        f"SIMULATED, no GPU: max_regression {100 * DELTA:g} %, at most {ROUNDS} pairs; {count} tests in each case",
+        "same: unchanged code; 1 x to 50 x: slower by so many times the limit; shares of verdicts in %",
+        "spread: standard deviation between processes; pairs: of 95 % of the decided verdicts, at most",
         "",
-        f"{'noise':<14}{'spread %':>9}{'code':>7}{'tests':>7}{'FAIL %':>9}{'PASS %':>9}{'open %':>9}{'pairs: median':>15}{'95 %':>6}",
+        f"{'':<23}" + "".join(f"{code:>9}" for code, _ in COLUMNS),
+        f"{'noise':<14}{'spread %':>9}" + "".join(f"{column:>9}" for _, column in COLUMNS),
     ]
+    cases: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for row in record["single"]:
-        count, pairs = sum(row["outcomes"].values()), row["pairs"]
-        shares = "".join(f"{100 * row['outcomes'].get(name, 0) / count:>9.3f}" for name in ("FAIL", "PASS", "open"))
-        seen = f"{pairs['median'] or '-':>15}{pairs['95%'] or '-':>6}"
-        lines.append(f"{row['noise']:<14}{100 * row['spread']:>9.3f}{_code(row['change']):>7}{count:>7}{shares}{seen}")
+        cases.setdefault((row["noise"], row["spread"]), {})[_code(row["change"])] = row
+    for (noise, spread), rows in cases.items():
+        lines.append(f"{noise:<14}{100 * spread:>9.3f}" + "".join(_cell(rows[code], column) for code, column in COLUMNS))
     lines += ["", f"{'tests':>5}{'code':>7}{'suites':>8}{'any FAIL %':>12}  interval"]
     for row in record["suites"]:
         low, high = (100 * bound for bound in interval(row["alarmed"], row["suites"]))
@@ -201,6 +217,12 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"{row['tests']:>5}{_code(row['change']):>7}{row['suites']:>8}{share:>12.2f}  {low:.2f} to {high:.2f}")
     broken = missed(record)
     return "\n".join([*lines, "", f"promises missed beyond doubt: {len(broken) or 'none'}", *(f"MISS  {sentence}" for sentence in broken)])
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column == "pairs":
+        return f"{row['pairs']['95%'] or '-':>9}"
+    return f"{100 * row['outcomes'].get(column, 0) / sum(row['outcomes'].values()):>9.2f}"
 
 
 def main() -> int:
