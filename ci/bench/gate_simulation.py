@@ -457,7 +457,7 @@ BROKEN = {"unchanged code fails": 0, "unchanged code does not pass": 1, "a slow-
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as text: modelled rows one by one, of the others the worst baseline."""
+    """The record as text: modelled rows one by one, of the others the worst of sizes and baselines."""
     total = sum(sum(row["outcomes"].values()) for row in record["rows"])
     counts = [len(missed(record, modelled=modelled)) for modelled in (True, False)]
     heads = ((f"{slower:g} x" if slower else "same" for slower, _, _ in COLUMNS), (outcome for _, outcome, _ in COLUMNS))
@@ -465,23 +465,23 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         f"SIMULATED, no GPU: {total} verdicts on processes drawn with the spreads that H200 cards showed",
         "same: unchanged code; 1 x, 1.5 x, 2 x: slower by so many times the limit; shares of verdicts in %",
-        "baseline: runs x processes in sessions",
+        "baseline: runs x processes in sessions; of several sizes or baselines the worst",
         f"!: misses its promise beyond doubt: {counts[0]} modelled rows, {counts[1]} others",
         "",
-        f"{'':56}{above}",
-        f"{'':24}{'MiB':>10} {'limit':>7} {'baseline':>13}{below}",
+        f"{'':54}{above}",
+        f"{'':21}{'MiB':>12} {'limit':>7} {'baseline':>12}{below}",
     ]
     for group, rows in itertools.groupby(record["rows"], lambda row: str(row["group"])):
         lines += ["", group]
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in rows:
-            place = (row["note"], row["mib"], row["limit"], row["baseline"] if group == "modelled" else "")
+            place = (row["note"], row["limit"], *((row["mib"], row["baseline"]) if group == "modelled" else ()))
             places.setdefault(place, []).append(row)
-        for (note, mib, limit, _), same in places.items():
-            baselines = dict.fromkeys(row["baseline"] for row in same)
-            baseline = f"worst of {len(baselines)}" if len(baselines) > 1 else next(iter(baselines))
+        for (note, limit, *_), same in places.items():
+            sizes, baselines = (list(dict.fromkeys(row[name] for row in same)) for name in ("mib", "baseline"))
+            baseline = baselines[0] if len(baselines) == 1 else f"{len(baselines)} of them"
             cells = "".join(_cell(same, number) for number in range(len(COLUMNS)))
-            lines += [f"{note:24}{mib:>10} {limit:>7} {baseline:>13}{cells}".rstrip(), *(line for row in same for line in _groups(row))]
+            lines += [f"{note:21}{', '.join(sizes):>12} {limit:>7} {baseline:>12}{cells}".rstrip(), *_groups(same)]
     return "\n".join(lines)
 
 
@@ -498,14 +498,15 @@ def _cell(rows: list[dict[str, Any]], number: int) -> str:
     return f"{'!' * broken + format(100 * share, '.2f'):>9}"
 
 
-def _groups(row: dict[str, Any]) -> Iterator[str]:
-    """How many suites or histories have a FAIL."""
+def _groups(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """How many suites or histories have a FAIL, all together."""
     for kind in ("suites", "histories"):
-        if kind in row:
-            low, high = interval(row["alarmed"], row[kind])
-            found = f"{'':24}FAIL in {row['alarmed']} of {row[kind]} {kind} ({100 * low:.2f} to {100 * high:.2f} %)"
-            if at := row.get("failed_at"):
-                found += f", at {100 * at['median']:+.2f} % ({100 * at['5%']:+.2f} to {100 * at['95%']:+.2f})"
+        if counted := [row for row in rows if kind in row]:
+            alarmed, count = (sum(row[name] for row in counted) for name in ("alarmed", kind))
+            low, high = interval(alarmed, count)
+            found = f"{'':24}FAIL in {alarmed} of {count} {kind} ({100 * low:.2f} to {100 * high:.2f} %)"
+            if at := [row["failed_at"]["median"] for row in counted if "failed_at" in row]:
+                found += f", at {100 * min(at):+.2f} to {100 * max(at):+.2f} % (medians)"
             yield found
 
 
