@@ -1,6 +1,6 @@
-"""What this machine can measure, and what is missing for the rest. Looks only: runs nothing.
+"""Examines what this machine can measure and what is missing for the rest. It runs no kernel.
 
-No CUDA context is created but under MPS, where only a context can be asked how much of L2 the server has set aside.
+It creates a CUDA context only under MPS, where only a context tells how much of L2 the server has set aside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Check", "Machine", "Report", "Status", "examine", "text"]
 
 
 def examine(machine: Machine | None = None) -> Report:
-    """Look at everything; never raises for something that is missing or broken, because that is what it is asked to find."""
+    """Run all checks. A missing or broken component is a finding and raises nothing."""
     machine = machine or Machine()
     chosen, reason = gpu.find(machine)
     facts = chosen.facts if chosen is not None else None
@@ -41,9 +41,8 @@ def _summary(facts: DeviceFacts | None, checks: Sequence[Check]) -> str:
     for name, words in (("set-aside", "L2 persistence"), ("managed memory", "managed memory")):
         can += [words] if by_name[name].status is Status.OK else []
     listed = ", ".join(can[:-1]) + (" and " if len(can) > 1 else "") + can[-1]
-    # A tool beside the PATH is found all the same.
-    there = [tool for tool in ("nsys", "ncu") if not by_name[tool].detail.startswith("no profiles")]
+    there = [tool for tool in ("nsys", "ncu") if not by_name[tool].missing]
     profiled = f", and its tests can be profiled with {' and '.join(there)}" if there else ""
     failures = [check.name for check in checks if check.status is Status.FAILURE]
-    spoilt = f" Not reliably before this is mended: {', '.join(failures)}." if failures else ""
-    return f"This machine can measure {listed} on {facts.name}{profiled}.{spoilt}"
+    unreliable = f" Its measurements are unreliable until this is repaired: {', '.join(failures)}." if failures else ""
+    return f"This machine can measure {listed} on {facts.name}{profiled}.{unreliable}"

@@ -1,4 +1,4 @@
-"""The GPU: whether there is one, what it is, and what in its state would disturb a measurement."""
+"""Checks of the GPU: its presence, its abilities, and states that disturb a measurement."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pytest_gpumem.units import QuantityError, format_bytes, format_rate
 
 INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-"""Clock event reasons by which the hardware protects itself: they do not go away by waiting for a calmer moment."""
+"""Clock event reasons by which the hardware protects itself. Waiting for an idle GPU does not clear them."""
 SHOWN_PROCESSES = 3
 
 
 def find(machine: Machine) -> tuple[opening.Chosen | None, str]:
-    """The GPU that tests would run on, or why there is none; where they would run on a model, the first one."""
+    """The GPU that tests would run on, or the reason why there is none. Where tests would run simulated, the first GPU."""
     wanted = machine.wanted().strip()
-    said = f"GPUMEM_DEVICE={wanted}: " if wanted else ""
+    prefix = f"GPUMEM_DEVICE={wanted}: " if wanted else ""
     real = bool(wanted) and wanted != "auto" and not wanted.startswith("sim")
     try:
         return machine.choose(device_choice(wanted) if real else "cuda"), ""
     except (opening.NoDevice, QuantityError) as missing:
-        return None, f"{said if real else ''}{missing}"
+        return None, f"{prefix if real else ''}{missing}"
     except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded: that is a finding
         return None, f"looking for a GPU failed with {in_one_line(broken)}"
 
 
 def look(machine: Machine, facts: DeviceFacts | None) -> tuple[Card | None, str]:
-    """What the driver says of the GPU, or of the first one where CUDA can use none; or why it says nothing."""
+    """The card as NVML describes it, the first one if CUDA can use none; or the reason why NVML does not answer."""
     try:
         return machine.look(facts.pci_bus_id if facts is not None else None), ""
     except opening.NoDevice as missing:
@@ -47,15 +47,15 @@ def identity(machine: Machine, facts: DeviceFacts | None, reason: str, card: Car
     """Driver and GPU.
 
     Args:
-        machine: what is examined.
-        facts: what CUDA says; None if no GPU can be used, for `reason`.
-        reason: see `facts`.
-        card: what the driver says; None if it says nothing, for `unseen`.
-        unseen: see `card`.
+        machine: the examined machine.
+        facts: the GPU as CUDA describes it; None if no GPU can be used.
+        reason: why `facts` is None.
+        card: the card as NVML describes it; None if NVML does not answer.
+        unseen: why `card` is None.
     """
     yield _driver(machine, facts, card, unseen)
     if facts is not None:
-        yield Check("GPU", Status.OK, _words(facts))
+        yield Check("GPU", Status.OK, _description(facts))
     elif card is not None and card.mig:
         remedy = "name an instance in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them; nvidia-smi mig makes them)"
         yield Check("GPU", Status.FAILURE, f"{reason}; {card.name} is in MIG mode", remedy)
@@ -78,7 +78,7 @@ def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unse
     return Check("driver", Status.FAILURE, "no NVIDIA driver is loaded", "install the driver; in a container, start it with GPU access")
 
 
-def _words(facts: DeviceFacts) -> str:
+def _description(facts: DeviceFacts) -> str:
     link = f", {facts.link}" if facts.link else ""
     return (
         f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
@@ -87,7 +87,7 @@ def _words(facts: DeviceFacts) -> str:
 
 
 def abilities(machine: Machine, chosen: opening.Chosen) -> Iterator[Check]:
-    """How the GPU is shared, and what it can do."""
+    """Checks of how the GPU is shared and of what it supports."""
     facts = chosen.facts
     yield Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")
     if facts.mps:
@@ -122,7 +122,7 @@ def _persisting(machine: Machine, chosen: opening.Chosen) -> Check:
 
 
 def state(card: Card) -> Iterator[Check]:
-    """What in the state of the card would disturb a measurement."""
+    """Checks of states of the card that disturb a measurement."""
     yield _ecc(card)
     yield _memory(card)
     yield _persistence(card)
@@ -133,12 +133,12 @@ def state(card: Card) -> Iterator[Check]:
     yield _processes(card)
 
 
-_UNSAID = "the driver does not say"
+_UNKNOWN = "the driver does not say"
 
 
 def _ecc(card: Card) -> Check:
     if card.ecc is None:
-        return Check("ECC", Status.OK, _UNSAID)
+        return Check("ECC", Status.OK, _UNKNOWN)
     if card.ecc_pending is not None and card.ecc_pending != card.ecc:
         detail = f"{_on(card.ecc)}, and {_on(card.ecc_pending)} after the next start, which begins a new baseline"
         return Check("ECC", Status.WARNING, detail, f"reboot, or keep it: sudo nvidia-smi -e {int(card.ecc)}")
@@ -154,14 +154,14 @@ def _memory(card: Card) -> Check:
     if card.uncorrected_errors:
         detail = f"{card.uncorrected_errors} over the card's life that could not be corrected"
         return Check("memory errors", Status.WARNING, detail, "nvidia-smi -q -d ECC,ROW_REMAPPER tells more")
-    return Check("memory errors", Status.OK, "none" if card.uncorrected_errors == 0 else _UNSAID)
+    return Check("memory errors", Status.OK, "none" if card.uncorrected_errors == 0 else _UNKNOWN)
 
 
 def _persistence(card: Card) -> Check:
     if card.persistence is False:
         detail = "off: the driver is loaded anew for each process that finds the card unused, and chosen clocks are forgotten"
         return Check("persistence mode", Status.WARNING, detail, "sudo nvidia-smi -pm 1, or run nvidia-persistenced")
-    return Check("persistence mode", Status.OK, _UNSAID if card.persistence is None else "on")
+    return Check("persistence mode", Status.OK, _UNKNOWN if card.persistence is None else "on")
 
 
 def _compute_mode(card: Card) -> Check:
@@ -170,7 +170,7 @@ def _compute_mode(card: Card) -> Check:
     if card.compute_mode == "exclusive process":
         detail = "exclusive process: while one process has the GPU, others of a test run fail"
         return Check("compute mode", Status.WARNING, detail, "sudo nvidia-smi -c 0 where tests start processes, as under xdist")
-    return Check("compute mode", Status.OK, card.compute_mode or _UNSAID)
+    return Check("compute mode", Status.OK, card.compute_mode or _UNKNOWN)
 
 
 def _clocks(card: Card) -> Check:
@@ -179,49 +179,46 @@ def _clocks(card: Card) -> Check:
         if now is not None:
             parts.append(f"{name} {now / 1e6:.0f}{f' of at most {most / 1e6:.0f}' if most is not None else ''} MHz")
     if card.chosen_clocks:
-        parts.append("chosen by somebody")
+        parts.append("set by a user")
     if card.temperature_c is not None:
         parts.append(f"{card.temperature_c:.0f} degrees C")
     if card.power_w is not None:
         limit = f" of at most {card.power_limit_w:.0f}" if card.power_limit_w is not None else ""
         parts.append(f"{card.power_w:.0f}{limit} W")
-    said = ", ".join(parts) or _UNSAID
+    clocks = ", ".join(parts) or _UNKNOWN
     default = card.default_power_limit_w
-    if default is not None and card.power_limit_w is not None and card.power_limit_w < default - 1:  # watts are told in thousandths
-        detail = f"{said}; by default it is held to {default:.0f} W"
-        return Check("clocks", Status.WARNING, detail, f"sudo nvidia-smi -pl {default:.0f}, unless the baseline is of this limit too")
-    return Check("clocks", Status.OK, said)
+    if default is not None and card.power_limit_w is not None and card.power_limit_w < default - 1:  # NVML reports milliwatts
+        detail = f"{clocks}; the default is {default:.0f} W"
+        return Check("clocks", Status.WARNING, detail, f"sudo nvidia-smi -pl {default:.0f}, unless the baseline has this limit too")
+    return Check("clocks", Status.OK, clocks)
 
 
 def _throttling(card: Card) -> Check:
     if not card.throttle_reasons:
-        return Check("throttling", Status.OK, "none" if card.throttle_reasons is not None else _UNSAID)
+        return Check("throttling", Status.OK, "none" if card.throttle_reasons is not None else _UNKNOWN)
     detail = f"slowed now by {', '.join(card.throttle_reasons)}"
     if any(reason in HARDWARE_REASONS for reason in card.throttle_reasons):
-        return Check(
-            "throttling", Status.FAILURE, detail, "look after cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
-        )
+        return Check("throttling", Status.FAILURE, detail, "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")
     return Check("throttling", Status.WARNING, detail, "wait until the GPU is idle and cool, or raise its power limit")
 
 
 def _link(card: Card) -> Check:
     if card.max_link_generation is None or card.max_link_width is None:
-        return Check("host link", Status.OK, _UNSAID)
-    said = f"PCIe Gen{card.max_link_generation} x{card.max_link_width}"
+        return Check("host link", Status.OK, _UNKNOWN)
+    link = f"PCIe Gen{card.max_link_generation} x{card.max_link_width}"
     if card.link_width is not None and card.link_width < card.max_link_width:
-        detail = f"{said}, but only {card.link_width} lanes are in use: transfers are as much slower"
-        return Check("host link", Status.WARNING, detail, "seat the card anew, and look at the slot's lanes in the BIOS")
+        detail = f"{link}, but only {card.link_width} lanes are in use: transfers are as much slower"
+        return Check("host link", Status.WARNING, detail, "reseat the card, and check the lanes of its slot in the BIOS")
     if card.card_link_generation is not None and card.card_link_generation > card.max_link_generation:
-        detail = f"{said}; the card could do Gen{card.card_link_generation}"
-        return Check("host link", Status.WARNING, detail, "use a faster slot, or raise its generation in the BIOS; else hold this as it is")
+        detail = f"{link}; the card could do Gen{card.card_link_generation}"
+        return Check("host link", Status.WARNING, detail, "use a faster slot, or raise its generation in the BIOS")
     idle = card.link_generation is not None and card.link_generation < card.max_link_generation
-    return Check("host link", Status.OK, f"{said}{f', Gen{card.link_generation} now: it drops while the GPU idles' if idle else ''}")
+    return Check("host link", Status.OK, f"{link}{f', Gen{card.link_generation} now: it drops while the GPU idles' if idle else ''}")
 
 
 def _processes(card: Card) -> Check:
     if not card.processes:
-        said = "none that the driver lists" if card.processes is not None else _UNSAID
-        return Check("other processes", Status.OK, said)
+        return Check("other processes", Status.OK, "none that the driver lists" if card.processes is not None else _UNKNOWN)
     shown = [_process(one) for one in card.processes[:SHOWN_PROCESSES]]
     more = [f"{left} more"] if (left := len(card.processes) - len(shown)) else []
     detail = f"on the GPU: {', '.join(shown + more)}; rows measured beside them are UNDECIDED"
@@ -229,8 +226,8 @@ def _processes(card: Card) -> Check:
 
 
 def _process(one: CardProcess) -> str:
-    told = [part for part in (one.name, format_bytes(one.memory_bytes) if one.memory_bytes else None) if part]
-    return f"pid {one.pid}" + (f" ({', '.join(told)})" if told else "")
+    details = [part for part in (one.name, format_bytes(one.memory_bytes) if one.memory_bytes else None) if part]
+    return f"pid {one.pid}" + (f" ({', '.join(details)})" if details else "")
 
 
 def _on(flag: bool) -> str:

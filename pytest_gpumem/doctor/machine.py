@@ -1,4 +1,4 @@
-"""The questions that an examination asks a machine, so that a test can answer them."""
+"""The queries that an examination makes, so that a test can answer them; and the check of page-locked memory."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def _lockable() -> int | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. The defaults ask this one."""
+    """A machine. The defaults query this one."""
 
     choose: Callable[[str], opening.Chosen] = opening.choose
     wanted: Callable[[], str] = lambda: os.environ.get("GPUMEM_DEVICE", "")
-    """The device that the environment asks for, empty where it does not."""
+    """The device in GPUMEM_DEVICE; empty if the variable is not set."""
     look: Callable[[str | None], Card] = opening.look
     """State of the card at a PCI bus id, or of the first one; raises `NoDevice`."""
     set_aside: Callable[[opening.Chosen], int] = _set_aside
-    """Bytes of L2 that are set aside on a device; asked under MPS only, because it needs a context."""
+    """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
     version: Callable[[str], str | None] = _version
-    """Version of an installed distribution. CUDA packages are not imported to ask them."""
+    """Version of an installed distribution, without importing it."""
     which: Callable[[str], str | None] = shutil.which
     tool: Callable[[Tool], Path] = _tool
-    """A profiler where the commands that run it find it; raises `ToolMissing`."""
+    """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
     read: Callable[[str], str | None] = _read
     """Text of a file, or None."""
     kernels: Callable[[], Path] = sources.folder
@@ -78,9 +78,9 @@ class Machine:
 
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a control group of version 2 and of version 1 says how much memory it has."""
+"""Files with the memory limit of a control group, version 2 and version 1."""
 LEAST_FREE = GiB
-"""Bytes of free RAM below which a transfer benchmark of usual sizes drives the host to its limit."""
+"""Free RAM in bytes below which a transfer benchmark of usual size exhausts the host."""
 
 
 def pinned(machine: Machine) -> Check:
@@ -88,17 +88,17 @@ def pinned(machine: Machine) -> Check:
     fields = dict(line.split(":", 1) for line in (machine.read("/proc/meminfo") or "").splitlines() if ":" in line)
     total, free = (_kib(fields.get(name)) for name in ("MemTotal", "MemAvailable"))
     if total is None:
-        return Check("pinned memory", Status.OK, "the host does not say how much RAM it has")
-    said = [f"{_gib(total)} of RAM"]
+        return Check("pinned memory", Status.OK, "the size of the RAM is unknown")
+    details = [f"{_gib(total)} of RAM"]
     group = _group(machine)
     if group is not None and group < total:
-        said.append(f"the control group has {_gib(group)} of it")
+        details.append(f"the control group has {_gib(group)} of it")
         total = group
     if free is not None:
-        said.append(f"{_gib(min(free, total))} free")
+        details.append(f"{_gib(min(free, total))} free")
     lockable = machine.lockable()
-    said.append(f"RLIMIT_MEMLOCK {format_bytes(lockable) if lockable is not None else 'unlimited'}")
-    detail = f"buffers may lock {_gib(DEFAULT_SHARE * total)} ({', '.join(said)})"
+    details.append(f"RLIMIT_MEMLOCK {format_bytes(lockable) if lockable is not None else 'unlimited'}")
+    detail = f"buffers may lock {_gib(DEFAULT_SHARE * total)} ({', '.join(details)})"
     if free is not None and min(free, total) < LEAST_FREE:
         return Check("pinned memory", Status.WARNING, detail, "free some, or give the container more: locked pages cannot be swapped")
     return Check("pinned memory", Status.OK, detail)
@@ -111,9 +111,9 @@ def _kib(field: str | None) -> int | None:
 
 def _group(machine: Machine) -> int | None:
     for path in LIMITS:
-        said = (machine.read(path) or "").strip()
-        if said.isdigit():
-            return int(said)
+        limit = (machine.read(path) or "").strip()
+        if limit.isdigit():
+            return int(limit)
     return None
 
 

@@ -1,4 +1,4 @@
-"""What an examination found: checks, each OK or with its remedy, as text and as JSON."""
+"""The report of an examination: checks, each OK or with a remedy, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ SCHEMA = 2
 class Status(str, Enum):
     OK = "OK"
     WARNING = "warning"
-    """It works, with a restriction; or what is missing is only needed for some of it."""
+    """It works with a restriction, or only some features need what is missing."""
     FAILURE = "failure"
-    """A GPU cannot be measured, or not reliably, before this is mended."""
+    """Until this is repaired, a GPU cannot be measured reliably."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Status
     detail: str
-    """What was found, or what cannot be done without it."""
+    """The state found, or the features that are lost without it."""
     remedy: str = ""
-    """What to do about it; empty if it is OK."""
+    """The action that repairs it; empty if the status is OK."""
+    missing: bool = False
+    """True if the component is not installed."""
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) == bool(self.remedy):
@@ -41,13 +43,13 @@ class Check:
 class Report:
     checks: tuple[Check, ...]
     simulated_only: bool
-    """No GPU can be used: every result of this machine is simulated."""
+    """True if no GPU can be used, so that every result of this machine is simulated."""
     summary: str
-    """One sentence: what this machine can measure."""
+    """One sentence that lists what this machine can measure."""
     device: DeviceFacts | None = None
-    """What CUDA says of the GPU; None if it cannot be used."""
+    """The GPU as CUDA describes it; None if CUDA cannot use it."""
     card: Card | None = None
-    """What the driver says of it; None if it says nothing."""
+    """The card as the driver (NVML) describes it; None if NVML does not answer."""
 
     def to_json(self) -> dict[str, object]:
         """The report for programs."""
@@ -72,6 +74,6 @@ def text(report: Report) -> list[str]:
 
 
 def in_one_line(error: Exception) -> str:
-    """An error's class and the first line of what it says."""
+    """The class of an error and the first line of its message."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"

@@ -1,4 +1,4 @@
-"""Packages and tools: what is installed, and what cannot be done without what is not."""
+"""Checks of packages and tools: the installed version, or the features that are lost without it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, ToolMissing
 from pytest_gpumem.records.device import DeviceFacts
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-"""Distributions of CuPy: the wheels of two CUDA majors, and a build from source or conda."""
+"""Distributions of CuPy: wheels for two CUDA majors, and a build from source or conda."""
 GUESTS = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
-"""Libraries whose code can be measured, and their distributions."""
+"""Libraries whose code can be measured, with their distributions."""
 
 
 def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
-    """What is installed with pip."""
+    """Checks of the packages that pip installs."""
     yield _cupy(machine)
     yield _package(machine, "CUDA bindings", "cuda-bindings", Status.FAILURE, "no GPU can be used without it", INSTALL)
     yield _package(machine, "NVML", "nvidia-ml-py", Status.WARNING, "no clocks, throttle reasons and ECC", "pip install nvidia-ml-py")
@@ -37,7 +37,7 @@ def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
 
 
 def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
-    """Nsight's tools, and who may read counters."""
+    """Checks of the Nsight tools and of the permission to read hardware counters."""
     yield _profiler(machine, NSYS, "no profiles with Nsight Systems")
     yield _profiler(machine, NCU, "no profiles with Nsight Compute, no counted traffic")
     if facts is not None:
@@ -91,7 +91,8 @@ def _profiler(machine: Machine, tool: Tool, lost: str) -> Check:
         found = machine.tool(tool)
     except ToolMissing as missing:
         what, _, remedy = str(missing).partition(": ")
-        return Check(name, Status.WARNING, f"{lost}: {what}", remedy or f"install {tool.title} ({tool.source}), or mend {tool.variable}")
+        remedy = remedy or f"install {tool.title} ({tool.source}), or correct {tool.variable}"
+        return Check(name, Status.WARNING, f"{lost}: {what}", remedy, missing=True)
     if machine.which(name):
         return Check(name, Status.OK, str(found))
     return Check(name, Status.WARNING, f"{found} is not on PATH", f'export PATH="{found.parent}:$PATH"')

@@ -206,7 +206,7 @@ def test_what_a_card_does_not_say_is_no_finding() -> None:
         ({"persistence": False}, "persistence mode", Status.WARNING, "off: ", "nvidia-smi -pm 1"),
         ({"compute_mode": "prohibited"}, "compute mode", Status.FAILURE, "no process may use the GPU", "nvidia-smi -c 0"),
         ({"compute_mode": "exclusive process"}, "compute mode", Status.WARNING, "exclusive process", "nvidia-smi -c 0"),
-        ({"power_limit_w": 500.0}, "clocks", Status.WARNING, "71 of at most 500 W; by default it is held to 700 W", "nvidia-smi -pl 700"),
+        ({"power_limit_w": 500.0}, "clocks", Status.WARNING, "71 of at most 500 W; the default is 700 W", "nvidia-smi -pl 700"),
         ({"throttle_reasons": ("sw_power_cap",)}, "throttling", Status.WARNING, "slowed now by sw_power_cap", "wait"),
         ({"throttle_reasons": ("sw_power_cap", "hw_slowdown")}, "throttling", Status.FAILURE, "sw_power_cap, hw_slowdown", "cooling"),
         ({"link_width": 8}, "host link", Status.WARNING, "PCIe Gen5 x16, but only 8 lanes are in use", "seat the card"),
@@ -227,11 +227,11 @@ def test_what_disturbs_is_named_with_its_remedy(changes: dict[str, Any], name: s
     assert detail in check.detail
     assert remedy in check.remedy
     assert [one.name for one in report.checks if one.status is not Status.OK] == [name]
-    assert report.summary.endswith(f" Not reliably before this is mended: {name}.") is (status is Status.FAILURE)
+    assert report.summary.endswith(f" Its measurements are unreliable until this is repaired: {name}.") is (status is Status.FAILURE)
 
 
 def test_clocks_that_somebody_chose_are_said() -> None:
-    assert ", chosen by somebody, " in found(examine(replace(WHOLE, look=lambda _: replace(CARD, chosen_clocks=True))), "clocks").detail
+    assert ", set by a user, " in found(examine(replace(WHOLE, look=lambda _: replace(CARD, chosen_clocks=True))), "clocks").detail
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_clocks_that_somebody_chose_are_said() -> None:
         ),
         ({"/sys/fs/cgroup/memory.max": "max\n"}, 65536, Status.OK, "RLIMIT_MEMLOCK 64 KiB"),
         ({"/proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 102400 kB\n"}, None, Status.WARNING, "0.1 GiB free"),
-        ({"/proc/meminfo": ""}, None, Status.OK, "does not say"),
+        ({"/proc/meminfo": ""}, None, Status.OK, "unknown"),
     ],
 )
 def test_limits_of_pinned_memory(files: dict[str, str], lockable: int | None, status: Status, words: str) -> None:
