@@ -1,6 +1,11 @@
-"""Which rows may enter a baseline, which of them begin a new epoch, and which take their revision out of it. Pure."""
+"""What may enter a baseline: which rows, and the results of which runs; which rows reset their baseline or take a revision out of it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -8,7 +13,7 @@ from pytest_gpumem.records.verdict import ENOUGH, GROSS, Code, Outcome
 from pytest_gpumem.units import QuantityError, format_share, parse_margin
 
 USUAL_LIMIT = 0.01
-"""Slow-down that counts as allowed for a row without max_regression."""
+"""Allowed slow-down of a row without max_regression, as a share."""
 _REFUSED = {
     Code.CONDITIONS: "its conditions forbid a comparison",
     Code.MEASURED_DIFFERENTLY: "it is measured in another way than its baseline",
@@ -18,8 +23,8 @@ _REFUSED = {
 def refusal(row: Row, simulated: bool) -> str | None:
     """Why a row may not enter a baseline; None if it may.
 
-    Every run of a test that passed enters, whatever its figure: a baseline that leaves out slow runs takes an unchanged test's slow mode
-    for a regression. Only what fails stays out, or would by a limit of `USUAL_LIMIT` where there is none, and what cannot be compared.
+    Every run of a passing test enters, slow runs too. Without its slow runs, a baseline takes an unchanged test's slow mode for a
+    regression. A row stays out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
     """
     measurement, verdict = row.measurement, row.verdict
     if measurement is None:
@@ -41,7 +46,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
 
 
 def unfit(measurement: Measurement) -> str | None:
-    """Why a measurement says nothing for others to be compared with; None if it does."""
+    """Why nothing can be compared with a measurement; None if something can."""
     if measurement.profiled:
         return "it was measured under a profiler"
     if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons}):
@@ -50,10 +55,10 @@ def unfit(measurement: Measurement) -> str | None:
 
 
 def improvement(row: Row) -> str | None:
-    """The gain of an accepted row, where it begins a new epoch; None where the row joins the current epoch.
+    """The gain of an accepted row that resets its baseline; None where the row joins the baseline.
 
-    It begins one where the gain is larger than the slow-down that its max_regression allows (99.5 %), over `ENOUGH` processes. Older
-    processes would hide a later loss of that gain. A smaller gain joins: were each of them to begin an epoch, no baseline would grow.
+    A gain resets the baseline if it exceeds the allowed slow-down (99.5 %) over `ENOUGH` processes. Older runs would hide a later loss of
+    that gain. A smaller gain joins: if every gain reset the baseline, no baseline would grow.
     """
     comparison = row.verdict.comparison
     if comparison is None or row.measurement is None or row.verdict.outcome is not Outcome.PASS or comparison.measured < ENOUGH:
@@ -64,7 +69,7 @@ def improvement(row: Row) -> str | None:
 
 
 def rejects(row: Row) -> bool:
-    """True if a row shows that its revision is slower than the baseline: earlier runs of that revision then leave it."""
+    """True if a row shows its revision to be slower than the baseline; earlier runs of that revision then leave the baseline."""
     return row.verdict.code in (Code.SLOWER, Code.CREPT)
 
 
@@ -76,3 +81,54 @@ def _allowed(row: Row) -> float:
         return parse_margin(row.limits.max_regression).over(row.measurement.latency)
     except QuantityError:
         return USUAL_LIMIT
+
+
+# Runs of a fork's code. Such code may report any time, and must not decide the limits of later changes.
+
+_OURS = ("push", "schedule", "workflow_dispatch", "repository_dispatch", "merge_group", "release", "create")
+"""Events of GitHub that only somebody with write access can cause."""
+_PULL_REQUESTS = ("pull_request", "pull_request_target", "pull_request_review", "pull_request_review_comment")
+"""Events whose payload names the repositories of both sides."""
+
+
+def untrusted(environment: Mapping[str, str]) -> str | None:
+    """Why the results of this run may not be stored: it runs code of a fork, or may; None if it does not.
+
+    GitHub Actions gives the event and the file of its payload. GitLab gives the projects of both sides ("Predefined CI/CD variables
+    reference"). A pipeline in a fork's own project is not detected; it has no access to this project's storage.
+    """
+    return _github(environment) or _gitlab(environment)
+
+
+def _github(environment: Mapping[str, str]) -> str | None:
+    event = environment.get("GITHUB_EVENT_NAME", "")
+    if event in ("", *_OURS):
+        return None
+    if event not in (*_PULL_REQUESTS, "workflow_run"):
+        return f"the event {event}, whose payload does not say whose code is checked out"
+    path = environment.get("GITHUB_EVENT_PATH", "")
+    try:
+        payload = json.loads(Path(path).read_bytes())
+        if event == "workflow_run":
+            run = payload["workflow_run"]
+            if (first := run["event"]) not in (*_OURS, *_PULL_REQUESTS):
+                return f"the event workflow_run after {first}, whose payload does not say whose code is checked out"
+            base, head = payload["repository"], run["head_repository"]
+        else:
+            base, head = payload["pull_request"]["base"]["repo"], payload["pull_request"]["head"]["repo"]
+        ours, theirs = base["full_name"], _name(head)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return f"a {event} event whose payload (GITHUB_EVENT_PATH {path or 'unset'}) does not say whether it is of a fork"
+    return None if ours == theirs else f"a {event} event from the fork {theirs}"
+
+
+def _name(repository: Any) -> str:
+    # A deleted fork is null.
+    return "that is gone" if repository is None else str(repository["full_name"])
+
+
+def _gitlab(environment: Mapping[str, str]) -> str | None:
+    ours, theirs = (environment.get(f"CI_MERGE_REQUEST_{side}PROJECT_ID", "") for side in ("", "SOURCE_"))
+    if ours == theirs:
+        return None
+    return f"a merge request from the fork {environment.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or theirs or 'that is not named'}"

@@ -1,13 +1,13 @@
-"""What a baseline knows about each row: the processes of its epoch, the window that is compared with, and its first run. Pure.
+"""The accepted runs of each row: the runs since its last reset, the window to compare with, and the first run. Pure.
 
-An *epoch* of a row begins where a change of it was accepted; what was measured before says nothing of it any more. The *window* are its
-newest runs, so that the baseline follows the machine; its *first* run shows what the window has crept away from.
+An accepted change *resets* a row: earlier runs no longer count. The *window* holds the newest runs, so that the baseline follows the
+machine. The *first* run shows how far the window has crept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pytest_gpumem.records.device import DeviceFacts
@@ -15,38 +15,38 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import key_of
 
 WINDOW = 20
-"""Newest runs of a row that are compared with, where nobody says otherwise."""
+"""Default number of newest runs of a row to compare with."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process behind accepted rows."""
+    """The process that measured accepted rows."""
 
     id: str
     """Unique: a copy of its file is not a second process."""
     utc: datetime
     """When it was accepted."""
     revision: str | None
-    """Of the code that was measured, with "-dirty" for uncommitted changes; None if unknown."""
+    """Revision of the measured code, with "-dirty" for uncommitted changes; None if unknown."""
     device: DeviceFacts
-    """The device as it was then: driver and CUDA may have changed since."""
+    """The device at that time, with its driver and CUDA versions."""
     sequence: int = 0
     """As `layout.Content.sequence`."""
     mode: str | None = None
-    """The session's mode, which a test may have overridden; None if unknown."""
+    """The session's mode, which a test may override; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """One row of one run: of a process, or of all that --gpumem-processes had."""
+    """One row of one run, of one process or of several (`--gpumem-processes`)."""
 
     nodeid: str
     """pytest's id of the test."""
     measurement: Measurement
-    """Reduced: each placement holds its median alone."""
+    """Reduced: each placement holds its median only."""
     process: Process
-    epoch: str | None = None
-    """`Epoch.id` of the one that it was accepted into; None: before any change was accepted."""
+    reset: str | None = None
+    """`Reset.id` of the reset that the row was accepted after; None before the first one."""
     test_source: str | None = None
     """As `Row.test_source`."""
 
@@ -62,59 +62,59 @@ class Accepted:
 
     @property
     def processes(self) -> int:
-        """Behind it: more than one of a run with --gpumem-processes."""
+        """Number of processes of the run."""
         return 1 + len(self.measurement.further)
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """The acceptance of a change: from then on only rows of this epoch are compared with."""
+class Reset:
+    """The acceptance of a change of a row: from then on only later runs count."""
 
     id: str
     key: str
     """`Row.key` of the row that changed."""
     reason: str
-    """Why it was accepted, in the words of whoever did."""
+    """Why it was accepted, as whoever accepted it wrote."""
     who: str
-    """Who accepted it, or what: an improvement is accepted by `--gpumem-save`."""
+    """Who accepted it; `store.IMPROVED` for a gain that --gpumem-save accepted."""
     utc: datetime
     revision: str | None = None
-    """Of the code that was accepted."""
+    """Revision of the accepted code."""
     sequence: int = 0
     """As `layout.Content.sequence`."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A revision was shown to be slower than the baseline of a row: its earlier runs leave it."""
+    """A run showed its revision to be slower than the baseline of a row. Earlier runs of that revision leave the baseline."""
 
     key: str
     """`Row.key` of the row."""
     revision: str
-    """Of the code that is slower."""
+    """Revision of the slower code."""
     sequence: int
-    """Of its file; only runs with a lower one leave."""
+    """Sequence number of the file; runs with a lower one leave."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What a baseline knows about one row, as far as it can be compared."""
+    """The accepted runs of one row."""
 
     accepted: tuple[Accepted, ...]
-    """The window: one for each run, oldest first."""
+    """The window: one item a run, oldest first."""
     reason: str | None = None
-    """Why there are none that can be compared."""
+    """Why the window is empty."""
     first: Accepted | None = None
-    """The first run of the epoch; None while it is the only one."""
+    """The first run since the reset; None while it is the only one."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Of the window, oldest first."""
+        """Measurements of the window, oldest first."""
         return tuple(one.measurement for one in self.accepted)
 
     @property
     def first_measurement(self) -> Measurement | None:
-        """Of the first run; None while it is the only one."""
+        """Measurement of the first run; None while it is the only one."""
         return self.first.measurement if self.first is not None else None
 
 
@@ -123,30 +123,30 @@ class Baseline:
     """All accepted rows of one kind of device."""
 
     rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)
-    """By row key: those of the row's epoch, one for each run, oldest first."""
+    """By row key: the runs since the row's reset, oldest first."""
     processes: int = 0
-    """Of the files that count."""
+    """Number of processes in the files that count."""
     note: str | None = None
     """Why it is empty, and which other devices have baselines there."""
-    epochs: Mapping[str, Epoch] = field(default_factory=dict)
-    """By row key: the epoch that is on; rows whose change was never accepted have none."""
+    resets: Mapping[str, Reset] = field(default_factory=dict)
+    """By row key: the last reset. Rows that were never reset are missing."""
     before: Mapping[str, int] = field(default_factory=dict)
-    """By row key: accepted processes of other epochs."""
+    """By row key: number of accepted processes from before the reset."""
     left_out: str | None = None
     """Which files do not count, and why."""
     window: int = WINDOW
-    """Newest runs of a row that are compared with."""
+    """Newest runs of a row to compare with."""
     sequence: int = 0
-    """The highest of all files, also of those that do not count."""
+    """The highest sequence number of all files, also of those that do not count."""
     dated_ahead: str | None = None
     """Which files are dated ahead of this machine's clock."""
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
-        """The newest rows of a key and its epoch.
+        """The newest runs of a row since its reset.
 
         Args:
             row_key: `Row.key` of a measurement.
-            comparable: whether a past measurement can be compared with it. Where none can, the window holds the others, which say why.
+            comparable: True for a past measurement that can be compared. Where there is none, the window holds the others.
         """
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if comparable(one.measurement))
@@ -155,62 +155,54 @@ class Baseline:
         return History((), self._nothing(row_key))
 
     def expected(self, mode: str) -> dict[str, Accepted]:
-        """By row key: what a session in this mode measures, if it runs all tests as the accepted processes did."""
+        """By row key: the rows that a session in this mode measures if it runs the same tests as the accepted processes."""
         return {key: rows[-1] for key, rows in self.rows.items() if any(row.process.mode in (None, mode) for row in rows)}
 
     def accepted(self, row_key: str) -> str | None:
-        """That a change of a row was accepted and nothing measured since; None where that is not so."""
-        epoch = self.epochs.get(row_key)
-        if epoch is None or self.rows.get(row_key):
+        """Reports an accepted change of a row that no run followed; None where there is none."""
+        reset = self.resets.get(row_key)
+        if reset is None or self.rows.get(row_key):
             return None
-        return f"a change of it was accepted on {epoch.utc:%Y-%m-%d} ({epoch.reason}), and no process since"
+        return f"a change of it was accepted on {reset.utc:%Y-%m-%d} ({reset.reason}), and no process since"
 
     def _nothing(self, row_key: str) -> str:
         if (accepted := self.accepted(row_key)) is not None:
             return accepted
         if before := self.before.get(row_key):
-            return f"its {before} accepted processes are of an epoch that no file here begins"
+            return f"its {before} accepted processes follow a reset whose file is not here"
         return self.note or f"none of the {self.processes} accepted processes holds {row_key}"
 
 
-def _order(one: Process | Epoch) -> tuple[int, datetime, str]:
-    """By what its writer had seen; the clock orders only what did not see each other, and files of before there was a number."""
+def _order(one: Process | Reset) -> tuple[int, datetime, str]:
+    """By sequence number; the clock orders only files whose writers did not see each other."""
     return one.sequence, one.utc, one.id
 
 
 def assemble(
-    rows: Iterable[Accepted], epochs: Iterable[Epoch], processes: int, window: int, rejections: Iterable[Rejection] = ()
+    rows: Iterable[Accepted], resets: Iterable[Reset], processes: int, window: int, rejections: Iterable[Rejection] = ()
 ) -> Baseline:
-    """A baseline of all that counts.
+    """Build a baseline from the files that count.
 
     Args:
-        rows: of any process and epoch, in any order.
-        epochs: in any order; the last of a row is the one that is on.
-        processes: of the files that count.
-        window: newest runs of a row that are compared with.
+        rows: in any order.
+        resets: in any order; the last one of a row counts.
+        processes: number of processes in the files.
+        window: newest runs of a row to compare with.
         rejections: in any order.
     """
-    rows = sorted(rows, key=lambda row: _order(row.process))
-    # Files without a sequence number are from before keys had backslashes.
-    old_keys: dict[str, set[str]] = {}
-    for row in rows:
-        old_keys.setdefault(f"{row.nodeid}[{row.label}]" if row.label else row.nodeid, set()).add(row.key)
-    current: dict[str, Epoch] = {}
-    for epoch in sorted(epochs, key=_order):
-        for key in {epoch.key} if epoch.sequence else old_keys.get(epoch.key, {epoch.key}):
-            current[key] = replace(epoch, key=key)
+    current = {reset.key: reset for reset in sorted(resets, key=_order)}
     by_key: dict[str, list[Accepted]] = {}
     before: dict[str, int] = {}
-    for row in rows:
-        on = current.get(row.key)
-        if row.epoch == (on.id if on is not None else None):
+    for row in sorted(rows, key=lambda row: _order(row.process)):
+        last = current.get(row.key)
+        if row.reset == (last.id if last is not None else None):
             by_key.setdefault(row.key, []).append(row)
         else:
             before[row.key] = before.get(row.key, 0) + row.processes
     for rejection in rejections:
         found = by_key.get(rejection.key, [])
         kept = [row for row in found if row.process.revision != rejection.revision or row.process.sequence >= rejection.sequence]
-        # A revision is not slower than itself: where the baseline has no other, the rejection was noise.
+        # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
         if any(row.process.revision != rejection.revision for row in kept):
             by_key[rejection.key] = kept
-    return Baseline({key: tuple(found) for key, found in by_key.items()}, processes, epochs=current, before=before, window=window)
+    return Baseline({key: tuple(found) for key, found in by_key.items()}, processes, resets=current, before=before, window=window)

@@ -1,13 +1,15 @@
-"""What a baseline file holds, as JSON: version 2, and version 1 as it is still read.
+"""The JSON of a baseline file.
 
     {"schema": 2, "sha256": "...", "content": {
         "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected"}}
 
-A file is of one run, or of one `gpumem accept`, which has epochs and no rows. `rejected` holds keys of rows that the file's revision
-makes slower. A row has a placement's median where version 1 had its samples. The digest is over the content as JSON with sorted keys:
-it survives a formatter and no edit, and is no protection against somebody who means to deceive. The sequence number is one more than
-the highest that the writer had seen: it orders files where a clock is wrong, also those of several machines (Lamport 1978, "Time,
-clocks, and the ordering of events in a distributed system"). A field that has a default may be missing, so that fields can be added.
+A file belongs to one run, or to one `gpumem accept`, which has resets ("epochs") and no rows. `rejected` holds the keys of rows that the
+file's revision makes slower. A row keeps the median of each placement, not its samples.
+
+The digest covers the content as JSON with sorted keys. It survives a formatter, shows an edit, and does not protect against fraud. The
+sequence number is one more than the highest number that the writer had read. It orders files where a clock is wrong, and files of several
+machines (Lamport 1978, "Time, clocks, and the ordering of events in a distributed system"). A field with a default may be missing, so
+that later versions can add fields.
 """
 
 from __future__ import annotations
@@ -16,40 +18,37 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
-from pytest_gpumem.baselines.history import Accepted, Epoch, Process, Rejection
+from pytest_gpumem.baselines.history import Accepted, Process, Rejection, Reset
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Taken
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, document_from_json, refuse_impossible
+from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, refuse_impossible
 
 LAYOUT = 2
-"""Version that is written."""
-FIRST = 1
-"""The version before it, a document as results hold it."""
+"""Version of the layout."""
 LARGEST = 64 * 2**20
-"""Bytes of a file from which on it is not read: one of 300 rows takes a third of a megabyte."""
+"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _LFS = b"version https://git-lfs"
 
 _T = TypeVar("_T")
 
 
 class LayoutError(ValueError):
-    """A file's content that cannot be used; names the path of the value where one is wrong."""
+    """Content that cannot be used; the message names the path of the wrong value, where there is one."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """One file, read."""
+    """One file."""
 
     key: str
-    """`DeviceFacts.key` of the device, whose folder the file belongs into."""
+    """`DeviceFacts.key` of the device. The file belongs into the folder of that name."""
     process: Process | None
     """None in a file of `gpumem accept`, which measured nothing."""
     id: str
@@ -57,14 +56,12 @@ class Content:
     utc: datetime
     """When it was written, by the clock of the machine that wrote it."""
     revision: str | None
-    """As `Process.revision`; of the code that was accepted where nothing was measured."""
-    sequence: int = 0
-    """One more than the highest that the writer had seen; 0 in files of before there was one."""
+    """As `Process.revision`; of the accepted code in a file of `gpumem accept`."""
+    sequence: int
+    """One more than the highest number that the writer had read."""
     rows: tuple[Accepted, ...] = ()
-    epochs: tuple[Epoch, ...] = ()
+    resets: tuple[Reset, ...] = ()
     rejections: tuple[Rejection, ...] = ()
-    judged: tuple[Row, ...] = field(default=(), compare=False)
-    """The rows as version 1 stored them, with their verdicts."""
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +71,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test_source: str | None = None
 
 
-class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     key: str
     reason: str
@@ -86,19 +83,19 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utc: str
     key: str
     written_by: str
-    sequence: Annotated[int, msgspec.Meta(ge=0)] = 0
+    sequence: Annotated[int, msgspec.Meta(ge=1)]
     revision: str | None = None
     device: dict[str, Any] | None = None
     settings: dict[str, Any] = {}
     rows: list[_Row] = []
-    epochs: list[_Epoch] = []
+    epochs: list[_Reset] = []
     rejected: list[str] = []
 
 
 def reduced(measurement: Measurement, process: Process) -> Measurement:
-    """What a comparison needs of an accepted measurement: each placement's median in place of its samples, no notes, no counts.
+    """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts.
 
-    Where it does not know when and on which card it was taken, its process does.
+    Where it lacks its time and card, it gets those of its process.
     """
     taken = measurement.taken or Taken(process.utc.isoformat(timespec="seconds"), process.device.uuid)
     placements = tuple((median,) for median in measurement.medians)
@@ -116,16 +113,16 @@ def written(
     device: DeviceFacts | None = None,
     settings: Mapping[str, object] | None = None,
     rows: Sequence[Accepted] = (),
-    epochs: Sequence[Epoch] = (),
+    resets: Sequence[Reset] = (),
     rejected: Sequence[str] = (),
 ) -> str:
-    """A file's text, a row on each line, so that it can be read and compared line by line."""
+    """The text of a file, with one row a line for diffs."""
     content: dict[str, Any] = {"id": id, "utc": utc.isoformat(), "sequence": sequence, "revision": revision}
     content |= {"key": key, "written_by": written_by}
     content["device"] = None if device is None else device_to_json(device)
     content["settings"] = dict(settings or {})
     content["rows"] = [_row(row) for row in rows]
-    content["epochs"] = [{name: getattr(epoch, name) for name in _Epoch.__struct_fields__} for epoch in epochs]
+    content["epochs"] = [{name: getattr(reset, name) for name in _Reset.__struct_fields__} for reset in resets]
     if rejected:
         content["rejected"] = list(rejected)
     parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items())
@@ -134,23 +131,23 @@ def written(
 
 
 def _row(row: Accepted) -> dict[str, Any]:
-    plain: dict[str, Any] = {"nodeid": row.nodeid, "epoch": row.epoch, "test_source": row.test_source}
+    plain: dict[str, Any] = {"nodeid": row.nodeid, "epoch": row.reset, "test_source": row.test_source}
     return {name: value for name, value in plain.items() if value is not None} | {"measurement": _plain(row.measurement)}
 
 
 def digest(content: object) -> str:
-    """SHA-256 of JSON values, whatever white space and order of keys they were read with."""
+    """SHA-256 of JSON values; white space and the order of keys do not change it."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
 def read(text: bytes) -> Content:
-    """What `written` wrote, or an earlier version of it.
+    """Read what `written` wrote.
 
     Raises:
-        LayoutError: not JSON, another version, a content that its digest does not fit, or values that cannot be.
+        LayoutError: not JSON, another version, a wrong digest, or impossible values.
     """
     if text.startswith(_LFS):
-        raise LayoutError("a pointer of Git LFS in place of the file; `git lfs pull` fetches it")
+        raise LayoutError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
     try:
         value = json.loads(text, parse_constant=_no_number)
     # ValueError: not JSON, not UTF-8, or a number of too many digits.
@@ -159,21 +156,19 @@ def read(text: bytes) -> Content:
     if not isinstance(value, dict):
         raise LayoutError("$: not a JSON object")
     schema = value.get("schema")
+    if schema != LAYOUT or isinstance(schema, bool):
+        raise LayoutError(f"$.schema: {schema!r}; this version reads {LAYOUT}")
     try:
-        if schema == LAYOUT and not isinstance(schema, bool):
-            return _second(value)
-        if schema == FIRST and not isinstance(schema, bool):
-            return _first(value)
+        return _verified(value)
     except (SchemaError, msgspec.ValidationError, RecursionError) as error:
         raise LayoutError(" ".join(str(error).split())) from None
-    raise LayoutError(f"$.schema: {schema!r}; this version reads {FIRST} and {LAYOUT}")
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a finite number")
 
 
-def _second(value: dict[str, Any]) -> Content:
+def _verified(value: dict[str, Any]) -> Content:
     content = value.get("content")
     if value.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise LayoutError("$: not the keys schema, sha256 and content")
@@ -183,7 +178,7 @@ def _second(value: dict[str, Any]) -> Content:
         raise LayoutError("$.content: a number in it is not finite") from None
     if not fits:
         raise LayoutError("its content does not fit its sha256: it was edited by hand, or is damaged")
-    # From here on the text is what was written: what does not fit was written by another version.
+    # The text is as it was written: what does not fit now comes from another version.
     try:
         return _content(_converted(content, _Content, "$.content"))
     except (LayoutError, SchemaError) as error:
@@ -208,25 +203,9 @@ def _content(read: _Content) -> Content:
         refuse_impossible(measurement, place)
         assert process is not None
         rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
-    epochs = tuple(Epoch(e.id, e.key, e.reason, e.who, utc, read.revision, read.sequence) for e in read.epochs)
+    resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
     rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
-    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), epochs, rejections)
-
-
-def _first(value: dict[str, Any]) -> Content:
-    """A document as it stands under pytest-benchmark's key `gpumem`, with its samples, the revision and the time."""
-    document = document_from_json(value)
-    revision = value.get("revision")
-    if not (revision is None or isinstance(revision, str)):
-        raise LayoutError(f"$.revision: {revision!r} is no text")
-    # It has no identity of its own: two of the same content are copies of one.
-    try:
-        own = digest(value)
-    except ValueError:
-        raise LayoutError("$: a number in it is not finite") from None
-    process = Process(f"version 1, {own}", _time(value.get("utc"), "$.utc"), revision, document.device, mode=_mode(document.settings))
-    rows = tuple(Accepted(r.nodeid, reduced(r.measurement, process), process) for r in document.rows if r.measurement is not None)
-    return Content(document.device.key, process, process.id, process.utc, revision, rows=rows, judged=document.rows)
+    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), resets, rejections)
 
 
 def _mode(settings: Mapping[str, Any]) -> str | None:
@@ -239,7 +218,7 @@ def _time(value: object, path: str) -> datetime:
     except ValueError:
         utc = None
     if utc is None or utc.tzinfo is None:
-        raise LayoutError(f"{path}: {value!r} is no time with its zone")
+        raise LayoutError(f"{path}: {value!r} is not a time with a zone")
     return utc
 
 
@@ -252,7 +231,7 @@ def _converted(value: object, kind: type[_T], path: str) -> _T:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """A record's fields as JSON values, without those that have their default: most of a measurement's do."""
+    """The fields of a record as JSON values, without those that have their default."""
     plain: dict[str, Any] = {}
     for one in dataclasses.fields(record):
         value = getattr(record, one.name)

@@ -121,7 +121,7 @@ def side(given: str) -> Side:
     for row in sorted((row for f in files for row in f.rows), key=lambda r: (r.process.utc, r.process.id)):
         rows.setdefault(row.key, []).append(row)
     # What was accepted as a change is another test than before; the newest of a row says which one it is now.
-    now = {key: tuple(one for one in found if one.epoch == found[-1].epoch) for key, found in rows.items()}
+    now = {key: tuple(one for one in found if one.reset == found[-1].reset) for key, found in rows.items()}
     left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
     found = Side(given, tuple(files), now, left_out)
     if not found.processes or not (found.rows or found.left_out):

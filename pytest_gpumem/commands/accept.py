@@ -14,63 +14,62 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.printable import printable
 
 FOLDER = ".benchmarks"
-"""pytest-benchmark's storage, where baselines are unless somebody puts them elsewhere."""
+"""pytest-benchmark's storage, the default place of baselines."""
 VARIABLE = "GPUMEM_BASELINE"
 WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
-"""Environment variables by which a CI names whoever started it."""
+"""Variables in which a CI names whoever started it."""
 
 
 @click.command(
     short_help="Begin a new baseline of a test, with a reason.",
     epilog=examples('gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"'),
 )
-@click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until a process of the new epoch is saved.")
+@click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until the next run is saved.")
 @click.option(
     "--baseline",
     type=click.Path(file_okay=False, path_type=Path),
     help=f"Folder of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}.",
 )
-@click.option("--gpu", metavar="KEY", help="Of this GPU only, by the name of its folder. Default: of all that hold the test.")
+@click.option("--gpu", metavar="KEY", help="Only for this GPU, by the name of its folder. Default: every GPU that has the test.")
 @click.option("--who", help="Default: whoever started the CI, else the user.")
 @click.argument("tests", metavar="TEST...", nargs=-1, required=True)
 def accept(tests: tuple[str, ...], reason: str, baseline: Path | None, gpu: str | None, who: str | None) -> None:
-    """Accept a change of TEST: from now on it is compared only with what is saved from now on.
+    """Accept a change of TEST: reset its baseline, so that only later runs count.
 
-    TEST is a node id, a row's name with its label, or what selects several: a file, a class, a test with all its parameters. Nothing
-    is measured; the next run with --gpumem-save begins the new epoch.
+    TEST is a node id, a row's name with its label, or a selection: a file, a class, or a test with all its parameters. Nothing is
+    measured; the next run with --gpumem-save starts the new baseline.
     """
-    from pytest_gpumem.baselines.forks import untrusted
-    from pytest_gpumem.baselines.store import BaselineError, keys, row_keys
-    from pytest_gpumem.baselines.store import accept as begin
+    from pytest_gpumem.baselines.acceptance import untrusted
+    from pytest_gpumem.baselines.store import BaselineError, keys, reset, row_keys
     from pytest_gpumem.revisions import DIRTY, head
 
     if not reason.strip():
-        raise click.UsageError("--reason: it is empty; say why the change is right.")
+        raise click.UsageError("--reason: it is empty; give the reason for the change.")
     if (fork := untrusted(os.environ)) is not None:
-        raise click.ClickException(f"nothing is accepted of code that is not ours: {fork}")
+        raise click.ClickException(f"cannot accept the code of a fork: {fork}")
     folder = baseline if baseline is not None else Path(os.path.expanduser(os.environ.get(VARIABLE) or FOLDER))
     devices = keys(folder)
     if not devices:
-        raise click.ClickException(f"there are no baselines in {folder}; --baseline says where they are")
+        raise click.ClickException(f"there are no baselines in {folder}; give their folder with --baseline")
     if gpu is not None and gpu not in devices:
         raise click.ClickException(f"--gpu: there is no baseline of {gpu!r} in {folder}; there are {', '.join(devices)}")
     try:
-        held = {key: row_keys(folder, key) for key in devices if gpu in (None, key)}
+        stored = {key: row_keys(folder, key) for key in devices if gpu in (None, key)}
         for test in tests:
-            if not any(_selected(rows, test) for rows in held.values()):
-                raise click.ClickException(f"{test}: no row in {folder} is of it{_close(test, held)}")
+            if not any(_selected(rows, test) for rows in stored.values()):
+                raise click.ClickException(f"{test}: no row in {folder} belongs to it{_close(test, stored)}")
         revision = head(Path.cwd())
-        for key, rows in held.items():
+        for key, rows in stored.items():
             chosen = sorted({row for test in tests for row in _selected(rows, test)})
             if not chosen:
                 continue
-            path = begin(folder, key, chosen, reason.strip(), who or _who(os.environ), revision)
-            click.echo(printable(f"{key}: a new epoch begins for {', '.join(chosen)}; wrote {path}"))
+            path = reset(folder, key, chosen, reason.strip(), who or _who(os.environ), revision)
+            click.echo(printable(f"{key}: reset the baseline of {', '.join(chosen)}; wrote {path}"))
     except BaselineError as error:
         raise click.ClickException(str(error)) from None
     if revision is not None and revision.endswith(DIRTY):
-        click.echo("there are uncommitted changes: where --gpumem-baseline-of is used this does not count; commit, and accept again")
-    click.echo("run pytest --gpumem --gpumem-save to begin it")
+        click.echo("there are uncommitted changes: runs with --gpumem-baseline-of ignore this; commit, then accept again")
+    click.echo("run pytest --gpumem --gpumem-save to start the new baseline")
 
 
 def _selected(rows: Mapping[str, str], test: str) -> list[str]:
@@ -80,8 +79,8 @@ def _selected(rows: Mapping[str, str], test: str) -> list[str]:
     return [key for key, nodeid in rows.items() if test == key or selects(test, nodeid)]
 
 
-def _close(test: str, held: Mapping[str, Mapping[str, str]]) -> str:
-    names = {name for rows in held.values() for pair in rows.items() for name in pair}
+def _close(test: str, stored: Mapping[str, Mapping[str, str]]) -> str:
+    names = {name for rows in stored.values() for pair in rows.items() for name in pair}
     close = difflib.get_close_matches(test, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.forks import untrusted
+from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import BaselineError
 from pytest_gpumem.files import unwritable, write_whole
@@ -182,8 +182,8 @@ class TerminalHooks:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:
             yield f"{key} is slower: earlier runs of this revision leave its baseline"
-        for epoch in saved.improved:
-            yield f"{epoch.key} is {epoch.reason}: a new epoch begins, older processes do not count for it any more"
+        for reset in saved.improved:
+            yield f"{reset.key} is {reset.reason}: its baseline is reset, older processes no longer count"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
         if changed := [row.key for row, _ in saved.refused if row.key in gpu.baseline.rows]:

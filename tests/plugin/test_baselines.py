@@ -206,7 +206,7 @@ def test_creep_fails_by_the_first_run(pytester: pytest.Pytester, gpumem: Run) ->
 
 
 @pytest.mark.parametrize(("processes", "runs"), [(1, 5), (3, 1)])
-def test_an_improvement_that_is_saved_begins_an_epoch(pytester: pytest.Pytester, gpumem: Run, processes: int, runs: int) -> None:
+def test_an_improvement_that_is_saved_resets_the_baseline(pytester: pytest.Pytester, gpumem: Run, processes: int, runs: int) -> None:
     """Of three processes: a single one may be off."""
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)

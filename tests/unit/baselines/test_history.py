@@ -1,4 +1,4 @@
-"""The window, the first run and the epoch of a row."""
+"""The window, the first run and the reset of a row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from known_devices import H100
 from stored_rows import every, row
 
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Epoch, History, Process, Rejection, assemble
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, History, Process, Rejection, Reset, assemble
 from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.settings import Settings
 
@@ -23,7 +23,7 @@ def accepted(
     day: int,
     *,
     mode: str = "clean-cold",
-    epoch: str | None = None,
+    reset: str | None = None,
     name: str = "test_triad",
     processes: int = 1,
     revision: str | None = None,
@@ -32,11 +32,11 @@ def accepted(
     assert stored.measurement is not None
     process = Process(f"p{day}", START + timedelta(days=day), revision, H100, day)
     further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
-    return Accepted(stored.nodeid, replace(stored.measurement, further=further), process, epoch)
+    return Accepted(stored.nodeid, replace(stored.measurement, further=further), process, reset)
 
 
-def epoch(day: int, id: str) -> Epoch:
-    return Epoch(id, KEY, "why", "ada", START + timedelta(days=day))
+def reset(day: int, id: str) -> Reset:
+    return Reset(id, KEY, "why", "ada", START + timedelta(days=day))
 
 
 def days(rows: tuple[Accepted, ...]) -> list[int]:
@@ -47,8 +47,8 @@ def first(history: History) -> int | None:
     return days((history.first,))[0] if history.first is not None else None
 
 
-def of(rows: list[Accepted], *epochs: Epoch, window: int = WINDOW) -> Baseline:
-    return assemble(rows, epochs, len(rows), window)
+def of(rows: list[Accepted], *resets: Reset, window: int = WINDOW) -> Baseline:
+    return assemble(rows, resets, len(rows), window)
 
 
 def test_the_window_rolls_and_the_first_run_stays() -> None:
@@ -78,14 +78,14 @@ def test_window_and_first_run_are_comparable_ones() -> None:
     assert (days(other.accepted), first(other)) == (list(range(30, 50)), None)
 
 
-def test_window_and_first_run_are_of_the_epoch() -> None:
-    rows = [accepted(day) for day in range(10)] + [accepted(day, epoch="b") for day in range(10, 16)]
-    history = of(rows, epoch(5, "a"), epoch(9, "b")).history(KEY, every)
+def test_window_and_first_run_are_of_the_reset() -> None:
+    rows = [accepted(day) for day in range(10)] + [accepted(day, reset="b") for day in range(10, 16)]
+    history = of(rows, reset(5, "a"), reset(9, "b")).history(KEY, every)
     assert (days(history.accepted), first(history)) == ([10, 11, 12, 13, 14, 15], 10)
 
 
-def test_an_epoch_is_of_one_row() -> None:
-    baseline = of([accepted(0), accepted(0, name="test_copy")], epoch(1, "a"))
+def test_a_reset_is_of_one_row() -> None:
+    baseline = of([accepted(0), accepted(0, name="test_copy")], reset(1, "a"))
     assert list(baseline.rows) == [row("test_copy").key]
     assert baseline.before == {KEY: 1}
 
@@ -111,5 +111,5 @@ def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revision
 
 @given(st.permutations(range(8)))
 def test_order_does_not_matter(order: list[int]) -> None:
-    rows = [accepted(day, epoch="a" if day > 3 else None) for day in order]
-    assert days(of(rows, epoch(4, "a"), epoch(2, "z")).rows[KEY]) == [4, 5, 6, 7]
+    rows = [accepted(day, reset="a" if day > 3 else None) for day in order]
+    assert days(of(rows, reset(4, "a"), reset(2, "z")).rows[KEY]) == [4, 5, 6, 7]

@@ -27,11 +27,10 @@ from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.acceptance import rejects
 from pytest_gpumem.baselines.history import Process
 from pytest_gpumem.baselines.layout import digest, reduced
-from pytest_gpumem.baselines.store import BaselineError, Store, accept, row_keys
+from pytest_gpumem.baselines.store import BaselineError, Store, reset, row_keys
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
 from pytest_gpumem.revisions import Ancestry
 
@@ -51,7 +50,7 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     baseline = store.load()
     stored = baseline.rows[first.key]
     assert [one.measurement for one in stored] == [kept(first, stored[0].process), kept(second, stored[1].process)]
-    assert [(one.nodeid, one.key, one.test_source, one.epoch) for one in stored] == [
+    assert [(one.nodeid, one.key, one.test_source, one.reset) for one in stored] == [
         (first.nodeid, first.key, None, None),
         (first.nodeid, first.key, "f" * 64, None),
     ]
@@ -202,7 +201,7 @@ def test_nothing_accepted_is_said(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BaselineError, match="is no folder"):
+    with pytest.raises(BaselineError, match="is not a folder"):
         Store(tmp_path / "file", H100).save([row()], None)
 
 
@@ -432,7 +431,7 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: measured(c).update(profiled=True), "does not belong into a baseline: it was measured under a profiler"),
+        (lambda c: measured(c).update(profiled=True), "may not be in a baseline: it was measured under a profiler"),
         (lambda c: measured(c)["conditions"][0].update(throttle_reasons=["x"]), "under throttling (x)"),
         (lambda c: c["rows"].append(c["rows"][0]), "holds tests/test_a.py::test_triad twice"),
         (lambda c: measured(c).update(placements=[[-1e-3]]), "$.content.rows[0].measurement.placements[0]: -0.001 s is no time"),
@@ -444,9 +443,10 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
         (lambda c: measured(c).update(mode=3), "Expected `str`, got `int`"),
         (lambda c: c.update(device=None), "$.content.device: null, but there are rows"),
-        (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is no time"),
-        (lambda c: c.update(utc="2026-11-21T10:00:00"), "is no time with its zone"),
+        (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is not a time"),
+        (lambda c: c.update(utc="2026-11-21T10:00:00"), "is not a time with a zone"),
         (lambda c: c.update(more=1), "unknown field `more`"),
+        (lambda c: c.pop("sequence"), "missing required field `sequence`"),
         (lambda c: c["device"].update(simulated=True), "of a simulated device, this one is real"),
     ],
 )
@@ -464,58 +464,7 @@ def test_a_copy_is_no_second_process(tmp_path: Path) -> None:
     path = store.save([row()], None).path
     assert path is not None
     path.with_name("20990101T000000Z-copy.json").write_bytes(path.read_bytes())
-    with pytest.raises(BaselineError, match=rf"copy\.json: of the same process as {re.escape(path.name)}"):
-        store.load()
-
-
-def first_version(rows: list[Row], facts: DeviceFacts = H100, **changes: Any) -> str:
-    """A file as version 1 wrote it."""
-    file = document(facts, rows, {"mode": "clean-cold"})
-    file |= {"schema": 1, "revision": "abc", "utc": "2026-11-20T18:00:00+00:00", **changes}
-    return json.dumps(file, indent=1)
-
-
-def test_version_1_is_still_read(tmp_path: Path) -> None:
-    (stored,) = placed(tmp_path, first_version([row()]).encode()).load().rows[row().key]
-    assert stored.measurement == kept(row(), stored.process)
-    assert stored.process.utc == datetime(2026, 11, 20, 18, tzinfo=timezone.utc)
-    assert (stored.process.revision, stored.process.device) == ("abc", H100)
-    assert stored.measurement.taken is not None
-    assert stored.measurement.taken.utc == "2026-11-20T18:00:00+00:00"
-
-
-def test_a_file_of_version_1_from_that_time(tmp_path: Path) -> None:
-    """Written by the version that wrote no other."""
-    baseline = placed(tmp_path, (Path(__file__).parent / "version1.json").read_bytes()).load()
-    assert {key: [m.latency for m in baseline.history(key, every).measurements] for key in baseline.rows} == {
-        "tests/test_a.py::test_triad": [pytest.approx(268e-6, rel=1e-3)]
-    }
-
-
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        (first_version([row(failed=True)]), "does not belong into a baseline: its test failed"),
-        (first_version([row(outcome=Outcome.FAIL)]), "does not belong into a baseline: FAIL"),
-        (first_version([row(profiled=True)]), "under a profiler"),
-        (first_version([row(), row()]), "holds tests/test_a.py::test_triad twice"),
-        (first_version([row()], utc=None), "$.utc: None is no time"),
-        (first_version([row()], revision=7), "$.revision: 7 is no text"),
-        (first_version([row()], more=float("inf")), "Infinity is not a finite number"),
-        (first_version([row()]).replace("0.000268,", "1e999,"), "inf"),
-        (first_version([row()], schema=3), "$.schema: 3; this version reads 1 and 2"),
-        (first_version([row()], schema=True), "$.schema: True"),
-        (first_version([row()], settings=1), "$.settings: missing"),
-    ],
-)
-def test_wrong_files_of_version_1(tmp_path: Path, file: str, words: str) -> None:
-    assert words in one_line(tmp_path, placed(tmp_path, file.encode()))
-
-
-def test_a_copy_of_a_file_of_version_1(tmp_path: Path) -> None:
-    store = placed(tmp_path, first_version([row()]).encode())
-    files(tmp_path)[0].with_name("other.json").write_text(first_version([row()]))
-    with pytest.raises(BaselineError, match=r"other\.json: of the same process as"):
+    with pytest.raises(BaselineError, match=rf"copy\.json: a copy of {re.escape(path.name)}"):
         store.load()
 
 
@@ -543,14 +492,15 @@ def placed(folder: Path, content: bytes) -> Store:
         (b"[" * 100_000, "not JSON"),
         (b'{"schema": 2, "sha256": "", "content": {"x": ' + b"[" * 900 + b"]" * 900 + b"}}", ""),
         (b"1" * 10_000, "not JSON"),
-        (b'{"schema": 1}', "$.device: missing"),
+        (b'{"schema": 1}', "$.schema: 1; this version reads 2"),
+        (b'{"schema": true}', "$.schema: True"),
         (b'{"schema": 2}', "$: not the keys schema, sha256 and content"),
         (b'{"schema": 2, "sha256": "", "content": {"x": 1e999}}', "a number in it is not finite"),
         (b'{"schema": 2, "sha256": "", "content": {"x": NaN}}', "NaN is not a finite number"),
         (b'{"schema": 2, "sha256": "", "content": []}', "$: not the keys"),
         (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
-        (json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(), "$.schema: None; this version reads 1 and 2"),
+        (json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(), "$.schema: None; this version reads 2"),
     ],
 )
 def test_junk_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -561,14 +511,14 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     store = placed(tmp_path, b"{")
     with files(tmp_path)[0].open("r+b") as file:
         file.truncate(64 * 2**20 + 1)
-    assert one_line(tmp_path, store) == "larger than 64 MiB, which no baseline is"
+    assert one_line(tmp_path, store) == "larger than 64 MiB, too large for a baseline"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     store = placed(tmp_path, b"{")
     files(tmp_path)[0].unlink()
     os.mkfifo(store.folder / "x.json")
-    with pytest.raises(BaselineError, match=r"x\.json: no file"):
+    with pytest.raises(BaselineError, match=r"x\.json: not a file"):
         store.load()
 
 
@@ -646,14 +596,14 @@ def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
     assert gc.isenabled()
 
 
-# Epochs
+# Resets
 
 
-def test_an_accepted_change_begins_an_epoch(tmp_path: Path) -> None:
+def test_an_accepted_change_resets_the_row(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
     for _ in range(3):
         store.save([row(), row("test_copy")], "abc")
-    path = accept(tmp_path, H100.key, [key], "checks bounds now", "ada", "def")
+    path = reset(tmp_path, H100.key, [key], "checks bounds now", "ada", "def")
     assert path.parent == store.folder
     assert "-def-accept-" in path.name
     baseline = store.load()
@@ -662,8 +612,8 @@ def test_an_accepted_change_begins_an_epoch(tmp_path: Path) -> None:
     assert baseline.history(key, every).measurements == ()
     assert baseline.history(key, every).reason == (f"a change of it was accepted on {today} (checks bounds now), and no process since")
     assert len(baseline.history(row("test_copy").key, every).measurements) == 3
-    epoch = baseline.epochs[key]
-    assert (epoch.reason, epoch.who, epoch.revision) == ("checks bounds now", "ada", "def")
+    last = baseline.resets[key]
+    assert (last.reason, last.who, last.revision) == ("checks bounds now", "ada", "def")
 
     store.save([row(latency=300e-6), row("test_copy")], "def")
     baseline = store.load()
@@ -672,23 +622,23 @@ def test_an_accepted_change_begins_an_epoch(tmp_path: Path) -> None:
     assert len(baseline.history(row("test_copy").key, every).measurements) == 4
 
 
-def test_who_did_not_know_of_an_epoch_is_not_of_it(tmp_path: Path) -> None:
+def test_a_run_from_before_a_reset_does_not_count(tmp_path: Path) -> None:
     """A session that began before the change was accepted, whenever it ends and whatever its clock says."""
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "abc")
     before = store.load()
-    accept(tmp_path, H100.key, [key], "why", "ada", None)
+    reset(tmp_path, H100.key, [key], "why", "ada", None)
     store.save([row()], "abc", baseline=before)
     assert store.load().history(key, every).measurements == ()
 
 
-def test_the_newest_of_two_epochs_is_on(tmp_path: Path) -> None:
+def test_the_newest_of_two_resets_counts(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
-    accept(tmp_path, H100.key, [key], "first", "ada", None)
+    reset(tmp_path, H100.key, [key], "first", "ada", None)
     store.save([row()], "abc")
-    accept(tmp_path, H100.key, [key], "second", "ada", None)
+    reset(tmp_path, H100.key, [key], "second", "ada", None)
     baseline = store.load()
-    assert baseline.epochs[key].reason == "second"
+    assert baseline.resets[key].reason == "second"
     assert (dict(baseline.rows), baseline.before) == ({}, {key: 1})
 
 
@@ -707,17 +657,17 @@ def dated(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
 def test_a_wrong_clock_orders_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "abc")
-    accept(tmp_path, H100.key, [key], "first", "ada", None)
+    reset(tmp_path, H100.key, [key], "first", "ada", None)
     with monkeypatch.context() as patch:
         dated(patch, days)
-        accept(tmp_path, H100.key, [key], "by a wrong clock", "ada", None)
-        assert store.load().epochs[key].reason == "by a wrong clock"
+        reset(tmp_path, H100.key, [key], "by a wrong clock", "ada", None)
+        assert store.load().resets[key].reason == "by a wrong clock"
         store.save([row(latency=2e-4)], "abc")
     store.save([row(latency=3e-4)], "abc")
     latencies = [one.latency for one in store.load().history(key, every).measurements]
     assert latencies == pytest.approx([2e-4, 3e-4], rel=1e-3)
-    accept(tmp_path, H100.key, [key], "last", "ada", None)
-    assert store.load().epochs[key].reason == "last"
+    reset(tmp_path, H100.key, [key], "last", "ada", None)
+    assert store.load().resets[key].reason == "last"
 
 
 def test_a_file_that_is_dated_ahead_of_the_clock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -726,7 +676,7 @@ def test_a_file_that_is_dated_ahead_of_the_clock_is_reported(tmp_path: Path, mon
     assert store.load().dated_ahead is None
     with monkeypatch.context() as patch:
         dated(patch, 1825)
-        path = accept(tmp_path, H100.key, [row().key], "by a wrong clock", "ada", None)
+        path = reset(tmp_path, H100.key, [row().key], "by a wrong clock", "ada", None)
         assert store.load().dated_ahead is None
     reported = store.load().dated_ahead
     assert reported is not None
@@ -739,66 +689,32 @@ def test_folders_of_two_machines_merge_in_one_order(tmp_path: Path) -> None:
     for machine, runs in (("one", 2), ("other", 1)):
         for _ in range(runs):
             Store(tmp_path / machine, H100).save([row()], "abc")
-        accept(tmp_path / machine, H100.key, [key], f"by {machine}", "ada", None)
+        reset(tmp_path / machine, H100.key, [key], f"by {machine}", "ada", None)
     merged = set()
     for first, second in (("one", "other"), ("other", "one")):
         both = tmp_path / f"{first}, {second}"
         for machine in (first, second):
             shutil.copytree(tmp_path / machine, both, dirs_exist_ok=True)
-        merged.add(Store(both, H100).load().epochs[key].reason)
-        accept(both, H100.key, [key], "of both", "ada", None)
-        assert Store(both, H100).load().epochs[key].reason == "of both"
+        merged.add(Store(both, H100).load().resets[key].reason)
+        reset(both, H100.key, [key], "of both", "ada", None)
+        assert Store(both, H100).load().resets[key].reason == "of both"
     assert merged == {"by one"}
 
 
-def as_before(path: Path, change: Callable[[dict[str, Any]], None] = lambda content: None) -> None:
-    """A file as it was written before files had a sequence number."""
-    content = json.loads(path.read_text())["content"]
-    del content["sequence"]
-    change(content)
-    path.write_text(json.dumps({"schema": 2, "sha256": digest(content), "content": content}))
-
-
-def test_files_without_a_sequence_number_come_first_by_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
-    as_before(accept(tmp_path, H100.key, [key], "first", "ada", None))
-    with monkeypatch.context() as patch:
-        dated(patch, 1825)
-        as_before(accept(tmp_path, H100.key, [key], "by a wrong clock", "ada", None))
-    as_before(accept(tmp_path, H100.key, [key], "third", "ada", None))
-    assert store.load().epochs[key].reason == "by a wrong clock"
-    accept(tmp_path, H100.key, [key], "last", "ada", None)
-    assert store.load().epochs[key].reason == "last"
-
-
-def test_an_old_epoch_is_of_the_rows_that_had_its_key(tmp_path: Path) -> None:
-    """Before brackets in parameters were written with a backslash."""
-    store = Store(tmp_path, H100)
-    stored = row("test_x[a][b]")
-    old = "tests/test_a.py::test_x[a][b]"
-    assert stored.key != old
-    path = accept(tmp_path, H100.key, [stored.key], "checks bounds now", "ada", None)
-    store.save([stored, row()], "abc")
-    as_before(path, lambda content: content["epochs"][0].update(key=old))
-    baseline = store.load()
-    assert len(baseline.history(stored.key, every).measurements) == 1
-    assert baseline.epochs[stored.key].reason == "checks bounds now"
-
-
-def test_an_epoch_whose_file_is_gone(tmp_path: Path) -> None:
-    store, key = Store(tmp_path, H100), row().key
-    path = accept(tmp_path, H100.key, [key], "first", "ada", None)
+    path = reset(tmp_path, H100.key, [key], "first", "ada", None)
     store.save([row()], "abc")
     path.unlink()
-    assert store.load().history(key, every).reason == "its 1 accepted processes are of an epoch that no file here begins"
+    assert store.load().history(key, every).reason == "its 1 accepted processes follow a reset whose file is not here"
 
 
-def test_an_accepted_improvement_begins_an_epoch(tmp_path: Path) -> None:
+def test_an_accepted_gain_resets_the_row(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
     for _ in range(5):
         store.save([row()], "abc")
     saved = store.save([improved(-0.1, -0.09, latency=241e-6)], "def")
-    assert [(epoch.key, epoch.reason) for epoch in saved.improved] == [(key, "faster by 10.0 %, by 9.00 % or more with 99.5 %")]
+    assert [(one.key, one.reason) for one in saved.improved] == [(key, "faster by 10.0 %, by 9.00 % or more with 99.5 %")]
     (only,) = store.load().history(key, every).measurements
     assert only.latency == pytest.approx(241e-6, rel=1e-3)
     store.save([row(latency=241e-6)], "ghi")
@@ -822,8 +738,8 @@ def test_a_small_gain_joins(tmp_path: Path, joining: Row) -> None:
     assert len(store.load().history(joining.key, every).measurements) == 2
 
 
-def test_only_epochs_is_no_baseline_of_processes(tmp_path: Path) -> None:
-    accept(tmp_path, H100.key, [row().key], "first", "ada", None)
+def test_only_resets_are_no_baseline_of_processes(tmp_path: Path) -> None:
+    reset(tmp_path, H100.key, [row().key], "first", "ada", None)
     baseline = Store(tmp_path, H100).load()
     assert (baseline.processes, baseline.note) == (0, f"no baseline of {H100.key} in {tmp_path}")
 
@@ -872,19 +788,19 @@ def test_what_the_change_itself_accepts_counts(tmp_path: Path) -> None:
     """Its own measurements do not: they are what is judged."""
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "main")
-    accept(tmp_path, H100.key, [key], "mine", "ada", "mine")
-    accept(tmp_path, H100.key, [key], "theirs", "bob", "theirs")
+    reset(tmp_path, H100.key, [key], "mine", "ada", "mine")
+    reset(tmp_path, H100.key, [key], "theirs", "bob", "theirs")
 
     def ancestry(revisions: frozenset[str]) -> Ancestry:
         return Ancestry("0" * 40, frozenset({"main"}), frozenset({"main", "mine"}), frozenset())
 
-    assert store.load(ancestry).epochs[key].reason == "mine"
+    assert store.load(ancestry).resets[key].reason == "mine"
 
 
 def test_a_file_is_no_baseline(tmp_path: Path) -> None:
     """Not "no baseline": somebody meant a baseline, and every row would pass without one."""
     (tmp_path / "old.json").write_text("{}")
-    with pytest.raises(BaselineError, match=r"old\.json is no folder; a baseline is a folder"):
+    with pytest.raises(BaselineError, match=r"old\.json is not a folder; a baseline is a folder"):
         Store(tmp_path / "old.json", H100).load()
 
 

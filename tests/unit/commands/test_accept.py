@@ -55,8 +55,8 @@ def accept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accept:
     return lambda *arguments: CliRunner().invoke(main, ["accept", *arguments])
 
 
-def epochs(folder: Path, facts: DeviceFacts = H100) -> dict[str, tuple[str, str]]:
-    return {key: (epoch.reason, epoch.who) for key, epoch in Store(folder, facts).load().epochs.items()}
+def resets(folder: Path, facts: DeviceFacts = H100) -> dict[str, tuple[str, str]]:
+    return {key: (reset.reason, reset.who) for key, reset in Store(folder, facts).load().resets.items()}
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def epochs(folder: Path, facts: DeviceFacts = H100) -> dict[str, tuple[str, str]
 def test_what_a_node_id_selects(accept: Accept, tmp_path: Path, tests: list[str], rows: list[str]) -> None:
     result = accept(*tests, "--reason", " checks bounds ", "--who", "ada", "--gpu", H100.key)
     assert result.exit_code == 0, result.output
-    assert epochs(tmp_path / ".benchmarks") == dict.fromkeys(rows, ("checks bounds", "ada"))
-    assert epochs(tmp_path / ".benchmarks", A100) == {}
+    assert resets(tmp_path / ".benchmarks") == dict.fromkeys(rows, ("checks bounds", "ada"))
+    assert resets(tmp_path / ".benchmarks", A100) == {}
 
 
 def test_all_gpus_that_hold_the_test(accept: Accept, tmp_path: Path) -> None:
     result = accept(TESTS[0], "--reason", "why", "--who", "ada")
-    assert epochs(tmp_path / ".benchmarks", A100) == {TESTS[0]: ("why", "ada")}
-    assert len(epochs(tmp_path / ".benchmarks")) == 2
+    assert resets(tmp_path / ".benchmarks", A100) == {TESTS[0]: ("why", "ada")}
+    assert len(resets(tmp_path / ".benchmarks")) == 2
     lines = result.stdout.splitlines()
-    assert lines[0].startswith(f"{A100.key}: a new epoch begins for {TESTS[0]}; wrote ")
-    assert lines[-1] == "run pytest --gpumem --gpumem-save to begin it"
+    assert lines[0].startswith(f"{A100.key}: reset the baseline of {TESTS[0]}; wrote ")
+    assert lines[-1] == "run pytest --gpumem --gpumem-save to start the new baseline"
 
 
 def test_where_the_baseline_is(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +97,10 @@ def test_where_the_baseline_is(accept: Accept, tmp_path: Path, monkeypatch: pyte
 def test_who(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "grace")
     accept(TESTS[3], "--reason", "why")
-    assert epochs(tmp_path / ".benchmarks")[TESTS[3]] == ("why", "grace")
+    assert resets(tmp_path / ".benchmarks")[TESTS[3]] == ("why", "grace")
     monkeypatch.setenv("GITHUB_ACTOR", "octo")
     accept(TESTS[3], "--reason", "why")
-    assert epochs(tmp_path / ".benchmarks")[TESTS[3]] == ("why", "octo")
+    assert resets(tmp_path / ".benchmarks")[TESTS[3]] == ("why", "octo")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_who(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ([TESTS[0]], "Missing option '--reason'"),
         (["--reason", "why"], "Missing argument 'TEST...'"),
         ([TESTS[0], "--reason", "  "], "--reason: it is empty"),
-        (["tests/test_a.py::test_cpy[1]", "--reason", "why"], f"no row in .benchmarks is of it (did you mean {TESTS[0]}?)"),
-        (["tests/test_a", "--reason", "why"], "tests/test_a: no row in .benchmarks is of it"),
-        ([TESTS[0], "nowhere", "--reason", "why"], "nowhere: no row in .benchmarks is of it"),
-        ([TESTS[0], "--reason", "why", "--baseline", "empty"], "there are no baselines in empty; --baseline says where they are"),
+        (["tests/test_a.py::test_cpy[1]", "--reason", "why"], f"no row in .benchmarks belongs to it (did you mean {TESTS[0]}?)"),
+        (["tests/test_a", "--reason", "why"], "tests/test_a: no row in .benchmarks belongs to it"),
+        ([TESTS[0], "nowhere", "--reason", "why"], "nowhere: no row in .benchmarks belongs to it"),
+        ([TESTS[0], "--reason", "why", "--baseline", "empty"], "there are no baselines in empty; give their folder with --baseline"),
         (
             [TESTS[0], "--reason", "why", "--gpu", "T4"],
             f"--gpu: there is no baseline of 'T4' in .benchmarks; there are {A100.key}, {H100.key}",
@@ -145,6 +145,6 @@ def test_a_fork_accepts_nothing(accept: Accept, tmp_path: Path, monkeypatch: pyt
     result = accept(TESTS[0], "--reason", "why")
     assert (result.exit_code, result.stderr) == (
         4,
-        "gpumem: nothing is accepted of code that is not ours: a pull_request event from the fork c/b\n",
+        "gpumem: cannot accept the code of a fork: a pull_request event from the fork c/b\n",
     )
     assert len(list(tmp_path.rglob("*.json"))) == 3

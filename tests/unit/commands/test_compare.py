@@ -14,7 +14,7 @@ from result_files import H100, Folder
 from pytest_gpumem.baselines import compare as pairs
 from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
-from pytest_gpumem.baselines.store import Store, accept
+from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Repeat, Taken
@@ -302,11 +302,11 @@ def test_the_processes_of_a_run_are_counted_and_not_its_files(folder: Folder, co
     assert "head: b.json, 1 process on" in result.stdout
 
 
-def test_only_the_newest_epoch_of_a_baseline_is_compared_with(folder: Folder, compare: Compare) -> None:
+def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: Folder, compare: Compare) -> None:
     store, key = Store(folder.path / "kept", H100), folder.row().key
     for _ in range(4):
         store.save([folder.row(200e-6)], "abc")
-    accept(folder.path / "kept", H100.key, [key], "why", "ada", None)
+    reset(folder.path / "kept", H100.key, [key], "why", "ada", None)
     for _ in range(3):
         store.save([folder.row(268e-6)], "abc")
     folder.write("b.json", [folder.row()])
@@ -352,7 +352,7 @@ def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, mon
         ('{"benchmarks": [{"fullname": "x", "stats": {"median": true}}]}', "median: True is no time"),
         ('{"benchmarks": [{"fullname": "x", "stats": {}}]}', "median: None is no time"),
         ('{"benchmarks": []}', "nothing was measured"),
-        ('{"schema": 7}', "$.schema: 7; this version reads 1 and 2"),
+        ('{"schema": 7}', "$.schema: 7; this version reads 2"),
     ],
 )
 def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare, content: str, words: str) -> None:
@@ -396,6 +396,6 @@ def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, argumen
 
 
 def test_an_acceptance_alone_is_no_side(folder: Folder, compare: Compare) -> None:
-    path: Path = accept(folder.path / "kept", H100.key, ["x"], "why", "ada", None)
+    path: Path = reset(folder.path / "kept", H100.key, ["x"], "why", "ada", None)
     folder.write("b.json", [folder.row()])
     assert one_line(compare(str(path), "b.json")).endswith("nothing was measured")
