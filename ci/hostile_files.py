@@ -40,11 +40,12 @@ from processes import Players, row, sides  # noqa: E402
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
+from pytest_gpumem.runs import DuetError  # noqa: E402
 from pytest_gpumem.runs import report as duet_report  # noqa: E402
 from pytest_gpumem.runs.journal import Journal  # noqa: E402
 from pytest_gpumem.runs.reading import Wanted  # noqa: E402
 from pytest_gpumem.runs.rounds import Duet  # noqa: E402
-from pytest_gpumem.runs.schedule import HEAD, DuetError  # noqa: E402
+from pytest_gpumem.runs.schedule import HEAD  # noqa: E402
 
 SECONDS = 5
 """For one case."""

@@ -78,8 +78,8 @@ def duet(
     Exits with 1 where something got slower, with 6 where nothing could be judged.
     """
     from pytest_gpumem.files import unwritable
+    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.report import FINE
-    from pytest_gpumem.runs.schedule import DuetError
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.units import QuantityError, parse_margin
 
@@ -150,10 +150,10 @@ def compare(
     from pytest_gpumem.files import write_whole
     from pytest_gpumem.judging.finding import counted
     from pytest_gpumem.reporting.terminal import one_place, wants_colour
-    from pytest_gpumem.runs import report
+    from pytest_gpumem.runs import DuetError, report
     from pytest_gpumem.runs.journal import Journal
     from pytest_gpumem.runs.rounds import Duet
-    from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError
+    from pytest_gpumem.runs.schedule import BASE, HEAD
     from pytest_gpumem.runs.workers import Process, Workers
     from pytest_gpumem.runs.worktree import two_sides
 
@@ -230,8 +230,8 @@ def compare(
 
 def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
     """The measurements to compare; None if a run's results flag none."""
+    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.reading import Wanted
-    from pytest_gpumem.runs.schedule import DuetError
 
     if tests and flagged is not None:
         raise DuetError("--test and --flagged exclude each other")
@@ -248,8 +248,8 @@ def _flagged(path: Path) -> list[Row]:
         DuetError: the file cannot be read, or holds no results of this plugin.
     """
     from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
+    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.decision import flagged
-    from pytest_gpumem.runs.schedule import DuetError
 
     try:
         document = document_in(parsed(content(path)))

@@ -181,7 +181,7 @@ def _measured(
 ) -> tuple[Side, Side]:
     from pytest_gpumem.explain.evidence import ExplainError, load
     from pytest_gpumem.explain.playing import Asked, alone, play
-    from pytest_gpumem.runs.schedule import DuetError
+    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.runs.worktree import Side as Tree
     from pytest_gpumem.runs.worktree import two_sides

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.runs.schedule import DuetError
+from pytest_gpumem.runs import DuetError
 
 KIND, SCHEMA = "gpumem duet journal", 1
 

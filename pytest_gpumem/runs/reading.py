@@ -12,7 +12,8 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.reporting.failure import headline
-from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError
+from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process
 from pytest_gpumem.units import format_bytes, parse_margin
 

@@ -11,6 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.paired import Paired, judge_pairs, least_pairs
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import (
     Rounds,
@@ -28,7 +29,7 @@ from pytest_gpumem.runs.reading import (
     trouble,
     ways,
 )
-from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError, Turn, turns
+from pytest_gpumem.runs.schedule import BASE, HEAD, Turn, turns
 from pytest_gpumem.runs.workers import Process, Workers
 from pytest_gpumem.runs.worktree import Side
 

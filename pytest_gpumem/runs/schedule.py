@@ -29,7 +29,3 @@ def turns(seed: int) -> Iterator[Turn]:
         first, second = (BASE, HEAD) if np.random.default_rng([seed, number]).random() < 0.5 else (HEAD, BASE)
         yield Turn(number, first)
         yield Turn(number, second)
-
-
-class DuetError(Exception):
-    """A duet that cannot be played as it was asked for: one line with the value and what is accepted."""

@@ -22,7 +22,8 @@ import msgspec
 import pytest_gpumem
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
-from pytest_gpumem.runs.schedule import DuetError, Turn
+from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs.schedule import Turn
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
 from pytest_gpumem.settings import OF_A_RUN, without
 

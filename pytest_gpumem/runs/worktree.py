@@ -23,7 +23,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pytest_gpumem.runs.schedule import DuetError
+from pytest_gpumem.runs import DuetError
 
 PREFIX = "gpumem-duet-"
 """Of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`."""

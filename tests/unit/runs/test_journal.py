@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from processes import process, row
 
+from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.schedule import DuetError, Turn
+from pytest_gpumem.runs.schedule import Turn
 from pytest_gpumem.runs.workers import Process
 
 ASKED = {"base": "abc", "seed": 0, "tests": ("a", "b")}

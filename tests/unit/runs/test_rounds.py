@@ -14,11 +14,11 @@ from processes import SETTINGS, Answer, Players, process, row, sides
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Outcome
-from pytest_gpumem.runs import report
+from pytest_gpumem.runs import DuetError, report
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import Wanted
 from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
-from pytest_gpumem.runs.schedule import BASE, HEAD, DuetError, Turn
+from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
 from pytest_gpumem.runs.workers import Process
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.runs.schedule import DuetError
+from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
