@@ -52,7 +52,7 @@ class Hold:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         importlib.import_module("scipy.stats")
-        session.config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION].chosen.prepare()
+        session.config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION].chosen.prepare()
         self._answers.write(READY + "\n")
         self._answers.flush()
         if self._told.readline().strip() != GO:

@@ -26,7 +26,7 @@ import pytest
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring import benchmark, target
-from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.plugin.state import GpuSession
 
 REST_LIMIT = 0.030
 CHECK_LIMIT = 0.050

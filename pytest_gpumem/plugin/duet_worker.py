@@ -145,7 +145,7 @@ def _ini(config: pytest.Config, name: str) -> str | None:
 def _import_libraries(config: pytest.Config) -> None:
     """What opening the device will import, as far as the tree's plugin tells."""
     try:
-        session = config.stash[importlib.import_module("pytest_gpumem.plugin.hooks").SESSION]
+        session = config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION]
         prepare = session.chosen.prepare
     except (ImportError, KeyError, AttributeError):  # a tree whose plugin is older, or is switched off
         return

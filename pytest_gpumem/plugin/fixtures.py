@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpumem.plugin.marks import NEEDS_GPUMEM, SESSION_PLUGIN
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -21,28 +23,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
     from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
-    from pytest_gpumem.plugin.running import GpuTest
-
-NEEDS_GPUMEM = "needs --gpumem"
-"""Why a test that uses these fixtures skips with the plugin off."""
-
-TEST_FIXTURE = "_gpumem_test"
-"""The private fixture that all others depend on: a test uses ours if this one is among its fixtures."""
-
-BENCHMARK_FIXTURE = "_gpumem_benchmark"
-"""The private fixture behind `gpu_benchmark`."""
+    from pytest_gpumem.plugin.state import GpuTest
 
 
 @pytest.fixture
 def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
     """The device and the memory of one test; everything that it allocates is freed at its end."""
-    from pytest_gpumem.plugin.hooks import SESSION
-
-    session = request.config.stash.get(SESSION, None)
-    if session is None:
+    if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)
-    test = session.begin(request.node)
+    from pytest_gpumem.plugin.state import SESSION
+
+    test = request.config.stash[SESSION].begin(request.node)
     try:
         yield test
     finally:
@@ -58,8 +50,17 @@ def _gpumem_timer(request: pytest.FixtureRequest, _gpumem_test: GpuTest) -> None
 
 
 @pytest.fixture
-def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
-    return _gpumem_test.benchmark(benchmark)
+def _gpumem_l2_sweeps(_gpumem_test: GpuTest) -> L2Sweeps:
+    from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
+
+    return L2Sweeps(_gpumem_test)
+
+
+@pytest.fixture
+def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_l2_sweeps: L2Sweeps, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+
+    return GpuBenchmark(_gpumem_test, _gpumem_l2_sweeps, benchmark)
 
 
 @pytest.fixture
@@ -150,12 +151,12 @@ def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
 
 
 @pytest.fixture
-def persisting_stream(_gpumem_test: GpuTest) -> Callable[..., AbstractContextManager[PersistingStream]]:
+def persisting_stream(_gpumem_l2_sweeps: L2Sweeps) -> Callable[..., AbstractContextManager[PersistingStream]]:
     """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
-    return _gpumem_test.persisting_stream
+    return _gpumem_l2_sweeps.persisting_stream
 
 
 @pytest.fixture
-def l2_sweep(_gpumem_test: GpuTest) -> L2Sweeps:
+def l2_sweep(_gpumem_l2_sweeps: L2Sweeps) -> L2Sweeps:
     """`l2_sweep(kernel_or_callable, *args, window=buffer)`: the set-aside and hit ratio at which it is fastest, in at most some 10 s."""
-    return _gpumem_test.l2_sweeps
+    return _gpumem_l2_sweeps

@@ -14,7 +14,10 @@ from pytest_gpumem.judging.limits import loosened
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.measuring.works import overlap_note, overlap_of
+from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
+from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Result
+from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import LIMITS, imposed, marker_limits, merge_limits
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.measuring.target import Case, Target
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.plugin.running import GpuTest
     from pytest_gpumem.records.measurement import Limits
 
 NOT_GIVEN: Any = object()
@@ -39,8 +41,12 @@ KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *LIMITS)
 class GpuBenchmark:
     """Takes the measurements of one test. Several are told apart by `label=`."""
 
-    def __init__(self, test: GpuTest) -> None:
+    def __init__(self, test: GpuTest, sweeps: L2Sweeps, benchmark: object) -> None:
+        """`benchmark` is pytest-benchmark's fixture."""
+        check_timer(test.item, benchmark)
+        test.replay = Replay(test.item, benchmark)
         self._test = test
+        self._sweeps = sweeps
 
     @property
     def stream(self) -> Stream:
@@ -113,7 +119,7 @@ class GpuBenchmark:
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
         result = self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
         if test.session.settings.l2_sweep and stream is not None and not isinstance(function, Work):
-            test.l2_sweeps.later(stream, function, args, kwargs, mode)
+            self._sweeps.later(stream, function, args, kwargs, mode)
         return result
 
     def case(
@@ -149,7 +155,7 @@ class GpuBenchmark:
         )
         result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode, count_pages)
         if test.session.settings.l2_sweep and result.measurement.window is not None:
-            test.l2_sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
+            self._sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
         return result
 
     def _measure(
@@ -160,7 +166,7 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
-        taken = test.session.taken  # the control readings come before the first measurement
+        provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
@@ -185,9 +191,9 @@ class GpuBenchmark:
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
             notes=(*measurement.notes, *said),
-            taken=taken,
+            taken=provenance,
         )
-        test.taken.append((measurement, limits))
+        test.measurements.append((measurement, limits))
         return Result(measurement, test.device.facts, self._claim)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
@@ -207,24 +213,24 @@ class GpuBenchmark:
         test = self._test
         if test.judged:
             raise BadCall("this test was judged already: claim in its body, not while fixtures are torn down")
-        labels = [measurement.label for measurement, _ in test.taken]
+        labels = [measurement.label for measurement, _ in test.measurements]
         if other not in labels or other == label:
             known = ", ".join(repr(one) for one in labels if one != label) or "none"
             raise BadCall(f"faster_than({other!r}): no other measurement of this test has that label; others are {known}")
         if isinstance(by, bool) or not isinstance(by, (int, float)) or not (math.isfinite(by) and by >= 1):
             raise BadCall(f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20")
         at = labels.index(label)
-        measurement, limits = test.taken[at]
+        measurement, limits = test.measurements[at]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(f"faster_than({other!r}): this measurement is held to {limits.faster_than} already")
         origin = {**limits.origin, "faster_than": "result"}
-        test.taken[at] = (measurement, replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
+        test.measurements[at] = (measurement, replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
     def _check_label(self, label: str | None) -> str:
         if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):
             raise BadCall(f"label={label!r}; it is a short text that tells this measurement from others of the same test")
         label = label or ""
-        used = [measurement.label for measurement, _ in self._test.taken]
+        used = [measurement.label for measurement, _ in self._test.measurements]
         if label in used:
             raise BadCall(
                 f"label={label!r} was used for another measurement of this test"

@@ -6,33 +6,11 @@ pytest imports this module in every session of everyone who has the plugin insta
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 
-from pytest_gpumem.plugin.fixtures import (
-    NEEDS_GPUMEM,
-    TEST_FIXTURE,
-    _gpumem_benchmark,
-    _gpumem_memory,
-    _gpumem_test,
-    _gpumem_timer,
-    device_buffer,
-    gpu_benchmark,
-    gpu_device,
-    gpu_kernels,
-    gpu_work,
-    l2_sweep,
-    managed_buffer,
-    memory_kind,
-    pageable_buffer,
-    peer_buffer,
-    persisting_stream,
-    pinned_buffer,
-    prefetched_buffer,
-    registered_buffer,
-    staged_copy,
-)
+from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, OVERSUBSCRIBES, SESSION_PLUGIN, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
@@ -45,33 +23,7 @@ from pytest_gpumem.settings import (
     switched_off,
 )
 
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.session import GpuSession
-
-__all__ = [
-    "_gpumem_benchmark",
-    "_gpumem_memory",
-    "_gpumem_test",
-    "_gpumem_timer",
-    "device_buffer",
-    "gpu_benchmark",
-    "gpu_device",
-    "gpu_kernels",
-    "gpu_work",
-    "l2_sweep",
-    "managed_buffer",
-    "memory_kind",
-    "pageable_buffer",
-    "peer_buffer",
-    "persisting_stream",
-    "pinned_buffer",
-    "prefetched_buffer",
-    "registered_buffer",
-    "staged_copy",
-]
-
-SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
-"""The session's state on `config.stash`; absent while the plugin is off."""
+pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
@@ -81,10 +33,6 @@ PROMISES = (
     *("--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality"),
 )
 """Options that ask for something which a session that measures nothing cannot give."""
-
-MARKER = "gpumem"
-OVERSUBSCRIBES = "gpumem_oversubscribe"
-"""Marker of tests that may take more managed memory than the device has free."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,12 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
     settings = _settings(config)
     if settings.enabled:
-        from pytest_gpumem.plugin import ini_file
-        from pytest_gpumem.plugin.session import start
+        from pytest_gpumem.plugin.session import check_ini_file, start
         from pytest_gpumem.printable import printable
 
         try:
-            ini_file.check(config)
+            check_ini_file(config)
             start(config, settings)
         except pytest.UsageError as error:  # names files, which may be called anything
             raise pytest.UsageError(printable(str(error))) from None
@@ -159,15 +106,14 @@ def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    off = SESSION not in config.stash
+    off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
     skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
     mistakes: dict[str, str] = {}
     seen: set[str] = set()
     for item in items:
         if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
             mistakes[item.nodeid] = mistake
-        # By origin: a user's own `gpu_benchmark` does not depend on our private fixture.
-        if TEST_FIXTURE in getattr(item, "fixturenames", ()):
+        if uses(item, TEST_FIXTURE):
             if off:
                 item.add_marker(skip, append=False)
             elif item.nodeid in seen:
@@ -182,16 +128,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         nodeid, mistake = next(iter(mistakes.items()))
         more = f" (tests with such a mistake: {len(mistakes)})" if len(mistakes) > 1 else ""
         raise pytest.UsageError(printable(f"gpumem: {nodeid}: {mistake}{more}"))
-
-
-def marks_of(item: pytest.Item) -> list[pytest.Mark]:
-    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's.
-
-    pytest gives the function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
-    """
-    callspec = getattr(item, "callspec", None)
-    own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
-    return [*own, *(mark for mark in item.iter_markers(MARKER) if not any(mark is one for one in own))]
 
 
 def _mistake(item: pytest.Item) -> str | None:

@@ -9,7 +9,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,13 +18,10 @@ from pytest_gpumem.explain.causes import explain, slow_down
 from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.explain.text import text
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
+from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Code, Outcome, Verdict
-
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.running import GpuTest
-    from pytest_gpumem.plugin.session import GpuSession
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
@@ -75,12 +72,6 @@ def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
     return said
 
 
-TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
-"""The test's device side, once a fixture of ours was set up."""
-
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
-"""The test's rows, once it was judged."""
-
 PROPERTY = "gpumem"
 """Name, and prefix of the names, of the JUnit properties."""
 
@@ -108,15 +99,16 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
     if session.further:
-        test.taken = [
-            (merged(m, key_of(item.nodeid, m.label), [process.rows for process in session.further]), limits) for m, limits in test.taken
+        test.measurements = [
+            (merged(m, key_of(item.nodeid, m.label), [process.rows for process in session.further]), limits)
+            for m, limits in test.measurements
         ]
-    siblings = {measurement.label: measurement for measurement, _ in test.taken}
+    siblings = {measurement.label: measurement for measurement, _ in test.measurements}
     rows = [
         Row(item.nodeid, limits, _skipped(error, session), measurement, measurement.label, range_name=test.range_name)
         if skipped
         else judged(Row(item.nodeid, limits, _OPEN, measurement, measurement.label, range_name=test.range_name), siblings, session)
-        for measurement, limits in test.taken
+        for measurement, limits in test.measurements
     ]
     failing = [row for row in rows if fails(row, session)]
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)

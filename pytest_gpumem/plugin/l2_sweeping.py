@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from inspect import Parameter, signature
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,10 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow, open_streams, persisting
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line
-from pytest_gpumem.plugin.fixtures import TEST_FIXTURE
+from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
+from pytest_gpumem.plugin.state import GpuSession, GpuTest
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
@@ -29,10 +32,7 @@ from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.target import Case, Target
-    from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.plugin.running import GpuTest
-    from pytest_gpumem.plugin.session import GpuSession
 
 PLACEMENTS = 3
 """Buffer placements of one setting: the rounds of the confirmation average over more."""
@@ -40,6 +40,8 @@ PRECISION = 0.003
 """Half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended."""
 BUDGET = 0.1
 """Seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds."""
+STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
+"""Keywords of `persisting_stream`."""
 FIXTURE = "l2_sweep"
 NOTHING_SWEPT = 6
 """Exit code of a session with `--gpumem-l2-sweep` in which nothing was swept: no verdict."""
@@ -178,11 +180,11 @@ class L2Sweeps:
         def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
             setting: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
             with target({**setting, "allow_thrash": True}) as one:
-                taken = conductor.measure(one, plan, arena=test.arena, label="", name=test.range_name)
-            if taken.window is not None and taken.window.set_aside != set_aside:
-                granted[set_aside] = taken.window.set_aside
-            doubts.extend(islice(unreliable(taken), 1))
-            return taken.latency, taken.half_width
+                measurement = conductor.measure(one, plan, arena=test.arena, label="", name=test.range_name)
+            if measurement.window is not None and measurement.window.set_aside != set_aside:
+                granted[set_aside] = measurement.window.set_aside
+            doubts.extend(islice(unreliable(measurement), 1))
+            return measurement.latency, measurement.half_width
 
         try:
             found = sweep(measure, device.facts, nbytes, target=name, spent=lambda: device.now() - begun)
@@ -230,7 +232,33 @@ class L2Sweeps:
         self._catch_up()
 
     @contextmanager
-    def afterwards(self) -> Iterator[None]:
+    def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
+        """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
+
+        `buffer` may also be the array that `device_buffer(..., like=)` made.
+
+        Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
+
+        Raises:
+            BadCall: the block ended and nothing was measured on the stream, such as without `stream=`; or an unknown keyword.
+        """
+        test = self._test
+        for name in options:
+            if name not in STREAM_KEYWORDS:
+                near = difflib.get_close_matches(name, STREAM_KEYWORDS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"accepted are {', '.join(STREAM_KEYWORDS)}"
+                raise BadCall(f"persisting_stream() has no keyword {name!r}; {hint}")
+        found = test.arena.find(buffer)
+        with self._afterwards(), persisting(test.device, buffer if found is None else found, **options) as stream:
+            test.streams.append(stream)
+            if (message := stream.thrashing) is not None:
+                test.item.warn(Thrashing(message))
+            yield stream
+            if not stream.used:
+                raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")
+
+    @contextmanager
+    def _afterwards(self) -> Iterator[None]:
         """Take the sweeps that wait for their stream's end, also where the test fails an assertion on it: then one is wanted most."""
         self._open += 1
         try:
@@ -287,7 +315,7 @@ class SweepHooks:
         # An ini file or the environment may name a picture for the sessions that sweep.
         if settings.l2_sweep or not origin.startswith("--") or session.config.option.collectonly:
             return
-        if not any({FIXTURE, TEST_FIXTURE} <= set(getattr(item, "fixturenames", ())) for item in session.items):
+        if not any(uses(item, FIXTURE) and uses(item, TEST_FIXTURE) for item in session.items):
             raise pytest.UsageError(
                 f"gpumem: {origin} {settings.l2_sweep_map}: nothing would be swept, so there is no map to draw; add --gpumem-l2-sweep, "
                 f"or name the fixture {FIXTURE} in a test"

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.ranges import Names
 
 MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")
 """A test that uses one of these allocates managed memory."""
-
-BENCHMARK_FIXTURE = "_gpumem_benchmark"
-"""As `plugin.fixtures.BENCHMARK_FIXTURE`, by which a test measures."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +52,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         {
             "nodeid": item.nodeid,
             "name": names.unique(item.nodeid),
-            "measures": BENCHMARK_FIXTURE in getattr(item, "fixturenames", ()),
-            "managed": any(name in getattr(item, "fixturenames", ()) for name in MANAGED_FIXTURES),
+            "measures": uses(item, BENCHMARK_FIXTURE),
+            "managed": any(uses(item, name) for name in MANAGED_FIXTURES),
         }
         for item in session.items
     ]

@@ -9,25 +9,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
-from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided
-from pytest_gpumem.plugin.junit import correct_junit
-from pytest_gpumem.plugin.reported import PASSED
-from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
+from pytest_gpumem.plugin.outputs import correct_junit
+from pytest_gpumem.plugin.reported import PASSED, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.failure import report
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
-
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.session import GpuSession
 
 LEAST_SECONDS = 30.0
 """What measuring again may take in any case; else as long as the session took so far."""
@@ -148,7 +144,7 @@ class DecideHooks:
 
     def _measure_again(self) -> None:
         gpu, now = self._session, time.monotonic()
-        gpu.look_back()
+        gpu.check_controls()
         gpu.close()  # its memory is for the other processes
         self._until = now + max(LEAST_SECONDS, now - self._begun)
         self._open = list(self._first)

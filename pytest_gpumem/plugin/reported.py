@@ -14,6 +14,10 @@ PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfai
 """How a test ends. The rows of a passed test alone may enter a baseline."""
 
 
+ROWS_ATTRIBUTE = "gpumem_rows"
+"""Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
+
+
 class Rows:
     """The rows in the order in which their tests ended. The rows of a test's last run replace those of its earlier runs.
 

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
-import zlib
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from inspect import Parameter, signature
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.protocol import Device, DeviceError, Unsupported
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
-from pytest_gpumem.measuring.bound import BadCall, Kernels, NoSuchKernel
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported
+from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.staging import BadWork
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.works import Works
-from pytest_gpumem.memory.buffers import Arena, BadBuffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, persisting
-from pytest_gpumem.memory.pinned import PinnedCap
-from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE, TEST_FIXTURE
-from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-from pytest_gpumem.plugin.hooks import OVERSUBSCRIBES, marks_of
-from pytest_gpumem.plugin.judging import PROPERTY, ROWS, TEST, explained, judge_test, unmeasured
-from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
-from pytest_gpumem.plugin.replay import NotOurTimer, Replay, attach_timer, check_timer
+from pytest_gpumem.memory.buffers import BadBuffer
+from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
+from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
+from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.result import NoTraffic
+from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
-from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.failure import report
-from pytest_gpumem.settings import SettingsError, marker_keywords, marker_limits, marker_overrides
+from pytest_gpumem.settings import SettingsError
 from pytest_gpumem.units import QuantityError
-
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.session import GpuSession
-
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -58,114 +46,8 @@ def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
     return found
 
 
-ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
-
 MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, BadWork, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
-
-
-STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
-"""Keywords of `persisting_stream`."""
-
-
-def uses(item: pytest.Item, fixture: str) -> bool:
-    """Whether a test uses one of our fixtures, by origin: only ours depend on the private ones."""
-    return fixture in getattr(item, "fixturenames", ())
-
-
-class GpuTest:
-    """What one test has of the device. Everything allocated through it is freed by `close`."""
-
-    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
-        self.item = item
-        self.session = session
-        keywords = marker_keywords(marks_of(item))
-        self.limits = marker_limits(keywords)
-        self.overrides = marker_overrides(keywords)
-        self.range_name = session.names.unique(item.nodeid)
-        self.device: Device = session.device
-        self.exit = ExitStack()
-        """What ends with the test, after its memory is freed."""
-        oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
-        settings = session.settings
-        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
-        self.memory = Memory(self.arena)
-        self.works = Works(self.memory)
-        self.taken: list[tuple[Measurement, Limits]] = []
-        """Measurements so far, each with its limits."""
-        self.l2_sweeps = L2Sweeps(self)
-        self._persisting: list[PersistingStream] = []
-        self.replay: Replay | None = None
-        self.subtest_failed = False
-        """A subtest has failed: the body goes on, and pytest fails the test at its end."""
-        self.judged = False
-        """The body has ended: nothing more is measured."""
-
-    @property
-    def kernels(self) -> Kernels:
-        return self.session.kernels
-
-    @property
-    def conductor(self) -> Conductor:
-        return self.session.conductor
-
-    def benchmark(self, benchmark: object) -> GpuBenchmark:
-        """What `gpu_benchmark` gives; `benchmark` is pytest-benchmark's fixture."""
-        check_timer(self.item, benchmark)
-        self.replay = Replay(self.item, benchmark)
-        return GpuBenchmark(self)
-
-    @contextmanager
-    def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
-        """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
-
-        `buffer` may also be the array that `device_buffer(..., like=)` made.
-
-        Warns of `Thrashing` where hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
-
-        Raises:
-            BadCall: nothing was done on it by the end of the block: a forgotten `stream=` measures no persistence; or a keyword is none.
-        """
-        for name in options:
-            if name not in STREAM_KEYWORDS:
-                near = difflib.get_close_matches(name, STREAM_KEYWORDS, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"accepted are {', '.join(STREAM_KEYWORDS)}"
-                raise BadCall(f"persisting_stream() has no keyword {name!r}; {hint}")
-        found = self.arena.find(buffer)
-        with self.l2_sweeps.afterwards(), persisting(self.device, buffer if found is None else found, **options) as stream:
-            self._persisting.append(stream)
-            if (said := stream.thrashing) is not None:
-                self.item.warn(Thrashing(said))
-            yield stream
-            if not stream.used:
-                raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")
-
-    @contextmanager
-    def spending(self, label: str) -> Iterator[Plan]:
-        """The plan of the measurement that is about to begin; books the time that it takes on a total budget."""
-        begun, nodeid = self.device.now(), self.item.nodeid
-        try:
-            yield self.session.plan(self.overrides, nodeid, label)
-        finally:
-            if self.session.ledger is not None:
-                self.session.ledger.took(nodeid, label, self.device.now() - begun)
-
-    def close(self) -> None:
-        """Free everything, and close the persisting streams whose blocks were never left."""
-        with self.exit:
-            try:
-                for stream in reversed(self._persisting):
-                    if not stream.closed:
-                        stream.close()
-                        if self.session.watch is not None:
-                            self.session.watch.forgotten(stream)
-            finally:
-                try:
-                    self.works.close()
-                finally:
-                    self.arena.close()
 
 
 class RunningHooks:
@@ -265,3 +147,88 @@ def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:
         place = printable(where(error.__traceback__, item.path, item.config.rootpath))
         return pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
     return None
+
+
+_ENDS = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
+"""What ends the session, and is not to be replaced by anything else."""
+
+
+class LeftoverHooks:
+    """Looks before and after each test once the device is open; registered only with `--gpumem`, and opens nothing itself.
+
+    What a fixture of a wider scope than one test changes is its own until it ends. So is, on its way out, what a fixture of any scope
+    puts back that was set up before the device was opened: what it had changed was not seen.
+    """
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._running: pytest.Item | None = None
+        """The test that has begun and was not looked at since."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._running = item
+        if self._session.watch is not None:
+            self._session.watch.begin()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # after every fixture's own teardown
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            result = yield
+        except _ENDS:
+            raise  # the session's end looks
+        except BaseException:
+            try:
+                self._settle(item)
+            except pytest.fail.Exception as also:  # beside the error that is there already
+                item.add_report_section("teardown", "gpumem", str(also))
+            raise
+        self._settle(item)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        watch = self._session.watch
+        if watch is not None and fixturedef.scope == "function":
+            return (yield)
+        before = None if watch is None else watch.look()
+        # Finalizers run in reverse order: this one after the fixture's own teardown, the other one ahead of it.
+        fixturedef.addfinalizer(partial(self._ended, fixturedef))
+        result = yield
+        if watch is not None and before is not None:
+            watch.keep(fixturedef, before)
+        fixturedef.addfinalizer(partial(self._ending, fixturedef))
+        return result
+
+    @pytest.hookimpl(trylast=True)  # after the teardown of what an interrupted test had set up
+    def pytest_sessionfinish(self) -> None:
+        if self._running is not None:
+            with suppress(LeftBehind, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
+                self._settle(self._running)
+
+    def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if self._session.watch is not None:
+            self._session.watch.ending(fixturedef)
+
+    def _ended(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if self._session.watch is not None:
+            self._session.watch.ended(fixturedef)
+
+    def _settle(self, item: pytest.Item) -> None:
+        """Put back what the test left, and warn of it.
+
+        Raises:
+            pytest.fail.Exception: it cannot be put back, under `--gpumem-strict`; or warnings of the class are errors.
+        """
+        self._running = None
+        left = None if self._session.watch is None else self._session.watch.settle()
+        if left is None:
+            return
+        text = f"{item.nodeid} left {left.text}"
+        if not left.repaired and self._session.settings.strict:
+            raise pytest.fail.Exception(f"gpumem: --gpumem-strict: {text}", pytrace=False)
+        try:
+            item.warn(LeftBehind(text))
+        except LeftBehind:
+            raise pytest.fail.Exception(f"LeftBehind: {text}", pytrace=False) from None

@@ -1,65 +1,35 @@
-"""One session with `--gpumem`: its device, baseline and rows, and the hooks that begin and end it."""
+"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; controls that changed, measurements that are lost."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from datetime import datetime, timezone
-from functools import cached_property, partial
+import re
+import shlex
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
-from pytest_gpumem.devices.protocol import Device, DeviceError
-from pytest_gpumem.judging.drift import kind_of, since_start
-from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.suite import Family
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
-from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.budget import Ledger, need
-from pytest_gpumem.measuring.controls import changed, read_controls
-from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive, lock_file
-from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
-from pytest_gpumem.plugin.hooks import SESSION, marks_of
-from pytest_gpumem.plugin.judging import TEST
+from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
-from pytest_gpumem.plugin.leftovers import LeftoverHooks
-from pytest_gpumem.plugin.lost import LostHooks
-from pytest_gpumem.plugin.reported import Rows
-from pytest_gpumem.plugin.running import ROWS_ATTRIBUTE, GpuTest, RunningHooks, uses
-from pytest_gpumem.ranges import Names, Ranges
+from pytest_gpumem.plugin.marks import SESSION_PLUGIN
+from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
+from pytest_gpumem.plugin.state import SESSION, GpuSession
+from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.measurement import Controls, Counted, Measurement, Taken
-from pytest_gpumem.records.row import Missing, Row, key_of
+from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.records.sweep_schema import KEY as SWEEPS
 from pytest_gpumem.records.sweep_schema import sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import (
-    DEFAULT_BUDGET,
-    FURTHER_PROCESS,
-    FURTHER_REPORTS,
-    READS_CONTROLS,
-    Overrides,
-    Settings,
-    SettingsError,
-    marker_keywords,
-    marker_overrides,
-    override,
-    switched_off,
-)
-
-if TYPE_CHECKING:
-    from pytest_gpumem.runs.repeats import Further
+from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
@@ -72,6 +42,21 @@ DRIFTED = "gpumem_drifted"
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
+
+DESELECTED = "gpumem_deselected"
+"""Key of xdist's `workeroutput`: the deselected tests that the baseline holds."""
+
+_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+"""How a session ends that collected all it was asked for."""
+
+_SECTIONS = {
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), re.compile("")),
+    "pyproject.toml": re.compile(r"^\s*\[tool\.pytest\b", re.MULTILINE),
+    "tox.ini": re.compile(r"^\[pytest\]", re.MULTILINE),
+    "setup.cfg": re.compile(r"^\[tool:pytest\]", re.MULTILINE),
+}
+"""By the name of an ini file, in pytest's order, what makes it one
+(https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
 def start(config: pytest.Config, settings: Settings) -> None:
@@ -107,7 +92,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
         session.counts = _counts(config, settings, chosen.facts)
     config.stash[SESSION] = session
-    config.pluginmanager.register(SessionHooks(session), "gpumem-session")
+    config.pluginmanager.register(SessionHooks(session), SESSION_PLUGIN)
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
     config.pluginmanager.register(LostHooks(session), "gpumem-lost")
@@ -195,233 +180,6 @@ def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
     return _place(config, settings, "baseline")
 
 
-class GpuSession:
-    """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
-
-    def __init__(
-        self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline, baseline_folder: Path
-    ) -> None:
-        self.config = config
-        self.settings = settings
-        self.chosen = chosen
-        self.store = store
-        self.baseline = baseline
-        self.baseline_folder = baseline_folder
-        self.counts: Mapping[str, Counted] = {}
-        """Counted traffic by `Row.key`, from an earlier run."""
-        self.missing: list[Missing] = []
-        """Measurements that the baseline holds and the session did not take, once it ends."""
-        self.remarks: list[str] = []
-        """Lines for the summary."""
-        self.sweeps: list[tuple[str, Sweep]] = []
-        """Sweeps of persisting L2, each with its test's id."""
-        self.is_worker = hasattr(config, "workerinput")
-        self._pid = os.getpid()
-        self.ranges = Ranges()
-        self.names = Names()
-        self.tests: frozenset[str] = frozenset()
-        """`key_of` of each collected test, without a label."""
-        self.rows = Rows()
-        self.replays: dict[str, replay.Replay] = {}
-        """By node id, what pytest-benchmark was given of the tests that may be judged again."""
-        self.ledger: Ledger | None = None
-        """The total budget, once the tests are collected; None where each measurement has its own."""
-        self.family = Family()
-        """The rows that are compared with the baseline, as far as they were judged."""
-        self.further: list[Further] = []
-        """The further processes of `--gpumem-processes`, once they have run."""
-        # Taken out of the environment: a session that a test starts is none of these processes.
-        self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
-        """In a further process: the file for its reports. Verdicts are then for the main process to give, over all of them."""
-        self.begun = datetime.now(timezone.utc)
-        self._drifted: list[tuple[str, str]] = []
-        """Controls that changed from the session's start to its end, and what there is to say of it; here and in the workers of xdist."""
-        """How the device changed while the session measured, in this process or in a worker of xdist."""
-        self.watch: Watch | None = None
-        """Of persisting L2, once the device is open."""
-        self._device: Device | None = None
-        self._announced: set[str] = set()
-
-    @property
-    def reports_elsewhere(self) -> bool:
-        """True if only this process's reports reach the process that has the rows: in a worker of xdist and in a forked child."""
-        return self.is_worker or os.getpid() != self._pid
-
-    def history(self, row: Row) -> History:
-        """What the baseline knows of a row that was measured."""
-        assert row.measurement is not None
-        return self.baseline.history(row.key, partial(comparable, row.measurement))
-
-    def failure_elsewhere(self, nodeid: str) -> str | None:
-        """Why a test failed in a further process; None if it did not."""
-        return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
-
-    @property
-    def facts(self) -> DeviceFacts:
-        return self.chosen.facts
-
-    @property
-    def device(self) -> Device:
-        """The open device. Raises `DeviceError` if it cannot be opened."""
-        if self._device is None:
-            self._device = self.chosen.open()
-            self.watch = Watch(self._device)
-        return self._device
-
-    @cached_property
-    def kernels(self) -> Kernels:
-        return Kernels(self.device)
-
-    @cached_property
-    def conductor(self) -> Conductor:
-        return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
-
-    @cached_property
-    def taken(self) -> Taken:
-        """When and where this process measures, with its control readings; the first use takes them."""
-        # The latency tells the variant of the card, which is the same in a further process.
-        controls = self._controls(latency=FURTHER_PROCESS not in os.environ)
-        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
-
-    @property
-    def decides(self) -> bool:
-        """True if undecided rows are measured again at the session's end: then none of them fails before."""
-        return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
-
-    @property
-    def reads_controls(self) -> bool:
-        """Whether control kernels are read: something is compared or stored, here or in the run that this process is one of."""
-        asked = bool(self.baseline.processes) or self.settings.save or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
-        return asked and not self.ranges.tool_attached()
-
-    def _controls(self, *, latency: bool = True) -> Controls | None:
-        """Control readings where something is compared or stored; None else, and where the device cannot take them."""
-        if not self.reads_controls:
-            return None
-        try:
-            self.conductor.ready()
-            return read_controls(self.device, latency=latency)
-        except DeviceError:  # such as too little free memory; what else is wrong the measurements will tell
-            return None
-
-    def look_back(self) -> None:
-        """Read the controls once more, and say where the device has changed since the start."""
-        if "taken" not in self.__dict__ or self.taken.controls is None or self._device is None:
-            return
-        try:
-            with exclusive(self.facts, self._announce):
-                changes = self.changes()
-        except LockUnusable as error:
-            self._drifted.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
-            return
-        for kind, log in changes.items():
-            if (said := since_start(kind, log)) is not None:
-                self._drifted.append((kind, f"UNDECIDED: {said}"))
-
-    def changes(self) -> dict[str, float]:
-        """Read the controls once more: by kind, the log-ratio to the start, slower counted up. Empty where they are not read."""
-        if "taken" not in self.__dict__:  # the controller of xdist measured nothing
-            return {}
-        start, now = self.taken.controls, self._controls(latency=False)
-        return changed(start, now) if start is not None and now is not None else {}
-
-    @property
-    def drifted(self) -> list[str]:
-        """What there is to say of controls that changed meanwhile and that a row of this session follows; DRAM concerns all."""
-        concerned = {"dram", *(self._follows(row) for row in self.rows)}
-        return [said for kind, said in self._drifted if kind in concerned]
-
-    def drifts(self) -> list[tuple[str, str]]:
-        """Controls that changed in this process, for the process that has the rows."""
-        return list(self._drifted)
-
-    def also_drifted(self, theirs: Iterable[Sequence[str]]) -> None:
-        """Controls that changed in a worker of xdist."""
-        self._drifted += [(kind, said) for kind, said in theirs]
-
-    def settled(self, rows: Iterable[Row]) -> list[Row]:
-        """Rows that follow no control that changed meanwhile."""
-        changed_kinds = {kind for kind, _ in self._drifted}
-        return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
-
-    def _follows(self, row: Row) -> str | None:
-        return kind_of(row.measurement, self.facts) if row.measurement is not None else None
-
-    def begin(self, item: pytest.Item) -> GpuTest:
-        """The device side of a test that uses our fixtures; waits for others on the same GPU."""
-        with ExitStack() as stack:
-            stack.enter_context(exclusive(self.facts, self._announce))
-            test = GpuTest(item, self)
-            if self.watch is not None:
-                self.watch.fresh()
-            test.exit.push(stack.pop_all())
-        item.stash[TEST] = test
-        return test
-
-    def _announce(self, line: str) -> None:
-        """Print a line at once, also where pytest captures what is printed. A line is printed once."""
-        if line in self._announced:
-            return
-        self._announced.add(line)
-        capture = self.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
-            print(f"\n{line}", file=sys.stderr, flush=True)
-
-    def plan(self, overrides: Overrides, nodeid: str, label: str) -> Plan:
-        """How to take the measurement of a test that is about to begin.
-
-        A marker's budget for each measurement lies within the total: the smaller of the two holds.
-        """
-        settings = override(self.settings, overrides)
-        budgets = [settings.budget] if settings.budget is not None else []
-        if self.ledger is not None:
-            budgets.append(self.ledger.share(nodeid, label))
-        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
-
-    def open_family(self, items: Iterable[pytest.Item]) -> None:
-        """Count the rows that may be compared with the baseline: those of the collected tests that it knows."""
-        collected = {item.nodeid for item in items}
-        self.family = Family(size=max(1, sum(rows[-1].nodeid in collected for rows in self.baseline.rows.values() if rows)))
-
-    def open_ledger(self, items: Iterable[pytest.Item]) -> None:
-        """Share a total budget out over the tests that measure, by what they cost in the baseline."""
-        total = self.settings.total_budget
-        if total is None:
-            return
-        known: dict[str, dict[str, Measurement]] = {}
-        for rows in self.baseline.rows.values():
-            row = rows[-1]
-            if row.measurement is not None:
-                known.setdefault(row.nodeid, {})[row.label] = row.measurement
-        expected = {}
-        for item in items:
-            if not uses(item, BENCHMARK_FIXTURE):
-                continue
-            try:
-                own = marker_overrides(marker_keywords(marks_of(item))).budget
-            except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
-                continue
-            measured = known.get(item.nodeid, {})
-            most = DEFAULT_BUDGET if own is None else own
-            expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
-        # Each process of the run has its part.
-        self.ledger = Ledger(total / (self.settings.processes or 1), expected)
-
-    def close(self) -> None:
-        """Give the device back; a second call does nothing."""
-        device, self._device, self.watch = self._device, None, None
-        if device is None:
-            return
-        # Whoever needs the device again, such as for its controls, gets a new one with all that belongs to it.
-        conductor = self.__dict__.pop("conductor", None)
-        self.__dict__.pop("kernels", None)
-        try:
-            if conductor is not None:
-                conductor.close()
-        finally:
-            device.close()
-
-
 class SessionHooks:
     """Hooks of the session and of pytest-benchmark; registered only with `--gpumem`."""
 
@@ -445,7 +203,7 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)  # before anything is stored
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         gpu = self._session
-        gpu.look_back()
+        gpu.check_controls()
         if gpu.is_worker:
             gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]
         elif gpu.drifted and gpu.settings.strict and session.exitstatus == pytest.ExitCode.OK:
@@ -489,3 +247,157 @@ class SessionHooks:
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
         if session.sweeps:
             output_json[SWEEPS] = sweeps_to_json(session.sweeps)
+
+
+class LostHooks:
+    """Finds what is missing at the end of the session. A lost measurement fails a strict session."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._collected: set[str] = set()
+        self._deselected: set[str] = set()
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        self._deselected.update(item.nodeid for item in items)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Iterable[str]) -> None:
+        self._collected.update(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._deselected.update(getattr(node, "workeroutput", {}).get(DESELECTED, ()))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before results are written
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+        self._find(session, exitstatus)
+        return (yield)
+
+    def _find(self, session: pytest.Session, exitstatus: int) -> None:
+        gpu = self._session
+        known = gpu.baseline.expected(gpu.settings.mode)
+        if gpu.is_worker:
+            held = {row.nodeid for row in known.values()}
+            gpu.config.workeroutput[DESELECTED] = sorted(self._deselected & held)  # type: ignore[attr-defined]
+            return
+        # A session under a profiler judges nothing.
+        if session.config.option.collectonly or gpu.ranges.tool_attached():
+            return
+        measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
+        for key, row in known.items():
+            if key in measured or (why := self._why(row.nodeid, complete=exitstatus in _COMPLETE)) is None:
+                continue
+            status, reason = why
+            one = Missing(row.nodeid, row.label, status, reason)
+            if status == LOST and any(one.named(name) for name in gpu.settings.allow_lost):
+                one = Missing(row.nodeid, row.label, ALLOWED, reason)
+            gpu.missing.append(one)
+        gpu.remarks += self._useless(measured)
+        lost = any(one.status == LOST for one in gpu.missing)
+        if lost and gpu.settings.strict and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _why(self, nodeid: str, *, complete: bool) -> tuple[Status, str] | None:
+        """Status and reason of a measurement that is missing; None if nobody asked for its test."""
+        end = self._session.rows.end(nodeid)
+        if end is not None:
+            return LOST, "its test passed without it" if end == PASSED else f"its test {self._session.rows.explain(nodeid)}"
+        if nodeid in self._deselected:
+            return NOT_RUN, "deselected"
+        if nodeid in self._collected:
+            return NOT_RUN, "the session ended before it"
+        if not complete or not self._asked_for(nodeid):
+            return None
+        if self._ignored(nodeid):
+            return NOT_RUN, "its file is ignored"
+        return LOST, "its test is no longer collected"
+
+    def _asked_for(self, nodeid: str) -> bool:
+        """True if the command line selects a test that is not there. What -k or -m would do with it is not known."""
+        config = self._session.config
+        option = config.option
+        if option.keyword or option.markexpr or getattr(option, "lf", False):
+            return False
+        if any(nodeid.startswith(prefix) for prefix in option.deselect or ()):
+            return False
+        return any(name == "." or selects(name, nodeid) for name in map(self._nodeid, config.args))
+
+    def _nodeid(self, argument: str) -> str:
+        """An argument of the command line as a node id, which begins at the root folder."""
+        config = self._session.config
+        path, *names = argument.split("::")
+        file = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
+        return "::".join((Path(file).as_posix(), *names))
+
+    def _ignored(self, nodeid: str) -> bool:
+        config = self._session.config
+        file = config.rootpath / nodeid.partition("::")[0]
+        within = [file, *(folder for folder in file.parents if config.rootpath in folder.parents)]
+        return any(config.hook.pytest_ignore_collect(collection_path=path, config=config) for path in within)
+
+    def _useless(self, measured: set[str]) -> Iterator[str]:
+        """Remarks about names in `allow_lost` that allow nothing."""
+        gpu = self._session
+        origin = gpu.settings.origins.get("allow_lost")
+        for name in gpu.settings.allow_lost if gpu.baseline.rows else ():
+            named = [key for key, rows in gpu.baseline.rows.items() if name == key or selects(name, rows[-1].nodeid)]
+            if not named:
+                yield f"{origin}: the baseline holds no measurement {name!r}"
+            elif measured.issuperset(named):
+                yield f"{origin}: {name!r} is measured; the name is no longer needed"
+
+
+def check_ini_file(config: pytest.Config) -> None:
+    """That the ini file in use is that of the tests.
+
+    Raises:
+        pytest.UsageError: a value of an option led pytest away from it.
+    """
+    if config.option.inifilename is not None or hasattr(config, "workerinput"):
+        return
+    tests = [str(given) for given in config.option.file_or_dir]
+    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    away = astray(tests, given, config.invocation_params.dir, config.inipath)
+    if away is not None:
+        raise pytest.UsageError(f"gpumem: {away}")
+
+
+def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None) -> str | None:
+    """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
+
+    Args:
+        tests: what is to run, as it was given.
+        arguments: the whole command line.
+        folder: where pytest was started.
+        used: the ini file in use; None if there is none.
+    """
+    values = [one for one in arguments if not one.startswith("-") and one not in tests and (folder / one).exists()]
+    wanted = _ini_file(list(_folders(tests, folder)) or [folder])
+    if not values or wanted is None or wanted == used:
+        return None
+    instead = f"{used} is used" if used is not None else "none is used"
+    which = "it" if len(values) == 1 else "them"
+    return (
+        f"the settings in {wanted} are lost, {instead}: pytest takes {' and '.join(values)} for tests, and looks for an ini file there; "
+        f"write {which} as --option=VALUE, with an equals sign, or name the file with -c"
+    )
+
+
+def _folders(tests: Iterable[str], folder: Path) -> Iterator[Path]:
+    for one in tests:
+        path = Path(os.path.abspath(folder / one.split("::")[0]))
+        if path.exists():
+            yield path if path.is_dir() else path.parent
+
+
+def _ini_file(folders: Sequence[Path]) -> Path | None:
+    """As pytest looks: from what all have in common upwards, then from each."""
+    for start in (Path(os.path.commonpath(folders)), *folders):
+        for folder in (start, *start.parents):
+            for name, section in _SECTIONS.items():
+                if (path := folder / name).is_file() and section.search(path.read_text(errors="replace")):
+                    return path
+    return None

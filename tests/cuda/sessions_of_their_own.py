@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.plugin.hooks import SESSION
+from pytest_gpumem.plugin.state import SESSION
 
 
 def need_a_free_gpu(config: pytest.Config) -> None:

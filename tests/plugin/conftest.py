@@ -15,7 +15,7 @@ from pytest_gpumem.devices.simulated import content
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
-for name in ("pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
+for name in ("pytest_gpumem.plugin.session", "pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
     importlib.import_module(name)
 
 # So does the processor stay the same, of which pytest-benchmark asks several commands for each file that it writes.

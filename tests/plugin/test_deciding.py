@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.plugin import repeating
-from pytest_gpumem.plugin import session as session_module
+from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.settings import OF_A_RUN, without
 
 Run = Callable[..., pytest.RunResult]
@@ -21,7 +21,7 @@ PLANTED = """
 import os
 import pytest
 from pytest_gpumem.devices.simulated.timing import Timing
-from pytest_gpumem.plugin import session
+from pytest_gpumem.plugin import state as session
 
 @pytest.fixture(autouse=True)
 def _slower(monkeypatch):

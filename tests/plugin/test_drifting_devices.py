@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.simulated.timing import Timing
-from pytest_gpumem.plugin import session as session_module
+from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.records.measurement import Controls
 
 Run = Callable[..., pytest.RunResult]
@@ -120,7 +120,7 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
     monkeypatch.setattr(session_module, "read_controls", session_module.read_controls)
     pytester.makeconftest(
         """
-        import pytest_gpumem.plugin.session as session
+        import pytest_gpumem.plugin.state as session
         from pytest_gpumem.records.measurement import Controls
 
         readings = iter([1.0, 1.05])

@@ -225,7 +225,7 @@ def test_streams_that_are_open_together_are_swept_after_the_last(pytester: pytes
 
         def test_two(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels, gpu_device, request):
             out, one, other = (device_buffer(size * MiB, "i4") for size in (32, 4, 8))
-            from pytest_gpumem.plugin.hooks import SESSION
+            from pytest_gpumem.plugin.state import SESSION
             sweeps = request.config.stash[SESSION].sweeps
             with persisting_stream(one, miss="normal") as first:
                 with persisting_stream(other, where="launch") as second:

@@ -13,7 +13,7 @@ Run = Callable[..., pytest.RunResult]
 STATE = """
     import pytest
     from pytest_gpumem.devices.protocol import WindowSpec
-    from pytest_gpumem.plugin.hooks import SESSION
+    from pytest_gpumem.plugin.state import SESSION
 
     MiB = 1 << 20
     DEFAULT, MOST = int(9.375 * MiB), int(31.25 * MiB)
@@ -277,11 +277,11 @@ def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run
         NEIGHBOUR
         + """
     def test_early(pytestconfig):
-        from pytest_gpumem.plugin.hooks import SESSION
+        from pytest_gpumem.plugin.state import SESSION
         assert pytestconfig.stash[SESSION]._device is None
 
     def test_opens(pytestconfig, gpu_device):
-        from pytest_gpumem.plugin.hooks import SESSION
+        from pytest_gpumem.plugin.state import SESSION
         seen["device"] = gpu_device
 
     def test_neighbour():

@@ -14,7 +14,7 @@ Run = Callable[..., pytest.RunResult]
 
 SHOW = """
 def test_it(request):
-    from pytest_gpumem.plugin.hooks import SESSION
+    from pytest_gpumem.plugin.state import SESSION
     settings = request.config.stash[SESSION].settings
     print("mode", settings.mode, "from", settings.origins["mode"])
     print("placements", settings.placements, "from", settings.origins["placements"])

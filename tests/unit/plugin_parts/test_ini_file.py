@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.plugin.ini_file import astray
+from pytest_gpumem.plugin.session import astray
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin import progress
-from pytest_gpumem.plugin.fixtures import BENCHMARK_FIXTURE
+from pytest_gpumem.plugin import terminal
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
 
 
 class Terminal(io.StringIO):
@@ -18,12 +18,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def made(file: io.StringIO, **option: object) -> tuple[progress.ProgressHooks, SimpleNamespace]:
+def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressHooks, SimpleNamespace]:
     reporter = SimpleNamespace(_tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None)
     reporter.write_line = lambda line: file.write(line + "\n")
     options = SimpleNamespace(**{"capture": "fd", "usepdb": False, "log_cli_level": None, **option})
     session: Any = SimpleNamespace(config=SimpleNamespace(option=options, getini=lambda name: False), rows=[])
-    hooks = progress.ProgressHooks(session, reporter)  # type: ignore[arg-type]
+    hooks = terminal.ProgressHooks(session, reporter)  # type: ignore[arg-type]
     items = [SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"]
     items.append(SimpleNamespace(nodeid="t.py::other", fixturenames=[]))
     hooks.pytest_collection_finish(SimpleNamespace(items=items))  # type: ignore[arg-type]
@@ -53,12 +53,12 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
     hooks.pytest_sessionfinish()
     file.write("<end>")
     shown = file.getvalue()
-    wiped = f"{progress._SAVE}{progress._BELOW}{progress._RESTORE}"
+    wiped = f"{terminal._SAVE}{terminal._BELOW}{terminal._RESTORE}"
     for said in ("<report>", "<finish>", "<end>"):
         assert shown[: shown.index(said)].endswith(wiped)
     assert "gpumem: 0 of 2 tests, 0 samples: t.py::a" in shown
     assert "gpumem: 1 of 2 tests, 0 samples, about" in shown
-    assert shown.count(progress._ROOM) == 3
+    assert shown.count(terminal._ROOM) == 3
     # Nothing is drawn once the session is over.
     run(hooks.pytest_runtest_logfinish(), file, "<late>")
     assert file.getvalue().endswith("<late>")
@@ -67,11 +67,11 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
 @pytest.mark.parametrize(("file", "option"), [(io.StringIO(), {}), (Terminal(), {"capture": "no"}), (Terminal(), {"usepdb": True})])
 def test_elsewhere_a_plain_line_now_and_then(file: io.StringIO, option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     hooks, _ = made(file, **option)
     run(hooks.pytest_runtest_logstart("t.py::a"), file, "")
     assert file.getvalue() == ""
-    now[0] += progress.EVERY
+    now[0] += terminal.EVERY
     run(hooks.pytest_runtest_logfinish(), file, "")
     run(hooks.pytest_runtest_logfinish(), file, "")
     assert file.getvalue() == "gpumem: 0 of 2 tests, 0 samples: t.py::a\n"

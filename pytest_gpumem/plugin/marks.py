@@ -1,0 +1,39 @@
+"""How hooks recognise our tests: the markers, and the private fixtures that the public ones depend on.
+
+Read in every session, also with the plugin off: nothing heavy is imported. PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import pytest
+
+SESSION_PLUGIN = "gpumem-session"
+"""Name of a plugin that is registered only with `--gpumem`."""
+
+NEEDS_GPUMEM = "needs --gpumem"
+"""Why a test that uses our fixtures skips with the plugin off."""
+
+MARKER = "gpumem"
+OVERSUBSCRIBES = "gpumem_oversubscribe"
+"""Marker of tests that may take more managed memory than the device has free."""
+
+TEST_FIXTURE = "_gpumem_test"
+"""The private fixture that all others depend on."""
+
+BENCHMARK_FIXTURE = "_gpumem_benchmark"
+"""The private fixture behind `gpu_benchmark`."""
+
+
+def uses(item: pytest.Item, fixture: str) -> bool:
+    """True if a test uses one of our fixtures. Only ours depend on the private ones, whatever a user's own fixture is called."""
+    return fixture in getattr(item, "fixturenames", ())
+
+
+def marks_of(item: pytest.Item) -> list[pytest.Mark]:
+    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's.
+
+    pytest gives the function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
+    """
+    callspec = getattr(item, "callspec", None)
+    own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
+    return [*own, *(mark for mark in item.iter_markers(MARKER) if not any(mark is one for one in own))]

@@ -1,0 +1,360 @@
+"""The state of a session with `--gpumem`, and of each of its tests: device, baseline, rows, memory. All hooks share it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import datetime, timezone
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.baselines.history import Baseline, History
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.judging.drift import kind_of, since_start
+from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.budget import Ledger, need
+from pytest_gpumem.measuring.controls import changed, read_controls
+from pytest_gpumem.measuring.works import Works
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.l2_leftovers import Watch
+from pytest_gpumem.memory.pinned import PinnedCap
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
+from pytest_gpumem.plugin.replay import Replay
+from pytest_gpumem.plugin.reported import Rows
+from pytest_gpumem.ranges import Names, Ranges
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import Sweep
+from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Taken
+from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.settings import (
+    DEFAULT_BUDGET,
+    FURTHER_PROCESS,
+    FURTHER_REPORTS,
+    READS_CONTROLS,
+    Overrides,
+    Settings,
+    SettingsError,
+    marker_keywords,
+    marker_limits,
+    marker_overrides,
+    override,
+    switched_off,
+)
+
+if TYPE_CHECKING:
+    from pytest_gpumem.runs.repeats import Further
+
+
+class GpuSession:
+    """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
+
+    def __init__(
+        self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline, baseline_folder: Path
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.chosen = chosen
+        self.store = store
+        self.baseline = baseline
+        self.baseline_folder = baseline_folder
+        self.counts: Mapping[str, Counted] = {}
+        """Counted traffic by `Row.key`, from an earlier run."""
+        self.missing: list[Missing] = []
+        """Measurements that the baseline holds and the session lacks; filled at its end."""
+        self.remarks: list[str] = []
+        """Lines for the summary."""
+        self.sweeps: list[tuple[str, Sweep]] = []
+        """Sweeps of persisting L2, each with its test's id."""
+        self.is_worker = hasattr(config, "workerinput")
+        self._pid = os.getpid()
+        self.ranges = Ranges()
+        self.names = Names()
+        self.tests: frozenset[str] = frozenset()
+        """`key_of` of each collected test, without a label."""
+        self.rows = Rows()
+        self.replays: dict[str, Replay] = {}
+        """By node id, the access to pytest-benchmark's results of tests that may be judged again."""
+        self.ledger: Ledger | None = None
+        """The total budget, set after collection; None if each measurement has its own."""
+        self.family = Family()
+        """The rows judged so far that are compared with the baseline."""
+        self.further: list[Further] = []
+        """The finished further processes of `--gpumem-processes`."""
+        # Removed from the environment: a session that a test starts is none of these processes.
+        self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
+        """In a further process: the file for its reports. The main process judges the rows of all processes."""
+        self.begun = datetime.now(timezone.utc)
+        self._drifted: list[tuple[str, str]] = []
+        """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
+        self.watch: Watch | None = None
+        """Of persisting L2, while the device is open."""
+        self._device: Device | None = None
+        self._announced: set[str] = set()
+
+    @property
+    def reports_elsewhere(self) -> bool:
+        """True in a worker of xdist and in a forked child: another process has the rows, and only reports reach it."""
+        return self.is_worker or os.getpid() != self._pid
+
+    @property
+    def decides(self) -> bool:
+        """True if the session measures undecided rows again at its end: until then none of them fails."""
+        return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
+
+    def history(self, row: Row) -> History:
+        """The baseline of a measured row."""
+        assert row.measurement is not None
+        return self.baseline.history(row.key, partial(comparable, row.measurement))
+
+    def failure_elsewhere(self, nodeid: str) -> str | None:
+        """Why a test failed in a further process; None if it did not."""
+        return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
+
+    # The device
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self.chosen.facts
+
+    @property
+    def device(self) -> Device:
+        """The open device. Raises `DeviceError` if it cannot be opened."""
+        if self._device is None:
+            self._device = self.chosen.open()
+            self.watch = Watch(self._device)
+        return self._device
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.device)
+
+    @cached_property
+    def conductor(self) -> Conductor:
+        return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
+
+    def begin(self, item: pytest.Item) -> GpuTest:
+        """The device side of a test that uses our fixtures; waits while another process measures on the same GPU."""
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.facts, self._announce))
+            test = GpuTest(item, self)
+            if self.watch is not None:
+                self.watch.fresh()
+            test.exit.push(stack.pop_all())
+        item.stash[TEST] = test
+        return test
+
+    def close(self) -> None:
+        """Close the device; a second call does nothing. The next use opens it again."""
+        device, self._device, self.watch = self._device, None, None
+        if device is None:
+            return
+        conductor = self.__dict__.pop("conductor", None)
+        self.__dict__.pop("kernels", None)
+        try:
+            if conductor is not None:
+                conductor.close()
+        finally:
+            device.close()
+
+    def _announce(self, line: str) -> None:
+        """Print a line at once, even if pytest captures output. A line is printed once."""
+        if line in self._announced:
+            return
+        self._announced.add(line)
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+            print(f"\n{line}", file=sys.stderr, flush=True)
+
+    # Control kernels, which tell whether the device changed
+
+    @cached_property
+    def provenance(self) -> Taken:
+        """When and on which device this process measures, with its control readings, which the first use takes."""
+        # The latency tells the variant of the card, which is the same in a further process.
+        controls = self._controls(latency=FURTHER_PROCESS not in os.environ)
+        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
+
+    @property
+    def reads_controls(self) -> bool:
+        """True if rows are compared or stored, here or in the main process of this further process."""
+        asked = bool(self.baseline.processes) or self.settings.save or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
+        return asked and not self.ranges.tool_attached()
+
+    def _controls(self, *, latency: bool = True) -> Controls | None:
+        """Control readings; None if nothing is compared or stored, or if the device cannot take them."""
+        if not self.reads_controls:
+            return None
+        try:
+            self.conductor.ready()
+            return read_controls(self.device, latency=latency)
+        except DeviceError:  # such as too little free memory; the measurements report any other cause
+            return None
+
+    def check_controls(self) -> None:
+        """Read the controls once more, and note which of them changed since the start."""
+        if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None:
+            return
+        try:
+            with exclusive(self.facts, self._announce):
+                changes = self.changes()
+        except LockUnusable as error:
+            self._drifted.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
+            return
+        for kind, log in changes.items():
+            if (message := since_start(kind, log)) is not None:
+                self._drifted.append((kind, f"UNDECIDED: {message}"))
+
+    def changes(self) -> dict[str, float]:
+        """Read the controls once more: by kind, the log-ratio to the start, positive if slower. Empty if they are not read."""
+        if "provenance" not in self.__dict__:  # the controller of xdist measured nothing
+            return {}
+        start, now = self.provenance.controls, self._controls(latency=False)
+        return changed(start, now) if start is not None and now is not None else {}
+
+    @property
+    def drifted(self) -> list[str]:
+        """Messages about controls that changed and that some row of this session follows; every row follows DRAM."""
+        concerned = {"dram", *(self._follows(row) for row in self.rows)}
+        return [message for kind, message in self._drifted if kind in concerned]
+
+    def drifts(self) -> list[tuple[str, str]]:
+        """Controls that changed in this process, for the process that has the rows."""
+        return list(self._drifted)
+
+    def also_drifted(self, theirs: Iterable[Sequence[str]]) -> None:
+        """Add the controls that changed in a worker of xdist."""
+        self._drifted += [(kind, message) for kind, message in theirs]
+
+    def settled(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows that follow no control that changed."""
+        changed_kinds = {kind for kind, _ in self._drifted}
+        return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
+
+    def _follows(self, row: Row) -> str | None:
+        return kind_of(row.measurement, self.facts) if row.measurement is not None else None
+
+    # Plans and budgets
+
+    def plan(self, overrides: Overrides, nodeid: str, label: str) -> Plan:
+        """The plan of a measurement that is about to begin. Its budget is the smaller of its own and its share of the total."""
+        settings = override(self.settings, overrides)
+        budgets = [settings.budget] if settings.budget is not None else []
+        if self.ledger is not None:
+            budgets.append(self.ledger.share(nodeid, label))
+        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
+
+    def open_family(self, items: Iterable[pytest.Item]) -> None:
+        """Count the rows that may be compared with the baseline: those of collected tests that it holds."""
+        collected = {item.nodeid for item in items}
+        self.family = Family(size=max(1, sum(rows[-1].nodeid in collected for rows in self.baseline.rows.values() if rows)))
+
+    def open_ledger(self, items: Iterable[pytest.Item]) -> None:
+        """Divide a total budget among the tests that measure, by their cost in the baseline."""
+        total = self.settings.total_budget
+        if total is None:
+            return
+        known: dict[str, dict[str, Measurement]] = {}
+        for rows in self.baseline.rows.values():
+            row = rows[-1]
+            if row.measurement is not None:
+                known.setdefault(row.nodeid, {})[row.label] = row.measurement
+        expected = {}
+        for item in items:
+            if not uses(item, BENCHMARK_FIXTURE):
+                continue
+            try:
+                own = marker_overrides(marker_keywords(marks_of(item))).budget
+            except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
+                continue
+            measured = known.get(item.nodeid, {})
+            most = DEFAULT_BUDGET if own is None else own
+            expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
+        # Each process of the run has its part.
+        self.ledger = Ledger(total / (self.settings.processes or 1), expected)
+
+
+class GpuTest:
+    """The device side of one test. `close` frees everything that was allocated through it."""
+
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        self.item = item
+        self.session = session
+        keywords = marker_keywords(marks_of(item))
+        self.limits = marker_limits(keywords)
+        self.overrides = marker_overrides(keywords)
+        self.range_name = session.names.unique(item.nodeid)
+        self.device: Device = session.device
+        self.exit = ExitStack()
+        """Closed at the test's end, after its memory is freed."""
+        oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
+        settings = session.settings
+        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
+        self.memory = Memory(self.arena)
+        self.works = Works(self.memory)
+        self.measurements: list[tuple[Measurement, Limits]] = []
+        """Measurements so far, each with its limits."""
+        self.streams: list[PersistingStream] = []
+        """The test's persisting streams."""
+        self.replay: Replay | None = None
+        self.subtest_failed = False
+        """A subtest has failed: the body continues, and pytest fails the test at its end."""
+        self.judged = False
+        """The body has ended: nothing more is measured."""
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.session.kernels
+
+    @property
+    def conductor(self) -> Conductor:
+        return self.session.conductor
+
+    @contextmanager
+    def spending(self, label: str) -> Iterator[Plan]:
+        """The plan of the measurement that is about to begin; charges its time to a total budget."""
+        begun, nodeid = self.device.now(), self.item.nodeid
+        try:
+            yield self.session.plan(self.overrides, nodeid, label)
+        finally:
+            if self.session.ledger is not None:
+                self.session.ledger.took(nodeid, label, self.device.now() - begun)
+
+    def close(self) -> None:
+        """Free everything, and close the persisting streams whose blocks were never left."""
+        with self.exit:
+            try:
+                for stream in reversed(self.streams):
+                    if not stream.closed:
+                        stream.close()
+                        if self.session.watch is not None:
+                            self.session.watch.forgotten(stream)
+            finally:
+                try:
+                    self.works.close()
+                finally:
+                    self.arena.close()
+
+
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
+"""On `config.stash`; absent while the plugin is off."""
+
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
+"""On `item.stash`, once a fixture of ours was set up."""
+
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+"""On `item.stash`: the test's rows, once it was judged."""
