@@ -205,7 +205,7 @@ def _measured(
 
 def rules_text() -> str:
     """The rules as a table: name, what each looks at, its threshold, its estimate, what it needs."""
-    from pytest_gpumem.explain.rules import RULES
+    from pytest_gpumem.explain.causes import RULES
 
     lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]
     for rule in RULES:

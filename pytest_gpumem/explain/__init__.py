@@ -1,1 +1,1 @@
-"""Why a test got slower: evidence of base and head, from processes and profilers or from files, held against the rules of `verdicts`."""
+"""Why a test got slower: evidence of base and head, and the rules that find causes in it."""

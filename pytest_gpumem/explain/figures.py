@@ -1,4 +1,4 @@
-"""What is known of one side of an explanation, as figures of a single launch."""
+"""The evidence of one side as figures of a single launch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_gpumem.explain.pairing import OneKernel, by_name
+from pytest_gpumem.explain.pairing import KernelFigures, by_name
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Window
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.records.uses import Activity, CopyUse
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One side: what was measured, and what a profiler counted besides."""
+    """One measurement of one side, with the profiles of the same test."""
 
     measurement: Measurement
     facts: DeviceFacts
     profile: TestProfile | None = None
-    """Counters of the same measurement, from a run under Nsight Compute."""
+    """Counters of a run under Nsight Compute."""
     trace: TestProfile | None = None
-    """What it consists of, from a run under Nsight Systems."""
+    """Kernels, copies and pages of a run under Nsight Systems."""
 
 
 class Figures:
@@ -47,58 +47,58 @@ class Figures:
 
     @property
     def set_aside(self) -> int | None:
-        """Bytes of L2 set aside, with or without a window; None where nobody asked."""
+        """Bytes of L2 set aside, with or without a window; None if unknown."""
         if self.window is not None:
             return self.window.set_aside
         return self.measurement.activity.set_aside if self.measurement.activity is not None else None
 
+    @property
+    def _watched(self) -> Activity | None:
+        """The launch that CUPTI watched."""
+        activity = self.measurement.activity
+        return activity if activity is not None and activity.not_counted is None else None
+
     @cached_property
-    def kernels(self) -> tuple[OneKernel, ...]:
-        """What ran on the SMs, in the order in which it first did, as far as known; with counters where a profiler counted."""
+    def kernels(self) -> tuple[KernelFigures, ...]:
+        """The kernels of a launch in their order, as far as known; with counters if a profiler counted."""
         if self._profile is not None and self._profile.kernels:
             return by_name(self._profile.kernels, self._profile.launches or 1)
-        activity = self.measurement.activity
-        if activity is not None and activity.not_counted is None:
-            return by_name(activity.kernels, 1)
+        if self._watched is not None:
+            return by_name(self._watched.kernels, 1)
         return by_name(self._trace.kernels, self._trace.launches) if self._trace is not None and self._trace.launches else ()
 
     @property
     def knows_kernels(self) -> bool:
-        """Whether anybody watched which kernels ran."""
-        activity = self.measurement.activity
-        watched = activity is not None and activity.not_counted is None
-        return watched or self._trace is not None or bool(self._profile is not None and self._profile.kernels)
+        """True if `kernels` was recorded at all."""
+        return self._watched is not None or self._trace is not None or bool(self._profile is not None and self._profile.kernels)
 
     @property
     def counted(self) -> bool:
-        """Whether a profiler counted DRAM bytes of every kernel."""
+        """True if a profiler counted DRAM bytes of every kernel."""
         return bool(self.kernels) and all(kernel.dram is not None for kernel in self.kernels)
 
     @cached_property
     def copies(self) -> tuple[CopyUse, ...] | None:
-        """Copies and memsets of one launch; None where nobody watched."""
-        activity = self.measurement.activity
-        if activity is not None and activity.not_counted is None:
-            return (*activity.copies, *activity.memsets)
+        """Copies and memsets of one launch; None if they were not recorded."""
+        if self._watched is not None:
+            return (*self._watched.copies, *self._watched.memsets)
         trace = self._trace
-        if trace is not None and trace.launches:
-            return tuple(_each(copy, trace.launches) for copy in (*trace.copies, *trace.memsets))
-        return None
+        if trace is None or not trace.launches:
+            return None
+        return tuple(_copy_of_launch(copy, trace.launches) for copy in (*trace.copies, *trace.memsets))
 
     @cached_property
     def pages(self) -> PageCounts | None:
-        """What pages of managed memory did during one launch; None where that was not counted."""
+        """Faults and migrations of managed memory during one launch; None if they were not counted."""
         migrations = self.measurement.migrations
         if migrations is not None and migrations.launch is not None:
             return migrations.launch
         trace = self._trace
-        if trace is None or trace.migrations is None or not trace.launches:
-            return None
-        return _page_share(trace.migrations, trace.launches)
+        return _pages_of_launch(trace.migrations, trace.launches) if trace and trace.migrations and trace.launches else None
 
     @property
     def prefetched(self) -> int:
-        """Bytes that went to the device ahead of a launch, while pages were put back."""
+        """Bytes that moved to the device before a launch, while pages were put back."""
         migrations = self.measurement.migrations
         return migrations.before.to_device if migrations is not None and migrations.before is not None else 0
 
@@ -109,7 +109,7 @@ class Figures:
         return dict(activity.arguments) if activity is not None else {}
 
     def clock(self, of: Callable[[Conditions], float | None]) -> float | None:
-        """A clock in hertz while samples were taken: the least seen between them, else the larger of before and after."""
+        """A clock in hertz while sampling: the lowest between samples, else the higher one of before and after."""
         if self.measurement.during is not None and (seen := of(self.measurement.during)) is not None:
             return seen
         known = [clock for conditions in self.measurement.conditions if (clock := of(conditions)) is not None]
@@ -117,27 +117,30 @@ class Figures:
 
     @property
     def compulsory(self) -> int | None:
-        """Declared bytes of one launch that DRAM serves; None where unknown or where a link serves them."""
+        """Declared bytes of one launch to and from DRAM; None if unknown, or if they cross a link."""
         traffic = self.measurement.traffic
         return None if traffic is None or traffic.link else traffic.total
 
 
-def _each(copy: CopyUse, launches: int) -> CopyUse:
+def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
     count, nbytes, nanoseconds = (round(one / launches) for one in (copy.count, copy.nbytes, copy.nanoseconds))
     return CopyUse(copy.kind, copy.source, copy.destination, count, nbytes, nanoseconds)
 
 
-def _page_share(counts: PageCounts, launches: int) -> PageCounts:
+def _pages_of_launch(counts: PageCounts, launches: int) -> PageCounts:
+    def each(total: int) -> int:
+        return round(total / launches)
+
     return PageCounts(
-        gpu_faults=round(counts.gpu_faults / launches),
-        gpu_groups=round(counts.gpu_groups / launches),
-        gpu_pages=round(counts.gpu_pages / launches),
-        cpu_faults=round(counts.cpu_faults / launches),
-        to_device=round(counts.to_device / launches),
-        to_host=round(counts.to_host / launches),
-        between_devices=round(counts.between_devices / launches),
-        mapped=None if counts.mapped is None else round(counts.mapped / launches),
-        causes={cause: round(nbytes / launches) for cause, nbytes in counts.causes.items()},
+        gpu_faults=each(counts.gpu_faults),
+        gpu_groups=each(counts.gpu_groups),
+        gpu_pages=each(counts.gpu_pages),
+        cpu_faults=each(counts.cpu_faults),
+        to_device=each(counts.to_device),
+        to_host=each(counts.to_host),
+        between_devices=each(counts.between_devices),
+        mapped=None if counts.mapped is None else each(counts.mapped),
+        causes={cause: each(nbytes) for cause, nbytes in counts.causes.items()},
         to_device_seconds=counts.to_device_seconds / launches,
         to_host_seconds=counts.to_host_seconds / launches,
     )

@@ -1,9 +1,9 @@
-"""Two sides of an explanation against each other: the factors by which bytes, sectors and misses grew, and what that may cost.
+"""Two sides of an explanation: the factors by which bytes, sectors and misses grew, and the time that they may cost.
 
-The model of the memory rules: DRAM bytes = what the threads need x sectors fetched for it x misses in L2. Each factor above 1 makes a
-launch longer, at most in proportion, since every byte costs what the average byte costs. So the factors together account for
-T (1 - 1 / product) of a launch of T seconds at most, and each for its part by logarithm. A kernel that does not live on its memory system
-would be charged too much by that; so no byte costs more than at `SLOWEST` of the peak.
+The rules about memory use this model: DRAM bytes = bytes that the threads need x sectors for them x misses in L2. Each factor above 1
+lengthens a launch, at most in proportion, because every byte costs what the average byte costs. Together they account for at most
+T (1 - 1 / product) of a launch of T seconds, each for its part by logarithm. For a kernel that is not bound by memory that is too much, so
+further bytes are never slower than `SLOWEST` of the peak.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_gpumem.explain.figures import Figures
-from pytest_gpumem.explain.pairing import Paired, base_names, pair
+from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
 Two = tuple[float, float]
 """A figure of base and of head."""
 ABSORBED = 0.95
-"""Share of what the pattern would ask for below which L1 serves a part of it."""
+"""Share of the requests that a pattern causes alone, below which L1 serves a part of them."""
 
 
 @dataclass(frozen=True)
-class Access:
-    """The loads, or the stores, of one kernel."""
+class AccessChange:
+    """The loads, or the stores, of one kernel on both sides."""
 
     kernel: str
-    """Its base name; several where they cannot be told apart."""
+    """Its base name; several names if they cannot be told apart."""
     load: bool
     """Loads; else stores."""
     seconds: float
@@ -35,22 +35,22 @@ class Access:
     sectors: Two | None
     """Sectors of one load or store of a warp."""
     used: Two | None
-    """Share of their bytes that threads use."""
+    """Share of the sectors' bytes that threads use."""
     ratio: float
-    """Sectors that are touched for the same bytes, over base's; 1 where that is not known."""
+    """Growth of the sectors for the same bytes; 1 if unknown."""
     l2: Two | None
-    """Bytes asked of L2 for it."""
+    """Bytes that it requests from L2."""
     wanted: Two | None
     """Bytes that threads load or store."""
 
     @property
     def grown(self) -> float:
-        """What it asks of L2, over base's; 1 where that is not known."""
+        """Growth of `l2`; 1 if unknown."""
         return self.l2[1] / self.l2[0] if self.l2 is not None and self.l2[0] > 0 else 1.0
 
     @property
     def wasted(self) -> float:
-        """Bytes more that are asked of L2 for sectors used in part."""
+        """Further bytes from L2 because sectors are used in part."""
         if self.l2 is None or self.grown <= 1 or self.ratio <= 1:
             return 0.0
         further = self.wanted[1] / self.wanted[0] if self.wanted is not None and self.wanted[0] > 0 else 1.0
@@ -58,26 +58,23 @@ class Access:
 
     @property
     def further(self) -> float:
-        """Bytes more that are asked of L2 besides; negative where there are fewer."""
+        """All other further bytes from L2; negative if there are fewer."""
         return 0.0 if self.l2 is None else self.l2[1] - self.l2[0] - self.wasted
 
     @property
     def absorbed(self) -> bool:
-        """Whether L2 is asked for less than the pattern alone would ask for."""
+        """True if L1 serves a part of what the pattern alone would request from L2."""
         return self.l2 is not None and self.grown < ABSORBED * self.ratio
 
 
-def accesses(kernels: Paired, *, same_work: bool) -> tuple[Access, ...]:
+def accesses(kernels: KernelPairs, *, same_work: bool) -> Iterator[AccessChange]:
     """Loads and stores of all kernels that have a counterpart.
 
     Args:
         kernels: with counters.
-        same_work: both sides declare the same bytes, so wider requests are no wider elements where nobody counted what is used.
+        same_work: both sides declare the same bytes. If nobody counted the used share, more sectors a request then mean a worse pattern,
+            else they may be wider elements.
     """
-    return tuple(_each(kernels, same_work))
-
-
-def _each(kernels: Paired, same_work: bool) -> Iterator[Access]:
     for was, now in kernels.pairs:
         for which in (0, 1):
             sectors, used = _two(was.sectors(which), now.sectors(which)), _two(was.used(which), now.used(which))
@@ -88,7 +85,7 @@ def _each(kernels: Paired, same_work: bool) -> Iterator[Access]:
                 ratio = sectors[1] / sectors[0]
             name = base_names(kernel.name for kernel in now.kernels)
             l2, wanted = _two(was.l2(which), now.l2(which)), _two(was.wanted(which), now.wanted(which))
-            yield Access(name, which == 0, now.seconds, sectors, used, ratio, l2, wanted)
+            yield AccessChange(name, which == 0, now.seconds, sectors, used, ratio, l2, wanted)
 
 
 def _two(was: float | None, now: float | None) -> Two | None:
@@ -96,14 +93,14 @@ def _two(was: float | None, now: float | None) -> Two | None:
 
 
 SLOWEST = 0.2
-"""Share of the DRAM peak below which no rate is assumed for bytes that came in addition."""
+"""Share of the DRAM peak below which no rate is assumed for further bytes."""
 L2_OVER_DRAM = 2.0
-"""Bandwidth of L2 over that of DRAM, about: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)."""
+"""Bandwidth of L2 over that of DRAM: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)."""
 SAME_WORK = 0.05
-"""Change of declared bytes up to which wider requests are no wider elements, where only sectors were counted."""
+"""Change of declared bytes that counts as none."""
 
 
-class Sides:
+class Comparison:
     """Base and head."""
 
     def __init__(self, base: Figures, head: Figures) -> None:
@@ -111,41 +108,41 @@ class Sides:
         self.head = head
 
     @cached_property
-    def kernels(self) -> Paired:
-        """Kernels that belong together, and those that were added."""
+    def kernels(self) -> KernelPairs:
+        """Kernels of both sides in pairs, and those that were added."""
         return pair(self.base.kernels, self.head.kernels)
 
     @property
     def counted(self) -> bool:
-        """Whether a profiler counted both sides' kernels."""
+        """True if a profiler counted both sides' kernels."""
         return self.base.counted and self.head.counted
 
     @property
     def kernel_seconds(self) -> float:
-        """Seconds of head's launch that its kernels take which base has too; all of it where nothing else is known to run."""
+        """Seconds of head's launch in kernels that base has too; all of it if nothing else is known to run."""
         alone = not self.head.copies and not self.kernels.added
         seen = self.kernels.head.seconds
         return self.head.latency if alone or not seen else min(self.head.latency, seen)
 
     @cached_property
-    def accesses(self) -> tuple[Access, ...]:
-        """Loads and stores of the kernels that both sides have; none where they were not counted."""
-        return accesses(self.kernels, same_work=self.same_work or not self._both_declared) if self.counted else ()
+    def accesses(self) -> tuple[AccessChange, ...]:
+        """Loads and stores of the kernels that both sides have; none without counters."""
+        return tuple(accesses(self.kernels, same_work=self.same_work or not self._both_declared)) if self.counted else ()
 
     @property
     def knows_accesses(self) -> bool:
-        """Whether sectors of their loads or stores were counted."""
+        """True if sectors of loads or stores were counted."""
         return any(one.sectors is not None or one.used is not None for one in self.accesses)
 
     @cached_property
     def touched(self) -> float:
-        """Sectors that a kernel's launch shape makes its requests touch, over base's, by the record; 1 where it does not say."""
+        """Growth of sectors per request in the records of kernels of the catalogue; 1 if unknown."""
         was, now = self.base.measurement.sectors_per_request, self.head.measurement.sectors_per_request
         return now / was if was and now else 1.0
 
     @cached_property
     def pattern(self) -> float:
-        """Bytes asked of L2 for the same work because sectors are used in part, over base's."""
+        """Growth of bytes from L2 for the same work, because sectors are used in part."""
         if not self.knows_accesses:
             return self.touched
         if not (asked := self.kernels.base.asked):
@@ -158,7 +155,7 @@ class Sides:
 
     @property
     def same_work(self) -> bool:
-        """Whether both sides declare the same bytes, about."""
+        """True if both sides declare about the same bytes."""
         return self._both_declared and abs(self._declared - 1) <= SAME_WORK
 
     @property
@@ -168,10 +165,10 @@ class Sides:
 
     @cached_property
     def asked(self) -> float:
-        """Bytes that the threads need of L2 and DRAM, over base's: as declared, or as the SMs asked, whichever grew more.
+        """Growth of the bytes that threads need: of the declared or the requested ones, whichever grew more.
 
-        A kernel of the catalogue knows its bytes. What its SMs ask of L2 varies with what L1 happens to serve: blocks that read the same
-        table side by side asked for half as much where they were slower (ci/records/nvidia-h200/l2_proof.json).
+        A kernel of the catalogue knows its bytes. The bytes that its SMs request from L2 also depend on L1: blocks that read the same
+        table side by side requested half as much where they were slower (ci/records/nvidia-h200/l2_proof.json).
         """
         if self.base.measurement.kernel_source is not None and self.head.measurement.kernel_source is not None and self._both_declared:
             return self._declared
@@ -181,17 +178,17 @@ class Sides:
 
     @cached_property
     def dram(self) -> float | None:
-        """DRAM bytes over base's; None where they were not counted."""
+        """Growth of DRAM bytes; None if they were not counted."""
         was, now = self.kernels.base.dram, self.kernels.head.dram
         return now / was if self.counted and was and now else None
 
     @cached_property
     def misses(self) -> float:
-        """DRAM bytes for the same bytes asked, over base's."""
+        """Growth of DRAM bytes for the same requests to L2."""
         return 1.0 if self.dram is None else self.dram / max(1.0, self.pattern) / max(1.0, self.asked)
 
     def seconds_of(self, factor: float) -> float:
-        """Seconds that one of `pattern`, `asked` and `misses` accounts for at most; 0 where it did not grow."""
+        """Seconds that one of `pattern`, `asked` and `misses` accounts for at most; 0 if it did not grow."""
         factors = [max(1.0, one) for one in (self.pattern, self.asked, self.misses)]
         whole = math.log(math.prod(factors))
         if factor <= 1 or whole <= 0:
@@ -201,7 +198,7 @@ class Sides:
 
     @property
     def _cap(self) -> float:
-        """Seconds that the bytes which came in addition take at the slowest rate that is assumed; no limit where they are not known."""
+        """Seconds of the further bytes at the slowest assumed rate; infinite if the bytes are unknown."""
         peak = self.head.facts.peak_bandwidth
         if not peak:
             return math.inf
@@ -217,7 +214,7 @@ class Sides:
 
     @property
     def memory_share(self) -> float:
-        """Share of head's launch in which DRAM is busy at its peak, 0 to 1: what an SM clock does not change."""
+        """Share of head's launch in which DRAM would be busy at its peak, 0 to 1. The SM clock does not change it."""
         moved = self.kernels.head.dram if self.head.counted else self.head.compulsory
         peak = self.head.facts.peak_bandwidth
         return min(1.0, moved / peak / self.head.latency) if moved and peak else 0.0

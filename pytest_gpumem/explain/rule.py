@@ -1,60 +1,62 @@
-"""What a rule of an explanation is, and what it finds."""
+"""A rule of an explanation, and what it finds.
+
+To add a cause: a function and its row in `rules_link` or `rules_memory`, and its sentence in `text.SENTENCES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_gpumem.explain.model import Sides
+    from pytest_gpumem.explain.model import Comparison
 
-
-Pairs = tuple[tuple[str, float | None, float | None], ...]
-"""Figures by name, in base and in head."""
+Pair = tuple[float | None, float | None]
+"""A figure of base and of head; None where unknown."""
 
 GAP_SECONDS = 1.5e-6
-"""Seconds that a kernel or copy more takes on a stream beside its own work: an empty kernel between two events reads 2 us."""
+"""Seconds that one more kernel or copy costs on a stream besides its own work: an empty kernel between two events takes 2 us."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a rule found."""
+class Estimate:
+    """What a rule found in the evidence."""
 
-    sentence: str
-    """What moved, without a full stop."""
     seconds: float
-    """Seconds that it accounts for, as the rule estimates."""
-    evidence: Pairs = ()
-    """Figures in base and in head."""
+    """Seconds of the slow-down that it accounts for."""
+    figures: Mapping[str, Pair] = field(default_factory=dict)
+    """By name: bytes, hertz, seconds, counts and shares."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """Codes and names, such as of a kernel."""
     open: bool = False
-    """The estimate is a lower bound: what no other cause accounts for may be this one's."""
+    """`seconds` is a lower bound: it may account for all that no other cause does."""
     reserve: float = 0.0
-    """Seconds that it may cost besides, because it makes waiting longer: anything from nothing to this, of what all others leave."""
+    """Further seconds at most, because it only lengthens waiting. They come out of what all other causes leave."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Evidence without which a rule says nothing."""
+    """Evidence that a rule requires."""
 
     words: str
-    """What is to be done to have it."""
-    there: Callable[[Sides], bool]
+    """How to get it."""
+    met: Callable[[Comparison], bool]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table."""
+    """One row of the table of rules."""
 
     name: str
-    """Names the cause in JSON."""
+    """Code of the cause, also in JSON."""
     looks_at: str
-    """In words."""
     threshold: float
-    """Handed to `find`."""
+    """Second argument of `find`."""
     means: str
-    """What the threshold is of, in words."""
+    """What the threshold limits."""
     estimate: str
-    """How the seconds come about, in words."""
+    """How the seconds are estimated."""
     needs: tuple[Need, ...]
-    find: Callable[[Sides, float], Found | None]
+    find: Callable[[Comparison, float], Estimate | None]
+    """Returns None below the threshold."""

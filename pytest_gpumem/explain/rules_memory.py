@@ -1,30 +1,28 @@
-"""Rules about what kernels do: access patterns, bytes, misses in L2, persisting windows, shapes and clocks."""
+"""Rules about kernels: persisting windows, access patterns, bytes, misses in L2, shapes and clocks."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.explain.pairing import base_name, base_names
-from pytest_gpumem.explain.rule import GAP_SECONDS, Found, Pairs
-from pytest_gpumem.judging.traffic import size
+from pytest_gpumem.explain.rule import GAP_SECONDS, Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
-from pytest_gpumem.units import MB, format_bytes, format_share, format_time
+from pytest_gpumem.units import MB
 
 if TYPE_CHECKING:
     from pytest_gpumem.explain.figures import Figures
-    from pytest_gpumem.explain.model import Access, Sides, Two
-    from pytest_gpumem.explain.pairing import OneKernel
+    from pytest_gpumem.explain.model import AccessChange, Comparison
+    from pytest_gpumem.explain.pairing import KernelFigures
 
+
+# Persisting windows
 
 THRASHES = 0.01
-"""Share by which a window asks for more than its set-aside before it counts as thrashing."""
-
-RATE_VARIES = 0.01
-"""Points by which an L2 hit rate moves without a meaning."""
+"""Share by which a window must exceed its set-aside to thrash."""
 
 
 def _persisting(figures: Figures) -> Window | None:
@@ -32,135 +30,97 @@ def _persisting(figures: Figures) -> Window | None:
     return window if window is not None and window.hit == "persisting" and window.set_aside > 0 and window.nbytes > 0 else None
 
 
+def _wanted(window: Window) -> float:
+    """Bytes of a window that its hit ratio selects."""
+    return window.nbytes * window.hit_ratio
+
+
 def _kept(window: Window) -> float:
-    """Bytes of a window that its set-aside holds."""
-    wanted = window.nbytes * window.hit_ratio
-    return wanted if wanted <= window.set_aside else _thrashing_keeps(window)
-
-
-def _thrashing_keeps(window: Window) -> float:
-    # A cyclic sweep over more than fits evicts each line before it comes round: of what is above, as much below is lost.
-    return max(0.0, 2 * window.set_aside - window.nbytes * window.hit_ratio)
+    """Bytes of a window that its set-aside keeps in L2."""
+    wanted = _wanted(window)
+    # A cyclic sweep over too many bytes evicts each line before its next use: every byte above the set-aside loses one below it.
+    return wanted if wanted <= window.set_aside else max(0.0, 2 * window.set_aside - wanted)
 
 
 def _thrashes(window: Window | None, beyond: float) -> bool:
-    return window is not None and window.nbytes * window.hit_ratio > window.set_aside * (1 + beyond)
+    return window is not None and _wanted(window) > window.set_aside * (1 + beyond)
 
 
-def _reads(sides: Sides) -> str:
-    """ "DRAM reads +34 % (L2 hit rate 71 → 52 %): ", where it was counted and rose; empty else."""
+def _window_estimate(sides: Comparison, **further: Pair) -> Estimate:
+    """The misses of L2, and the figures of both sides' windows."""
     was, now = sides.kernels.base, sides.kernels.head
-    if not sides.counted or not was.dram_read or not now.dram_read or now.dram_read <= was.dram_read:
-        return ""
-    share = now.dram_read / was.dram_read - 1
-    grown = format_share(share, sign=True) if share < 10 else f"{size(was.dram_read)} → {size(now.dram_read)}"
-    return f"DRAM reads {grown}{rates(sides)}: "
+    figures: dict[str, Pair] = {"set_aside": (sides.base.set_aside, sides.head.set_aside)}
+    if sides.counted:
+        figures["dram_read"] = was.dram_read, now.dram_read
+    if sides.counted or None not in (was.hit_rate, now.hit_rate):
+        figures["l2_hit_rate"] = was.hit_rate, now.hit_rate
+    before, after = (_persisting(side) for side in (sides.base, sides.head))
+    if before is not None or after is not None:
+        figures["window"] = before.nbytes if before else None, after.nbytes if after else None
+        figures["hit_ratio"] = before.hit_ratio if before else None, after.hit_ratio if after else None
+    return Estimate(sides.seconds_of(sides.misses), {**figures, **further}, open=True)
 
 
-def rates(sides: Sides) -> str:
-    """ " (L2 hit rate 71 → 52 %)", where it was counted and moved; empty else."""
-    was, now = sides.kernels.base.hit_rate, sides.kernels.head.hit_rate
-    if was is None or now is None or abs(now - was) < RATE_VARIES:
-        return ""
-    return f" (L2 hit rate {100 * was:.0f} → {100 * now:.0f} %)"
-
-
-def _l2_evidence(sides: Sides) -> Pairs:
-    was, now = sides.kernels.base, sides.kernels.head
-    aside = ("set_aside", sides.base.set_aside, sides.head.set_aside)
-    if not sides.counted:
-        return (aside,)
-    return (aside, ("dram_read", was.dram_read, now.dram_read), ("l2_hit_rate", was.hit_rate, now.hit_rate))
-
-
-def window_gone(sides: Sides, _threshold: float) -> Found | None:
-    """A persisting window that base had and head has not."""
-    was, now = _persisting(sides.base), _persisting(sides.head)
-    if was is None or now is not None:
+def window_gone(sides: Comparison, _threshold: float) -> Estimate | None:
+    """Base has a persisting window, head has none."""
+    if _persisting(sides.base) is None or _persisting(sides.head) is not None:
         return None
-    aside = sides.head.set_aside
-    set_aside = f"; set-aside {format_bytes(was.set_aside)} → {format_bytes(aside)}" if aside is not None else ""
-    sentence = f"{_reads(sides)}{format_bytes(was.nbytes)} no longer stay in L2, their persisting window is gone{set_aside}"
-    return Found(sentence, sides.seconds_of(sides.misses), _l2_evidence(sides), open=True)
+    return _window_estimate(sides)
 
 
-def thrashing(sides: Sides, threshold: float) -> Found | None:
-    """A window whose hit ratio x bytes are more than the set-aside, where base's fitted."""
+def thrashing(sides: Comparison, threshold: float) -> Estimate | None:
+    """Head's window selects more bytes than its set-aside holds."""
     was, now = _persisting(sides.base), _persisting(sides.head)
-    if now is None or not _thrashes(now, threshold) or _thrashes(was, threshold):
-        return None
-    wanted = format_bytes(round(now.nbytes * now.hit_ratio))
-    before = f"{was.hit_ratio:.3g} → " if was is not None else ""
-    sentence = (
-        f"{_reads(sides)}the window thrashes: hit ratio {before}{now.hit_ratio:.3g} of {format_bytes(now.nbytes)} asks for {wanted} in a "
-        f"set-aside of {format_bytes(now.set_aside)}, so its lines evict each other"
-    )
-    return Found(sentence, sides.seconds_of(sides.misses), _l2_evidence(sides), open=True)
+    return _window_estimate(sides) if _thrashes(now, threshold) and not _thrashes(was, threshold) else None
 
 
-def keeps_less(sides: Sides, threshold: float) -> Found | None:
-    """A window that keeps fewer bytes in L2: a smaller set-aside, hit ratio or window."""
+def keeps_less(sides: Comparison, threshold: float) -> Estimate | None:
+    """Head's window keeps fewer bytes in L2: smaller set-aside, hit ratio or window."""
     was, now = _persisting(sides.base), _persisting(sides.head)
     if was is None or now is None or _thrashes(now, THRASHES) or _kept(now) >= _kept(was) * (1 - threshold):
         return None
-    moved = []
-    if now.set_aside < was.set_aside:
-        moved.append(f"set-aside {format_bytes(was.set_aside)} → {format_bytes(now.set_aside)}")
-    if now.hit_ratio < was.hit_ratio:
-        moved.append(f"hit ratio {was.hit_ratio:.3g} → {now.hit_ratio:.3g}")
-    if now.nbytes < was.nbytes:
-        moved.append(f"window {format_bytes(was.nbytes)} → {format_bytes(now.nbytes)}")
-    sentence = f"{_reads(sides)}the window keeps {size(_kept(now))} of its bytes in L2 where it kept {size(_kept(was))}: {', '.join(moved)}"
-    return Found(sentence, sides.seconds_of(sides.misses), _l2_evidence(sides), open=True)
+    return _window_estimate(sides, kept=(_kept(was), _kept(now)))
 
 
-def set_aside_too_large(sides: Sides, threshold: float) -> Found | None:
-    """More of L2 set aside than before, without the window keeping more."""
+def set_aside_too_large(sides: Comparison, threshold: float) -> Estimate | None:
+    """Head sets more of L2 aside, and its window keeps no more bytes."""
     before, after = sides.base.set_aside, sides.head.set_aside
     if before is None or after is None or after < before + max(threshold * sides.head.facts.l2_bytes, 1):
         return None
     was, now = _persisting(sides.base), _persisting(sides.head)
     if now is not None and (was is None or _kept(now) > _kept(was) * 1.01 or _thrashes(now, THRASHES)):
         return None
-    l2 = sides.head.facts.l2_bytes
-    need = f"the window needs {format_bytes(round(now.nbytes * now.hit_ratio))} of it" if now is not None else "no window uses it"
-    rest = f"; everything else has {format_bytes(max(0, l2 - after))} of L2 where it had {format_bytes(max(0, l2 - before))}" if l2 else ""
-    sentence = f"set-aside {format_bytes(before)} → {format_bytes(after)}: {need}{rest}{rates(sides)}"
-    return Found(sentence, sides.seconds_of(sides.misses), _l2_evidence(sides), open=True)
+    return _window_estimate(sides, l2=(sides.base.facts.l2_bytes, sides.head.facts.l2_bytes))
 
 
-def claim_misses(sides: Sides) -> bool:
-    """Whether a rule about windows accounts for misses in L2."""
-    return any(find(sides, threshold) is not None for find, threshold in WINDOW_RULES.items())
+_MISSES = "DRAM bytes that L2 no longer saves, at what the average byte costs; open above"
 
-
-WINDOW_RULES: Mapping[Callable[[Sides, float], Found | None], float] = MappingProxyType(
-    {window_gone: 0.0, thrashing: THRASHES, keeps_less: 0.05, set_aside_too_large: 1 / 32}
+WINDOW_RULES = (
+    Rule("window gone", "persisting window", 0.0, "any", _MISSES, (), window_gone),
+    Rule("thrashing", "hit ratio × window over the set-aside", THRASHES, "more than fits", _MISSES, (), thrashing),
+    Rule("keeps less", "bytes that a window keeps in L2", 0.05, "fewer bytes", _MISSES, (), keeps_less),
+    Rule("set-aside too large", "set-aside that no window needs", 1 / 32, "more of L2", _MISSES, (), set_aside_too_large),
 )
-"""The rules with their thresholds: any, a share of what fits, a share of the bytes kept, a share of L2."""
 
 
-def more_kernels(sides: Sides, threshold: float) -> Found | None:
-    """Kernels in each launch that base has no counterpart for."""
+# Kernels and their shapes
+
+
+def more_kernels(sides: Comparison, threshold: float) -> Estimate | None:
+    """More kernels in a launch."""
     added, gone = sides.kernels.added, sides.kernels.replaced
     many = sum(kernel.count for kernel in added) - sum(kernel.count for kernel in gone)
     if many < threshold:
         return None
-    took = sum(kernel.seconds for kernel in added) - sum(kernel.seconds for kernel in gone)
-    before = sum(kernel.count for kernel in sides.base.kernels)
-    after = sum(kernel.count for kernel in sides.head.kernels)
-    instead = f" in place of {_names(gone)}" if gone else ""
-    sentence = f"{after:.3g} kernels in each launch where it was {before:.3g}: {_names(added)}{instead}"
-    sentence += f", {format_time(max(took, 0.0))} more" if took > 0 else ""
-    return Found(sentence, max(0.0, took) + many * GAP_SECONDS, (("kernels", before, after),))
+    before, after = (sum(kernel.count for kernel in side.kernels) for side in (sides.base, sides.head))
+    took = sum(kernel.seconds for kernel in gone), sum(kernel.seconds for kernel in added)
+    details = {name: base_names(kernel.name for kernel in kernels) for name, kernels in (("added", added), ("replaced", gone)) if kernels}
+    figures: dict[str, Pair] = {"kernels": (before, after), "replaced_seconds": took}
+    return Estimate(max(0.0, took[1] - took[0]) + many * GAP_SECONDS, figures, details)
 
 
-def _names(kernels: Sequence[OneKernel]) -> str:
-    return base_names(kernel.name for kernel in kernels)
-
-
-def fewer_threads(sides: Sides, threshold: float) -> Found | None:
-    """The longest kernel's grid no longer fills the device."""
+def fewer_threads(sides: Comparison, threshold: float) -> Estimate | None:
+    """The grid of head's longest kernel fills a smaller share of the device."""
     rooms = [figures.facts.sm_count * figures.facts.max_threads_per_sm for figures in (sides.base, sides.head)]
     if not sides.kernels.alike or not all(rooms):
         return None
@@ -168,15 +128,16 @@ def fewer_threads(sides: Sides, threshold: float) -> Found | None:
     was, now = (min(1.0, kernel.blocks * kernel.threads / room) for kernel, room in zip((before, after), rooms, strict=True))
     if now > was * (1 - threshold):
         return None
-    sentence = (
-        f"{_whose(sides, after)}grid {before.blocks} × {before.threads} → {after.blocks} × {after.threads}: the launch fills "
-        f"{100 * now:.3g} % of the device's threads where it was {100 * was:.3g} %"
-    )
-    return Found(sentence, _seconds(sides, after) * (1 - now / was), (("resident_share", was, now),))
+    figures: dict[str, Pair] = {"resident_share": (was, now)} | _shapes(before, after)
+    return Estimate(_seconds(sides, after) * (1 - now / was), figures, _kernel(sides, after))
 
 
-def occupancy(sides: Sides, threshold: float) -> Found | None:
-    """Fewer warps at once on an SM, for a kernel that lives on memory."""
+LIVES_ON_MEMORY = 0.3
+"""Share of the DRAM peak above which base's kernel is bound by memory."""
+
+
+def occupancy(sides: Comparison, threshold: float) -> Estimate | None:
+    """Lower occupancy of a kernel that is bound by memory."""
     peak = sides.base.facts.peak_bandwidth or math.inf
     fewer = [
         (before, after)
@@ -188,182 +149,199 @@ def occupancy(sides: Sides, threshold: float) -> Found | None:
         return None
     before, after = max(fewer, key=lambda one: one[1].seconds)
     was, now = before.occupancy or 0.0, after.occupancy or 0.0
-    moved = (("registers", before.registers, after.registers), ("threads of a block", before.threads, after.threads))
-    why = ", ".join(f"{name} {one} → {other}" for name, one, other in moved if None not in (one, other) and one != other)
-    sentence = f"{_whose(sides, after)}occupancy {100 * was:.0f} → {100 * now:.0f} %{f' ({why})' if why else ''}: fewer loads in flight"
-    return Found(sentence, 0.0, (("occupancy", was, now),), reserve=_seconds(sides, after) * (1 - now / was))
+    figures = {"occupancy": (was, now), "registers": (before.registers, after.registers), **_shapes(before, after)}
+    return Estimate(0.0, figures, _kernel(sides, after), reserve=_seconds(sides, after) * (1 - now / was))
 
 
-LIVES_ON_MEMORY = 0.3
-"""Share of the DRAM peak that a kernel reached in base, from which on its time is that of memory."""
+def _shapes(before: KernelFigures, after: KernelFigures) -> dict[str, Pair]:
+    return {"blocks": (before.blocks, after.blocks), "threads_per_block": (before.threads, after.threads)}
 
 
-def _whose(sides: Sides, kernel: OneKernel) -> str:
-    """ "triad: ", where a launch has several kernels."""
-    return f"{base_name(kernel.name)}: " if len(sides.kernels.pairs) > 1 else ""
+def _kernel(sides: Comparison, kernel: KernelFigures) -> dict[str, str]:
+    """The name of a kernel, if a launch has several."""
+    return {"kernel": base_name(kernel.name)} if len(sides.kernels.pairs) > 1 else {}
 
 
-def _seconds(sides: Sides, kernel: OneKernel) -> float:
+def _seconds(sides: Comparison, kernel: KernelFigures) -> float:
     """Seconds of head's launch that one of its kernels takes."""
     whole = sides.kernels.head.seconds
     return sides.kernel_seconds * (kernel.seconds / whole if whole else 1.0)
 
 
-def _sm(conditions: Conditions) -> float | None:
-    return conditions.sm_clock_hz
+# Clocks
 
 
-def _memory(conditions: Conditions) -> float | None:
-    return conditions.memory_clock_hz
-
-
-def sm_clock(sides: Sides, threshold: float) -> Found | None:
+def sm_clock(sides: Comparison, threshold: float) -> Estimate | None:
     """A lower SM clock."""
-    return _clock(sides, threshold, "SM", _sm, 1 - sides.memory_share)
+    return _clock(sides, threshold, "sm_clock", lambda conditions: conditions.sm_clock_hz, 1 - sides.memory_share)
 
 
-def memory_clock(sides: Sides, threshold: float) -> Found | None:
+def memory_clock(sides: Comparison, threshold: float) -> Estimate | None:
     """A lower memory clock."""
-    return _clock(sides, threshold, "memory", _memory, sides.memory_share)
+    return _clock(sides, threshold, "memory_clock", lambda conditions: conditions.memory_clock_hz, sides.memory_share)
 
 
-def _clock(sides: Sides, threshold: float, name: str, of: Callable[[Conditions], float | None], share: float) -> Found | None:
+def _clock(sides: Comparison, threshold: float, name: str, of: Callable[[Conditions], float | None], share: float) -> Estimate | None:
     was, now = sides.base.clock(of), sides.head.clock(of)
     if not was or not now or now >= was * (1 - threshold):
         return None
-    reasons = sides.head.measurement.during.throttle_reasons if sides.head.measurement.during else ()
-    why = f" ({', '.join(reasons)})" if reasons else ""
-    sentence = f"{name} clock {was / 1e6:.0f} → {now / 1e6:.0f} MHz{why}: not the code"
-    return Found(sentence, sides.base.latency * (was / now - 1) * share, ((f"{name.lower()}_clock", was, now),))
+    during = sides.head.measurement.during
+    return Estimate(
+        sides.base.latency * (was / now - 1) * share,
+        {name: (was, now)},
+        {"throttle_reasons": ", ".join(during.throttle_reasons)} if during and during.throttle_reasons else {},
+    )
 
+
+# Access patterns, bytes and misses
 
 NOTABLE = 0.1
-"""Share of the kernels' time below which the accesses of one of them are not worth a word."""
+"""Share of the kernels' time or of the further bytes below which one kernel is ignored."""
 SHIFT = (0.75, 1.25)
-"""Sectors more for each request that a shift against the sectors makes, about: one."""
+"""Further sectors of a request that is shifted against them: about one."""
 SHIFTS_AT_MOST = 1.55
-"""Times the sectors that a shift makes at most: three in place of the two of 2-byte elements."""
+"""Largest growth of sectors by a shift: three in place of the two of 2-byte elements."""
 SCATTERED = 31.5
-"""Sectors of a request from which on each of a warp's 32 threads touches its own."""
+"""Sectors of a request from which each of a warp's 32 threads touches its own."""
 FILLED = 1.1
-"""What DRAM reads over what the SMs read, from which on something else than a load reads it."""
+"""Bytes that DRAM reads over those that the SMs read, above which stores cause reads too."""
 SAME = 0.03
-"""Change of what is asked of L2 up to which it is told as none, the threshold of `more bytes`."""
+"""Growth of what is asked of L2 that counts as none, the threshold of `more bytes`."""
 
 
-def access_pattern(sides: Sides, threshold: float) -> Found | None:
-    """Sectors that are touched for the same bytes."""
+def access_pattern(sides: Comparison, threshold: float) -> Estimate | None:
+    """More sectors for the same bytes."""
     if not sides.knows_accesses:
-        return _pattern_of_record(sides, threshold)
+        return _recorded_pattern(sides, threshold)
     least = NOTABLE * sides.kernels.head.seconds
     worse = [one for one in sides.accesses if one.ratio >= 1 + threshold and one.seconds >= least]
     if not worse:
         return None
     one = max(worse, key=lambda access: (access.wasted, access.ratio))
     noun = "load" if one.load else "store"
-    told = f"sectors per {noun} {one.sectors[0]:.3g} → {one.sectors[1]:.3g}: " if one.sectors is not None else ""
-    told += _pattern(one.ratio, one.sectors, one.used)
-    if len(sides.kernels.pairs) > 1:
-        told = f"{one.kernel}: {told}"
-    told += _kept_by_l1(one, sides.same_work)
-    # With more bytes beside it, what DRAM moves more stands there.
-    if (dram := sides.dram) is not None and dram > 1.02 and sides.asked <= 1 + SAME:
-        told += f"; DRAM bytes {format_share(dram - 1, sign=True)}"
-    figures = (
+    named = (
         ("sectors_per_request" if one.load else "sectors_per_store", one.sectors),
         (f"used_of_{noun}", one.used),
         ("asked_of_l2", one.l2),
     )
-    evidence = [(name, *two) for name, two in figures if two is not None]
+    figures: dict[str, Pair] = {name: pair for name, pair in named if pair is not None}
+    figures["sectors_growth"] = 1.0, one.ratio
+    # Next to more bytes, that cause has the growth of DRAM bytes.
+    if sides.dram is not None and sides.dram > 1.02 and sides.asked <= 1 + SAME:
+        figures["dram"] = sides.kernels.base.dram, sides.kernels.head.dram
+    details = {"of": noun, "pattern": _pattern(one.ratio, one.sectors)}
+    if len(sides.kernels.pairs) > 1:
+        details["kernel"] = one.kernel
+    if one.absorbed:
+        details["kept_by_l1"] = _kept_by_l1(one, sides.same_work)
     seconds = sides.seconds_of(sides.pattern)
     whole = sides.kernel_seconds * one.seconds / (sides.kernels.head.seconds or one.seconds or 1.0)
-    return Found(told, seconds, tuple(evidence), reserve=max(0.0, whole * (1 - 1 / one.ratio) - seconds))
+    return Estimate(seconds, figures, details, reserve=max(0.0, whole * (1 - 1 / one.ratio) - seconds))
 
 
-def _kept_by_l1(one: Access, same_work: bool) -> str:
-    if not one.absorbed:
-        return ""
-    if one.wasted <= 0:
-        return "; L1 keeps that from L2"
-    # L2 is asked for as much where more data is loaded in a pattern whose sectors stay in L1 until all of them is used.
-    unknown = "" if one.wanted is not None or same_work else ", and whether that is more data was not counted"
-    return f"; L1 keeps a part from L2, which is asked for {format_share(one.grown - 1)} more{unknown}"
-
-
-def _pattern_of_record(sides: Sides, threshold: float) -> Found | None:
-    was, now = sides.base.measurement.sectors_per_request, sides.head.measurement.sectors_per_request
-    if was is None or now is None or sides.touched < 1 + threshold:
+def _recorded_pattern(sides: Comparison, threshold: float) -> Estimate | None:
+    """The same from the record of a kernel of the catalogue."""
+    sectors = sides.base.measurement.sectors_per_request, sides.head.measurement.sectors_per_request
+    if sectors[0] is None or sectors[1] is None or sides.touched < 1 + threshold:
         return None
-    sentence = f"sectors per request {was:.3g} → {now:.3g}: {_pattern(sides.touched, (was, now), None)}"
-    return Found(sentence, sides.seconds_of(sides.pattern), (("sectors_per_request", was, now),))
+    details = {"of": "request", "pattern": _pattern(sides.touched, (sectors[0], sectors[1]))}
+    return Estimate(sides.seconds_of(sides.pattern), {"sectors_per_request": sectors, "sectors_growth": (1.0, sides.touched)}, details)
 
 
-def _pattern(ratio: float, sectors: Two | None, used: Two | None) -> str:
+def _kept_by_l1(one: AccessChange, same_work: bool) -> str:
+    if one.wasted <= 0:
+        return "all"
+    # More data in a pattern whose sectors stay in L1 until all of them is used looks the same to L2.
+    return "part" if one.wanted is not None or same_work else "part, or more data"
+
+
+def _pattern(ratio: float, sectors: tuple[float, float] | None) -> str:
     whole = round(ratio)
     if ratio <= SHIFTS_AT_MOST and sectors is not None and SHIFT[0] <= sectors[1] - sectors[0] <= SHIFT[1]:
-        return "misaligned, each warp touches a sector more"
+        return "misaligned"
     if whole >= 2 and abs(ratio / whole - 1) < 0.05:
-        if sectors is not None and sectors[1] >= SCATTERED:
-            return f"stride {whole} or more, or scattered: each element has a sector of its own"
-        return f"stride {whole}"
-    shares = f", threads use {100 * used[0]:.0f} → {100 * used[1]:.0f} % of their bytes" if used is not None else ""
-    return f"{ratio:.3g} times the sectors for the same bytes, accesses are less coalesced{shares}"
+        return "scattered" if sectors is not None and sectors[1] >= SCATTERED else "stride"
+    return "less coalesced"
 
 
-def more_bytes(sides: Sides, threshold: float) -> Found | None:
-    """More bytes to be moved, by the declaration or as the SMs ask for them."""
+def more_bytes(sides: Comparison, threshold: float) -> Estimate | None:
+    """More bytes to move, as declared or as the SMs request them."""
     if sides.asked < 1 + threshold:
         return None
+    figures: dict[str, Pair] = {"bytes_growth": (1.0, sides.asked)}
     was, now = sides.base.compulsory, sides.head.compulsory
-    told, evidence = [], list[tuple[str, float | None, float | None]]()
     if was and now and now > was * (1 + threshold):
-        told.append(f"declared {format_bytes(was)} → {format_bytes(now)}")
-        evidence.append(("declared", float(was), float(now)))
+        figures["declared"] = was, now
     if sides.counted:
         base, head = sides.kernels.base, sides.kernels.head
-        if sides.dram is not None and base.dram and head.dram:
-            told.append(f"DRAM {size(base.dram)} → {size(head.dram)}{rates(sides)}")
-            evidence.append(("dram", base.dram, head.dram))
+        if sides.dram is not None:
+            figures["dram"], figures["l2_hit_rate"] = (base.dram, head.dram), (base.hit_rate, head.hit_rate)
         if base.asked and head.asked:
-            told.append(f"asked of L2 {size(base.asked)} → {size(head.asked)}{_by_kernel(sides)}")
-            evidence.append(("asked_of_l2", base.asked, head.asked))
-    besides = " besides sectors used in part" if sides.counted and sides.pattern >= 1 + threshold else ""
-    sentence = f"{format_share(sides.asked - 1, sign=True)} bytes to move{_wider(sides)}{besides}: {', '.join(told)}"
-    return Found(sentence, sides.seconds_of(sides.asked), tuple(evidence))
+            figures["asked_of_l2"] = base.asked, head.asked
+            figures |= _by_kernel(sides)
+    details = {"besides": "access pattern"} if sides.counted and sides.pattern >= 1 + threshold else {}
+    return Estimate(sides.seconds_of(sides.asked), figures, details | _wider(sides))
 
 
-def _by_kernel(sides: Sides) -> str:
-    """The accesses that most of the further bytes are of, where there are several kernels."""
+def _by_kernel(sides: Comparison) -> dict[str, Pair]:
+    """The loads and stores that most of the further bytes are of, where a launch has several kernels."""
     if len(sides.kernels.pairs) < 2:
-        return ""
+        return {}
     found = sorted((one for one in sides.accesses if one.further > 0), key=lambda one: -one.further)
-    whole = sum(one.further for one in found)
-    told = [f"{one.kernel} {'reads' if one.load else 'writes'} {size(one.further)} more" for one in found if one.further >= NOTABLE * whole]
-    return f"; {', '.join(told)}" if told else ""
+    least = NOTABLE * sum(one.further for one in found)
+    return {f"{one.kernel} {'reads' if one.load else 'writes'}": (0.0, one.further) for one in found if one.further >= least}
 
 
-def _wider(sides: Sides) -> str:
+def _wider(sides: Comparison) -> dict[str, str]:
+    """A wider type in the names of head's kernels."""
     words = [{word for kernel in side.kernels for word in re.findall(r"\w+", kernel.name)} for side in (sides.base, sides.head)]
     for wide, narrow in (("double", "float"), ("float64", "float32"), ("int64", "int32"), ("long", "int"), ("float", "__half")):
         if wide in words[1] and wide not in words[0] and narrow in words[0]:
-            return f" ({wide} where it was {narrow})"
-    return ""
+            return {"type": wide, "type_was": narrow}
+    return {}
 
 
-def l2_misses(sides: Sides, threshold: float) -> Found | None:
-    """More DRAM bytes for what is asked, where no window accounts for it."""
-    if sides.misses < 1 + threshold or claim_misses(sides):
+def l2_misses(sides: Comparison, threshold: float) -> Estimate | None:
+    """More DRAM bytes for the same requests to L2, without a change of the window."""
+    if sides.misses < 1 + threshold or any(rule.find(sides, rule.threshold) is not None for rule in WINDOW_RULES):
         return None
     base, head = sides.kernels.base, sides.kernels.head
     if (head.dram or 0) - (base.dram or 0) < MB:
         return None
-    dram = f"DRAM bytes {format_share((sides.dram or 1.0) - 1, sign=True)}{rates(sides)}"
-    asked = f"with {format_share(sides.asked - 1, sign=True)} to move" if abs(sides.asked - 1) > SAME else "with as much to move"
+    figures: dict[str, Pair] = {
+        "dram": (base.dram, head.dram),
+        "l2_hit_rate": (base.hit_rate, head.hit_rate),
+        "bytes_growth": (1.0, sides.asked if abs(sides.asked - 1) > SAME else 1.0),
+    }
     over = [total.dram_read / read if total.dram_read and (read := total.l2(0)) else 1.0 for total in (base, head)]
     stored = base.used(1), head.used(1)
-    if over[1] > FILLED >= over[0] and stored[0] and stored[1] and stored[1] < stored[0]:
-        sentence = f"{dram}: DRAM reads {over[1]:.2g} times what the SMs read, because sectors that stores fill in part are read first"
-    else:
-        sentence = f"{dram} {asked}: what L2 served comes from DRAM, the working set no longer fits or is visited in another order"
-    evidence = (("dram", base.dram, head.dram), ("l2_hit_rate", base.hit_rate, head.hit_rate))
-    return Found(sentence, sides.seconds_of(sides.misses), evidence)
+    partial = over[1] > FILLED >= over[0] and stored[0] and stored[1] and stored[1] < stored[0]
+    if partial:
+        figures["dram_over_l2_reads"] = over[0], over[1]
+    return Estimate(sides.seconds_of(sides.misses), figures, {"why": "partial stores" if partial else "working set"})
+
+
+NCU = Need("needs counters of ncu on both sides", lambda sides: sides.counted)
+WATCHED = Need("needs --gpumem-explain (CUPTI) or a profile on both sides", lambda s: s.base.knows_kernels and s.head.knows_kernels)
+PATTERN = Need(
+    "needs counters of ncu on both sides",
+    lambda s: s.counted or bool(s.base.measurement.sectors_per_request and s.head.measurement.sectors_per_request),
+)
+BYTES = Need(
+    "needs declared traffic or counters of ncu on both sides", lambda s: s.counted or bool(s.base.compulsory and s.head.compulsory)
+)
+
+_FACTOR = "kernel time × (1 − 1/ratio), by its part of all such factors"
+_ASKED = "kernel time × (1 − 1/growth of what L2 is asked), by its part of all such factors; above that waiting for L1, after all others"
+_WAITING = "kernel time × (1 − ratio), after all others"
+
+RULES = (
+    Rule("more kernels", "kernels in a launch", 0.5, "more", ITS_TIME, (WATCHED,), more_kernels),
+    Rule("access pattern", "sectors for the bytes that threads use", 0.1, "more sectors", _ASKED, (PATTERN,), access_pattern),
+    Rule("more bytes", "bytes to move", SAME, "more bytes", _FACTOR, (BYTES,), more_bytes),
+    Rule("L2 misses", "DRAM bytes for what is asked of L2", 0.06, "more bytes, and 1 MB", _FACTOR, (NCU,), l2_misses),
+    Rule("fewer threads", "share of the device's threads in the grid", 0.2, "less", "kernel time × (1 − ratio)", (WATCHED,), fewer_threads),
+    Rule("occupancy", "achieved occupancy of a kernel that DRAM bounds", 0.15, "less", _WAITING, (NCU,), occupancy),
+    Rule("SM clock", "SM clock while sampling", 0.02, "lower", "base × (ratio − 1) × what DRAM does not bound", (), sm_clock),
+    Rule("memory clock", "memory clock while sampling", 0.02, "lower", "base × (ratio − 1) × what DRAM bounds", (), memory_clock),
+)

@@ -66,7 +66,7 @@ def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
         base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)
         found = explain(base, head, slow_down(past, row.measurement))
         lines = ["why: " + text(row.key, found)]
-        if found.not_looked_at:
+        if found.skipped:
             lines.append(f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
         said.append("\n".join(lines))
     return said

@@ -14,8 +14,7 @@ import pytest
 from explain_cases import BadCases, load
 from explain_proof import COUNTED, WATCHED, judged, name_of, rows, table, verdict
 
-from pytest_gpumem.explain.causes import UNEXPLAINED
-from pytest_gpumem.explain.rules import RULES
+from pytest_gpumem.explain.causes import RULES, UNEXPLAINED
 
 
 def explanation(name: str, first: str | None, *causes: str) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, window
 
-from pytest_gpumem.explain.causes import UNEXPLAINED, SlowDown, share_out
+from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, SlowDown, share_out
 from pytest_gpumem.explain.figures import Evidence
-from pytest_gpumem.explain.rule import Found
-from pytest_gpumem.explain.rules import RULES
-from pytest_gpumem.explain.text import text, to_json
+from pytest_gpumem.explain.rule import Estimate
+from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, Traffic
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 
@@ -148,7 +147,7 @@ def test_what_was_planted_is_named_first(name: str) -> None:
     base, head, rule, words = PLANTED[name]
     found = why(base, head)
     assert found.first == rule, text(name, found)
-    assert words in found.causes[0].sentence
+    assert words in sentence(found.causes[0])
     assert found.causes[0].share > 0.5
 
 
@@ -162,7 +161,7 @@ def test_shares_sum_to_the_slow_down(name: str) -> None:
 
 
 def test_every_rule_is_planted() -> None:
-    assert {rule for _, _, rule, _ in PLANTED.values()} == {rule.name for rule in RULES}
+    assert {rule for _, _, rule, _ in PLANTED.values()} == {rule.name for rule in RULES} == set(SENTENCES)
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
@@ -241,7 +240,7 @@ def test_a_copy_that_the_host_waits_for_may_cost_more_than_its_time() -> None:
     small = CopyUse("D2H", "device", "pageable", 1, 4, 1_000)
     (cause,) = why(side(), side(430e-6, activity=copies(small))).causes
     assert (cause.rule, cause.share, cause.up_to) == ("more copies", 1.0, True)
-    assert cause.sentence == "1 copy of pageable memory from device to host of 4.000 B in each launch, before none"
+    assert sentence(cause) == "1 copy of pageable memory from device to host of 4.000 B in each launch, before none"
     (cause,) = why(side(), side(430e-6, activity=copies(replace(small, destination="pinned")))).causes
     assert cause.share < 0.1
 
@@ -255,22 +254,25 @@ def test_wider_loads_of_the_same_bytes_are_no_pattern() -> None:
 def test_what_could_not_be_looked_at_is_said_with_what_it_needs() -> None:
     bare = side(480e-6, None, activity=None, migrations=None, traffic=None)
     found = why(side(kernels=None, activity=None, migrations=None, traffic=None), bare)
-    told = " | ".join(found.not_looked_at)
-    assert "GPU page faults in a launch" in told
-    assert "needs page counts (CUPTI or nsys) on both sides" in told
-    assert "DRAM bytes for what is asked of L2" in told
-    assert "needs counters of ncu on both sides" in told
+    needs = {rule.name: [need.words for need in lacking] for rule, lacking in found.skipped}
+    assert needs["page faults"] == ["needs page counts (CUPTI or nsys) on both sides"]
+    assert needs["L2 misses"] == ["needs counters of ncu on both sides"]
+    assert any(
+        one.startswith("GPU page faults in a launch, ") and one.endswith(": needs page counts (CUPTI or nsys) on both sides")
+        for one in not_looked_at(found)
+    )
     assert found.first == UNEXPLAINED
 
 
 def test_the_same_kernel_under_another_name_is_paired_by_its_place() -> None:
     found = why(side(), side(660e-6, (counted(SCATTERED, name="triad_v2<float>"),)))
     assert found.first == "access pattern"
-    assert found.notes == ("other kernels run: triad_v2 where it was triad",)
+    assert found.notes == (Note("kernels", "triad", "triad_v2"),)
+    assert note_text(found.notes[0]) == "other kernels run: triad_v2 where it was triad"
 
 
-def found_of(seconds: float, **kind: float) -> tuple[object, Found]:
-    return RULES[0], Found("it moved", seconds, **kind)
+def found_of(seconds: float, **kind: float) -> tuple[object, Estimate]:
+    return RULES[0], Estimate(seconds, **kind)
 
 
 def test_estimates_above_the_slow_down_are_scaled_and_say_up_to() -> None:
@@ -326,7 +328,8 @@ WITH_L1 = counted(l1_load=5 * 800_000_000, l1_store=5 * 400_000_000)
 def test_sectors_that_l1_keeps_from_l2_cost_no_bytes() -> None:
     found = why(side(), side(440e-6, (HALF_USED,)))
     assert found.causes[0].rule == "access pattern"
-    assert "stride 2; L1 keeps that from L2" in found.causes[0].sentence
+    assert (found.causes[0].details["pattern"], found.causes[0].details["kept_by_l1"]) == ("stride", "all")
+    assert "stride 2; L1 keeps that from L2" in sentence(found.causes[0])
     assert found.causes[0].up_to
     both = counted(HALF_USED, times_l2_written=2, times_dram_written=2)
     assert [cause.rule for cause in why(side(), side(480e-6, (both,))).causes] == ["more bytes"]
@@ -337,8 +340,8 @@ def test_sectors_that_l1_keeps_in_part_cost_what_l2_is_asked_for() -> None:
     records = counted(sectors_per_request=28.0, used_of_load=1 / 7, times_l2_read=7 / 6, times_dram_read=7 / 6)
     (cause,) = why(side(), side(440e-6, (records,))).causes
     assert cause.rule == "access pattern"
-    assert "stride 7; L1 keeps a part from L2, which is asked for 16.7 % more" in cause.sentence
-    assert ("asked_of_l2", 800_000_000, pytest.approx(800_000_000 * 7 / 6)) in cause.evidence
+    assert "stride 7; L1 keeps a part from L2, which is asked for 16.7 % more" in sentence(cause)
+    assert cause.figures["asked_of_l2"] == (800_000_000, pytest.approx(800_000_000 * 7 / 6))
 
 
 def test_wider_data_in_a_worse_pattern_is_more_bytes_where_loads_were_counted() -> None:
@@ -347,11 +350,11 @@ def test_wider_data_in_a_worse_pattern_is_more_bytes_where_loads_were_counted() 
     first, *rest = why(side(kernels=(WITH_L1,), traffic=None), side(500e-6, (changed,), traffic=None)).causes
     assert first.rule == "more bytes"
     assert first.share > 0.9
-    assert ["L1 keeps that from L2" in cause.sentence for cause in rest] == [True]
+    assert [cause.details["kept_by_l1"] for cause in rest] == ["all"]
     unknown = [without(one, "l1_load", "l1_store") for one in (WITH_L1, changed)]
     (cause,) = why(side(kernels=(unknown[0],), traffic=None), side(500e-6, (unknown[1],), traffic=None)).causes
     assert cause.rule == "access pattern"
-    assert "asked for 33.3 % more, and whether that is more data was not counted" in cause.sentence
+    assert "asked for 33.3 % more, and whether that is more data was not counted" in sentence(cause)
 
 
 def test_each_kernel_is_held_against_its_own_counterpart() -> None:
@@ -359,25 +362,27 @@ def test_each_kernel_is_held_against_its_own_counterpart() -> None:
     short, long = counted(SECOND, registers=24), KERNEL
     slower = counted(SECOND, nanoseconds=5 * 500_000, sectors_per_request=8.0, used_of_load=0.5, times_l2_read=2, times_dram_read=2)
     (cause,) = why(side(490e-6, (long, short)), side(900e-6, (slower, long))).causes
-    assert cause.sentence.startswith("scale: sectors per load 4 → 8: stride 2")
+    assert (cause.details["kernel"], cause.details["pattern"]) == ("scale", "stride")
+    assert sentence(cause).startswith("scale: sectors per load 4 → 8: stride 2")
     fewer = counted(SECOND, nanoseconds=5 * 500_000, occupancy=0.2, registers=96)
     (cause,) = why(side(490e-6, (long, short)), side(900e-6, (fewer, long))).causes
-    assert "(registers 24 → 96)" in cause.sentence
+    assert cause.figures["registers"] == (24, 96)
 
 
 def test_more_bytes_of_several_kernels_say_whose_they_are() -> None:
     larger = counted(SECOND, times_l2_written=2, times_dram_written=2)
     (cause,) = why(side(490e-6, (KERNEL, SECOND), traffic=None), side(560e-6, (KERNEL, larger), traffic=None)).causes
     assert cause.rule == "more bytes"
-    assert cause.sentence.endswith("; scale writes 400.0 MB more")
+    assert sentence(cause).endswith("; scale writes 400.0 MB more")
 
 
 def test_sectors_that_stores_fill_in_part_are_no_working_set_that_outgrew_l2() -> None:
     """`stride_two` of tests/data/explain: DRAM reads twice what the SMs read."""
     strided = counted(SCATTERED, sectors_per_store=8.0, used_of_store=0.5, times_l2_written=2, times_dram_written=2, times_dram_read=2)
-    told = {cause.rule: cause.sentence for cause in why(side(), side(900e-6, (strided,))).causes}
-    assert list(told) == ["access pattern", "L2 misses"]
-    assert told["L2 misses"].endswith("DRAM reads 2 times what the SMs read, because sectors that stores fill in part are read first")
+    causes = why(side(), side(900e-6, (strided,))).causes
+    assert [cause.rule for cause in causes] == ["access pattern", "L2 misses"]
+    assert causes[1].details["why"] == "partial stores"
+    assert sentence(causes[1]).endswith("DRAM reads 2 times what the SMs read, because sectors that stores fill in part are read first")
 
 
 @pytest.mark.parametrize(
@@ -394,20 +399,23 @@ def test_sectors_that_stores_fill_in_part_are_no_working_set_that_outgrew_l2() -
 def test_a_pattern_is_told_by_its_sectors(sectors: tuple[float, float], used: tuple[float, float], words: str) -> None:
     base, head = (counted(sectors_per_request=one, used_of_load=share) for one, share in zip(sectors, used, strict=True))
     head = counted(head, times_l2_read=used[0] / used[1])
-    assert words in why(side(kernels=(base,)), side(900e-6, (head,))).causes[0].sentence
+    assert words in sentence(why(side(kernels=(base,)), side(900e-6, (head,))).causes[0])
 
 
 def test_words_of_a_kernel_s_name_are_no_types() -> None:
     larger = counted(LARGER, name="long_point(unsigned int)")
     found = why(side(kernels=(counted(name="short_point(int)"),), traffic=None), side(520e-6, (larger,), traffic=None))
-    assert "where it was int" not in found.causes[0].sentence
+    assert "type" not in found.causes[0].details
 
 
 def test_what_is_unexplained_is_said_to_be_in_the_kernels_or_beside_them() -> None:
     (note,) = why(side(), side(800e-6, (counted(times_nanoseconds=2),))).notes
-    assert note.startswith("the kernels themselves take longer at about the same bytes and accesses, 400.0 us → 800.0 us: arithmetic")
+    assert note_text(note).startswith(
+        "the kernels themselves take longer at about the same bytes and accesses, 400.0 us → 800.0 us: arithmetic"
+    )
     (note,) = why(side(), side(800e-6)).notes
-    assert note.startswith("the kernels take no longer, 400.0 us → 400.0 us: the time goes beside them")
+    assert note.code == "beside the kernels"
+    assert note_text(note).startswith("the kernels take no longer, 400.0 us → 400.0 us: the time goes beside them")
     assert why(side(kernels=None), side(800e-6, None)).notes == ()
     assert why(side(), side(500e-6, (LARGER,))).notes == ()
 
@@ -423,7 +431,7 @@ def test_the_pattern_of_a_kernel_that_takes_next_to_no_time_is_not_worth_a_word(
     small = counted(name="tiny", nanoseconds=5 * 4_000, times_l2_read=1e-4, times_l2_written=1e-4, times_dram_read=1e-4)
     worse = counted(small, sectors_per_request=32.0, used_of_load=0.125, times_l2_read=8)
     (cause,) = why(side(404e-6, (KERNEL, small)), side(444e-6, (HALF_USED, worse))).causes
-    assert cause.sentence.startswith("triad: sectors per load 4 → 8: stride 2")
+    assert cause.details["kernel"] == "triad"
 
 
 def test_another_kernel_that_became_the_longest_is_no_smaller_grid_and_no_lower_occupancy() -> None:
@@ -433,5 +441,5 @@ def test_another_kernel_that_became_the_longest_is_no_smaller_grid_and_no_lower_
     assert found.causes == ()
     fewer = counted(SECOND, grid=(32, 1, 1), nanoseconds=5 * 600_000)
     (cause,) = why(side(490e-6, (KERNEL, SECOND)), side(1e-3, (fewer, KERNEL))).causes
-    assert cause.sentence.startswith("scale: grid 1056 × 256 → 32 × 256")
+    assert (cause.details["kernel"], cause.figures["blocks"]) == ("scale", (1056, 32))
     assert cause.estimate == pytest.approx(1e-3 * 0.6 * (1 - 32 / 1056))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.commands.explain import explanations
-from pytest_gpumem.explain.causes import UNEXPLAINED, Explanation
+from pytest_gpumem.explain.causes import UNEXPLAINED, Explanation, Note
 from pytest_gpumem.explain.evidence import load
+from pytest_gpumem.explain.text import note_text, sentence
 
 KEPT = Path(__file__).parents[2] / "data" / "explain"
 LARGEST = 200 * 1024
@@ -71,13 +72,13 @@ def test_sentences_say_what_the_counters_of_a_gpu_show(name: str) -> None:
     found = explained(KEPT / name)
     assert [cause.rule for cause in found.causes] == [rule for rule, _ in TOLD[name]]
     for cause, (_, words) in zip(found.causes, TOLD[name], strict=True):
-        assert words in cause.sentence
+        assert words in sentence(cause)
 
 
 def test_notes_are_short_and_tell_where_to_look() -> None:
-    assert explained(KEPT / "kmeans_records").notes == ("other kernels run: assign_records where it was assign_planes",)
+    assert explained(KEPT / "kmeans_records").notes == (Note("kernels", "assign_planes", "assign_records"),)
     (note,) = explained(KEPT / "kepler_steps").notes
-    assert "the kernels themselves take longer at about the same bytes and accesses, 255.2 us → 393.3 us" in note
+    assert "the kernels themselves take longer at about the same bytes and accesses, 255.2 us → 393.3 us" in note_text(note)
 
 
 def test_wider_data_is_more_bytes_where_the_sectors_of_l1_were_counted() -> None:
