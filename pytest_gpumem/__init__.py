@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.units import GB, KB, MB, GiB, KiB, MiB
 
 if TYPE_CHECKING:
-    from pytest_gpumem.measuring.target import Case as Case
+    from pytest_gpumem.measuring.target_case import Case as Case
 
     __version__: str
 
@@ -18,9 +18,9 @@ def __getattr__(name: str) -> object:
     # Lazy: pytest imports this package in every session, also in those without --gpumem.
     value: object
     if name == "Case":
-        from pytest_gpumem.measuring import target
+        from pytest_gpumem.measuring import target_case
 
-        value = target.Case
+        value = target_case.Case
     elif name == "__version__":
         from importlib.metadata import version
 

@@ -30,10 +30,12 @@ from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import ALLOCATORS, Device, MemoryKind
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.overlap import overlap_of
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.staging import Work
-from pytest_gpumem.measuring.works import Works, overlap_of
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.kinds import memory_kind
 from pytest_gpumem.memory.spaces import Memory

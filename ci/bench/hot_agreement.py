@@ -33,8 +33,8 @@ from whole_mib import whole_mib
 from pytest_gpumem.devices.opening import NoDevice
 from pytest_gpumem.devices.protocol import Launch, MemoryKind
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.controls import idle_launch
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.units import KiB, MiB
 

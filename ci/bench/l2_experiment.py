@@ -12,7 +12,7 @@ from held_samples import HeldSamples
 from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream, WindowSpec
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.flush import Flush
-from pytest_gpumem.measuring.placements import padding
+from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
 

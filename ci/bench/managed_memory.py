@@ -40,8 +40,9 @@ from fresh_processes import one_after_another, serve
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges

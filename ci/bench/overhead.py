@@ -25,7 +25,9 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.measuring import benchmark, target
+from pytest_gpumem.measuring.harness import Harness
+from pytest_gpumem.measuring.sampling import Sampling
+from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.plugin.state import GpuSession
 
 REST_LIMIT = 0.030
@@ -94,12 +96,12 @@ class Watch:
 def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     """Run the tests in this process; the watch and the run's JSON."""
     watch = Watch()
-    watch.watch(benchmark._Run, "_warm_up", "sampling")
-    watch.watch(benchmark._Run, "_fill", "sampling")
-    watch.watch(target.KernelTarget, "check", "checking")
-    watch.watch(benchmark.Conductor, "_wake", "once a session")
-    watch.watch(benchmark.Conductor, "floors", "once a session")
-    watch.watch(benchmark.Conductor, "flush", "once a session")
+    watch.watch(Sampling, "_warm_up", "sampling")
+    watch.watch(Sampling, "_fill", "sampling")
+    watch.watch(KernelLaunches, "check", "checking")
+    watch.watch(Harness, "wake", "once a session")
+    watch.watch(Harness, "floors", "once a session")
+    watch.watch(Harness, "flush", "once a session")
     GpuSession.device = property(watch.timed("once a session", GpuSession.device.fget))  # type: ignore[method-assign,assignment,arg-type]
     if not device.startswith("sim"):
         from pytest_gpumem.devices.cuda.compiler import Compiler

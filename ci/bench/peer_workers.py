@@ -22,7 +22,7 @@ from fresh_processes import serve
 from triad_bench import TriadBench, cuda_index, has_context, prepared
 
 from pytest_gpumem.devices.opening import Chosen
-from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.units import KiB, MiB
 

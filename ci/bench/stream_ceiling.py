@@ -28,8 +28,8 @@ from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Foreign, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import tile_bytes
-from pytest_gpumem.measuring.benchmark import Conductor
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
+from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
@@ -117,8 +117,9 @@ class _Kernel:
     def __init__(self, conductor: Conductor, arena: Arena, bound: BoundKernel, *arguments: Any) -> None:
         target = conductor.target(bound, arguments, {}, arena=arena)
         try:
-            target.check()
+            assert target.check is not None
             assert target.traffic is not None
+            target.check()
             self.nbytes = target.traffic.total
         finally:
             target.close()

@@ -11,8 +11,9 @@ from typing import Any
 from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import Allocation, MemoryKind
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement

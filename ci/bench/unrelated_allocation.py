@@ -30,7 +30,7 @@ from whole_mib import whole_mib
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.spread import difference, level, readings
-from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
 from pytest_gpumem.units import KiB, MiB

@@ -148,19 +148,34 @@ def _array(arena: Arena, nbytes: int) -> Buffer:
     return arena.buffer((nbytes // 4,), "i4")
 
 
-def _reading(device: Device, stream: Stream, launches: list[Launch]) -> float:
+def _reading(device: Device, stream: Stream, launches: Sequence[Launch]) -> float:
     """Seconds of one launch: the middle mean of batches."""
+    batches = readings(device, [stream], launches, READINGS + 1)  # the first finds the cache as the kernel before left it
+    return middle_mean([seconds / len(launches) for seconds in batches])
+
+
+def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True) -> list[float]:
+    """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
+
+    Args:
+        device: whose.
+        streams: where, one after another.
+        launches: kernels that are loaded already; none for an empty interval.
+        rounds: readings on each stream, with the one that is left out.
+        hold: hold the stream meanwhile; given up once a hold expires.
+    """
     start, end = device.event(), device.event()
-    readings, hold_works = list[float](), True
-    for _ in range(READINGS + 1):
-        with held(device, stream) if hold_works else nullcontext():
-            device.record(start, stream)
-            for launch in launches:
-                device.launch(launch, stream)
-            device.record(end, stream)
-        try:
-            device.synchronize(stream)
-        except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
-            hold_works = False
-        readings.append(device.elapsed(start, end) / len(launches))
-    return middle_mean(readings[1:])  # the first finds the cache as the kernel before left it
+    found = list[float]()
+    for _ in range(rounds):
+        for stream in streams:
+            with held(device, stream) if hold else nullcontext():
+                device.record(start, stream)
+                for launch in launches:
+                    device.launch(launch, stream)
+                device.record(end, stream)
+            try:
+                device.synchronize(stream)
+            except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
+                hold = False
+            found.append(device.elapsed(start, end))
+    return found[len(streams) :]

@@ -15,7 +15,7 @@ def put_back(device: Device, target: Target) -> None:
     """Put inputs and pages back exactly as before a sample, and wait."""
     target.prepare(target.stream)
     device.synchronize()
-    for buffer in target.homes:
+    for buffer in target.managed:
         buffer.put_home(target.stream)
     device.synchronize()
 
@@ -26,7 +26,7 @@ def launch(device: Device, target: Target) -> None:
     device.synchronize()
 
 
-def watch(device: Device, target: Target, *, profiled: bool) -> Activity:
+def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     """Watch one launch; whatever keeps us from it is in the result, not raised.
 
     Inputs and pages are put back before it exactly as before a sample, unwatched.
@@ -52,7 +52,7 @@ TRIES = 4
 """Passes after which counts that are not delivered are given up."""
 
 
-def count(device: Device, target: Target, *, profiled: bool) -> Migrations:
+def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:
     """Count one launch; whatever keeps us from it is in the result, not raised.
 
     Pages are put back before the launch exactly as before a sample. Counting slows faults down, so no sample is taken meanwhile.

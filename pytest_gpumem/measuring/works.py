@@ -1,16 +1,12 @@
-"""Work of copy engines, kernels and the host as a target, the parts of what overlaps, and how a test asks for such work."""
+"""Work of copy engines, kernels and the host: how a test asks for it (`gpu_work`), and as a target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.staging import (
     Allocating,
     BadWork,
@@ -22,116 +18,40 @@ from pytest_gpumem.measuring.staging import (
     Together,
     Work,
     WrongContent,
-    bound_of,
     enqueue,
 )
-from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.records.measurement import Traffic
-from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.units import format_share, format_time, parse_bytes
-
-if TYPE_CHECKING:
-    from pytest_gpumem.measuring.benchmark import Conductor, Plan
+from pytest_gpumem.units import format_time, parse_bytes
 
 _W = TypeVar("_W", bound=Work)
 
-PART_SHARE = 0.25
-"""Share of a measurement's budget that each part of overlapping work, and their sequence, is measured with."""
 
+def work_target(work: Work, arena: Arena) -> Target:
+    """Describe a piece of work where it is: its buffers are not moved, because a link does not see the difference."""
+    device, stream = arena.device, arena.stream
 
-class WorkTarget:
-    """A piece of work where it is: its buffers are not moved, because a link does not see the difference."""
-
-    foreign = False
-    restores = True
-    """Launches of work that spreads over streams do not follow each other in a batch."""
-    footprint: int | None = None
-    accesses_per_launch: int | None = None
-    sectors_per_request: float | None = None
-    requested: int | None = None
-    kernel_source: str | None = None
-    host_memory: tuple[tuple[str, str], ...] = ()
-    max_placements: int | None = 1
-    window = None
-    homes: tuple[Buffer, ...] = ()
-    any_stream = False
-
-    def __init__(self, work: Work, arena: Arena) -> None:
-        self._work, self._arena = work, arena
-        self.name = work.name
-        self.notes: tuple[str, ...] = ()
-        self.waits = work.on_host
-        self.can_check = work.verifies
-
-    @property
-    def traffic(self) -> Traffic | None:
-        return self._work.traffic
-
-    @property
-    def stream(self) -> Stream:
-        return self._arena.stream
-
-    def run_on(self, stream: Stream) -> None:
-        raise BadCall(f"{self.name} runs on streams of its own")
-
-    def spread(self, wanted: int, most: int, random: np.random.Generator) -> int:
-        """Nothing moves."""
-        return 1
-
-    def prepare(self, stream: Stream) -> None:
-        """Nothing: work that changes its input takes the same time on whatever it finds."""
-
-    def launch(self, place: int, stream: Stream) -> None:
-        self._work.queue(stream)
-
-    def check(self) -> None:
-        device, stream = self._arena.device, self._arena.stream
-        self._work.poison(stream)
+    def check() -> None:
+        work.poison(stream)
         device.synchronize(stream)
-        self._work.queue(stream)
+        work.queue(stream)
         device.synchronize(stream)
         try:
-            self._work.verify()
+            work.verify()
         except WrongContent as error:
             raise WrongResult(f"{error}, after one run on poisoned outputs") from None
 
-    def close(self) -> None:
-        """Holds nothing: the work is the test's."""
-
-
-def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
-    """Measure each part of overlapping work alone, and all of them in turn, in the way in which the work itself is measured.
-
-    None for work that overlaps nothing, and under a profiler, which slows each part in its own way.
-    """
-    if not isinstance(work, (Together, StagedCopy)) or conductor.profiled:
-        return None
-    sampler = "host" if work.on_host else plan.sampler
-    short = replace(plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget)
-
-    def latency(part: Work) -> float:
-        return conductor.measure(WorkTarget(part, arena), short, arena=arena, label="", name=name).latency
-
-    device = arena.device
-    took = [(part, latency(part)) for part in work.parts]
-    return Overlap(
-        parts=tuple(Part(part.name, seconds) for part, seconds in took),
-        sequential=latency(InTurn(device, work.parts)),
-        bound=bound_of(device, [(part.engines, seconds) for part, seconds in took]),
-        streams=work.streams,
-        chunks=work.chunks if isinstance(work, StagedCopy) else None,
+    return Target(
+        name=work.name,
+        kind="work",
+        stream=stream,
+        launch=lambda place, queue: work.queue(queue),
+        traffic=work.traffic,
+        waits=work.on_host,
+        restores=True,  # nothing is restored, but launches that spread over streams do not follow each other in a batch
+        check=check if work.verifies else None,
     )
-
-
-def overlap_note(overlap: Overlap, latency: float) -> str:
-    """One sentence for a reader: how much is hidden, against which bound, beside the text's estimate."""
-    parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
-    hidden = overlap.hidden(latency)
-    share = "there is nothing to hide" if hidden is None else f"hides {format_share(hidden)} of what overlap can hide"
-    estimate = "" if overlap.estimate is None else f", the text's estimate {format_time(overlap.estimate)}"
-    return f"{share}: in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}{estimate}; alone: {parts}"
 
 
 class Works:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.judging.limits import loosened
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
 from pytest_gpumem.measuring.staging import Work
-from pytest_gpumem.measuring.works import overlap_note, overlap_of
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Result
@@ -25,7 +25,8 @@ from pytest_gpumem.units import parse_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.protocol import Stream
-    from pytest_gpumem.measuring.target import Case, Target
+    from pytest_gpumem.measuring.target import Target
+    from pytest_gpumem.measuring.target_case import Case
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.records.measurement import Limits

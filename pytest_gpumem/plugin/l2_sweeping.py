@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpumem.judging.judge import unreliable
-from pytest_gpumem.measuring.benchmark import Plan
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, open_streams, persisting
@@ -31,7 +31,8 @@ from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from pytest_gpumem.measuring.target import Case, Target
+    from pytest_gpumem.measuring.target import Target
+    from pytest_gpumem.measuring.target_case import Case
     from pytest_gpumem.memory.spaces import Memory
 
 PLACEMENTS = 3

@@ -21,10 +21,11 @@ from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.judging.drift import kind_of, since_start
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.suite import Family
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
+from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.controls import changed, read_controls
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream

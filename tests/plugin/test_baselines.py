@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
-from pytest_gpumem.measuring import target
+from pytest_gpumem.measuring import target_kernel
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome, Verdict
@@ -96,7 +96,7 @@ def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
 def test_a_changed_kernel_is_said(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    monkeypatch.setattr(target, "fingerprint", lambda name: "0" * 64)
+    monkeypatch.setattr(target_kernel, "fingerprint", lambda name: "0" * 64)
     result = gpumem()
     result.stdout.fnmatch_lines(["changed since the baseline: the kernel's source (1 of 1)"])
 

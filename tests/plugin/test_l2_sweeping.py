@@ -117,13 +117,14 @@ def test_a_wrong_result_is_not_swept(pytester: pytest.Pytester, gpumem: Run) -> 
     pytester.makeconftest(
         """
         import pytest
-        from pytest_gpumem.measuring.target import KernelTarget, WrongResult
+        from pytest_gpumem.measuring.target import WrongResult
+        from pytest_gpumem.measuring.target_kernel import KernelLaunches
 
         @pytest.fixture(autouse=True)
         def wrong(monkeypatch):
             def check(self):
                 raise WrongResult("made to be wrong")
-            monkeypatch.setattr(KernelTarget, "check", check)
+            monkeypatch.setattr(KernelLaunches, "check", check)
         """
     )
     pytester.makepyfile(FIXTURE.replace("SIZE", "8"))

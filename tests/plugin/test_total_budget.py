@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sessions import TRIAD
 
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.budget import FIXED
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.records.measurement import Measurement
 

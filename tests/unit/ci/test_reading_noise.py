@@ -12,7 +12,7 @@ import pytest
 import reading_noise
 
 from pytest_gpumem.devices.opening import Chosen, choose
-from pytest_gpumem.measuring.benchmark import Conductor
+from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.ranges import Ranges
 
 NS = 1e-9

@@ -8,9 +8,11 @@ from typing import Any
 
 from counted_device import CountedDevice
 
-from pytest_gpumem.measuring.benchmark import Conductor, Plan
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.target import Case, KernelTarget, Target
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges
@@ -50,6 +52,18 @@ class RecordedRanges(Ranges):
         self._log(f"{self.open.pop()}>")
 
 
+def check(target: Target) -> None:
+    """Check the result of one launch, which the target is able to."""
+    assert target.check is not None
+    target.check()
+
+
+def moved(target: Target, wanted: int, most: int, random: Any) -> int:
+    """Move a target that can be moved; gives the number of its placements."""
+    assert target.move is not None
+    return target.move(wanted, most, random).places
+
+
 class Bench:
     """One session with one test."""
 
@@ -68,10 +82,8 @@ class Bench:
     def target(self, function: BoundKernel | Callable[..., object], *arguments: Any, **options: Any) -> Target:
         return self.conductor.target(function, arguments, {}, arena=self.arena, **options)
 
-    def kernel_target(self, kernel: str, *arguments: Any) -> KernelTarget:
-        target = self.target(getattr(self.kernels, kernel), *arguments)
-        assert isinstance(target, KernelTarget)
-        return target
+    def kernel_target(self, kernel: str, *arguments: Any) -> Target:
+        return self.target(getattr(self.kernels, kernel), *arguments)
 
     def take(self, target: Target, label: str = "", **plan: Any) -> Measurement:
         return self.conductor.measure(target, Plan(**{**QUICK, **plan}), arena=self.arena, label=label, name="test_it")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench import Bench
+from bench import Bench, check
 
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT
-from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
@@ -72,7 +72,7 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
         replay(graph, stream)
 
     monkeypatch.setattr(Buffer, "move", second_fails)
-    monkeypatch.setattr("pytest_gpumem.measuring.target.side_by_side", lambda *_: 0)
+    monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.side_by_side", lambda *_: 0)
     before = list[Any]()
     capture = bench.device.capture
 
@@ -155,7 +155,7 @@ def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatc
     monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
     target = case(build, arena=bench.arena)
     steps.clear()
-    target.check()
+    check(target)
     target.close()
     assert " ".join(steps).startswith("poison wait restore wait launch wait check")
 

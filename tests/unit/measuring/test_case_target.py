@@ -13,7 +13,8 @@ from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Case, WrongResult
+from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import BadWindow
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB

@@ -15,10 +15,12 @@ from counted_device import CountedDevice, failing
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
-from pytest_gpumem.measuring.benchmark import FLOOR_SAMPLES, PROFILED_SAMPLES, STREAMS, _Run
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS
 from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
-from pytest_gpumem.measuring.target import Case, WrongResult
+from pytest_gpumem.measuring.sampling import PROFILED_SAMPLES, Sampling
+from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB
 
@@ -58,7 +60,7 @@ def test_modes_are_ordered() -> None:
 @pytest.mark.parametrize(("mode", "flush", "per_sample"), [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)])
 def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
     bench = Bench(profiled=True)
-    bench.conductor.flush(mode)  # which launches it once, so that it is loaded
+    bench.conductor._harness.flush(mode)  # which launches it once, so that it is loaded
     bench.device.launched.clear()
     triad(bench, nbytes=2 * MiB, mode=mode)
     # The launch overhead is measured on the smallest write there is.
@@ -109,15 +111,15 @@ def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch
     """A hold may expire late, on a busy host: two clocks must not be averaged."""
     x, nothing = bench.memory.device(1 * MiB), list[None]()
     blocked = bench.case(lambda memory: case(lambda: None, x), sampler="blocked").latency
-    fill, placed = _Run._fill, [0]
+    fill, placed = Sampling._fill, [0]
 
-    def late(run: _Run, *arguments: Any) -> None:
+    def late(run: Sampling, *arguments: Any) -> None:
         fill(run, *arguments)
         placed[0] += 1
         if placed[0] == 3:
             monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
 
-    monkeypatch.setattr(_Run, "_fill", late)
+    monkeypatch.setattr(Sampling, "_fill", late)
     taken = bench.case(lambda memory: case(lambda: nothing.append(None), x), placements=8)
     assert placed[0] > 3
     assert taken.sampler == "host"
@@ -142,7 +144,7 @@ def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: p
 
     monkeypatch.setattr(BlockedSampler, "samples", breaks)
     monkeypatch.setattr(HostSampler, "samples", booked)
-    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 0.005)
+    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 0.005)
     taken = triad(bench, placements=4, precision=1e-9, budget=0.5)
     assert chunks[0] == 3
     assert taken.sampler == "host"
@@ -325,12 +327,12 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
         return replace(calm, throttle_reasons=("sw_power_cap",)) if hot(looks[0]) else calm
 
     monkeypatch.setattr(bench.device, "conditions", conditions)
-    bench.conductor._awake = True
+    bench.conductor._harness._awake = True
 
 
 def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 10.0)  # one look a placement
+    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0)  # one look a placement
     x = bench.memory.device(2 * MiB)
     taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
     assert len(taken.placements) == 3
@@ -341,7 +343,7 @@ def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatc
 
 def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))
-    monkeypatch.setattr("pytest_gpumem.measuring.benchmark.CHUNK_SECONDS", 1e-6)  # a look a round
+    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 1e-6)  # a look a round
     a, b = bench.buffers(2, 2 * MiB)
     own = (a.address, b.address)
     taken = bench.measure("copy", a, b, placements=5)
@@ -378,7 +380,7 @@ def test_phases_have_their_ranges_in_order(bench: Bench) -> None:
 def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(profiled=True)
     bench.conductor.floors()
-    bench.conductor.flush("clean-cold")
+    bench.conductor._harness.flush("clean-cold")
     launch = bench.device.launch
     monkeypatch.setattr(bench.device, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
     monkeypatch.setattr(bench.device, "capture", failing())  # no graph
@@ -524,7 +526,7 @@ def test_an_error_at_any_stage_leaves_nothing(
         return sound(*arguments, **options)
 
     monkeypatch.setattr(bench.device, verb, breaking)
-    bench.conductor._awake = True
+    bench.conductor._harness._awake = True
     with pytest.raises(error, match="made to fail"):
         bench.take(target, sampler="host", placements=4)
     assert bench.ranges.open == []

@@ -11,8 +11,8 @@ from bench import QUICK, Bench
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
-from pytest_gpumem.measuring.benchmark import Plan
-from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Measurement

@@ -12,7 +12,7 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS
-from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -49,10 +49,10 @@ def test_pages_of_unlisted_managed_memory_go_home_too(bench: Bench) -> None:
         return Case(lambda: None, reference=lambda: None, reads=[x])
 
     target = bench.conductor.case(build, arena=bench.arena)
-    assert len(target.homes) == 1
+    assert len(target.managed) == 1
     target.close()
     bench.memory.managed(1 * MiB)
-    assert len(bench.target(lambda: None).homes) == 1
+    assert len(bench.target(lambda: None).managed) == 1
 
 
 def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import Bench
+from bench import Bench, check, moved
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Launch, MemoryKind, OutOfMemory, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import KernelTarget, WrongResult
+from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.units import GiB, MiB
@@ -78,10 +78,10 @@ def test_a_wrong_result_names_array_count_and_first_element(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, kernel: str, doing: Doing, message: str
 ) -> None:
     target = bench.kernel_target(kernel, *bench.buffers(2, 4 * ELEMENTS))
-    target.check()
+    check(target)
     does(bench, doing, monkeypatch)
     with pytest.raises(WrongResult, match=message) as caught:
-        target.check()
+        check(target)
     assert "\n" not in str(caught.value)
 
 
@@ -92,7 +92,7 @@ def test_a_kernel_with_another_reference_is_wrong(bench: Bench, monkeypatch: pyt
     target = bench.target(BoundKernel(broken, bench.device, bound.stream), *bench.buffers(2, 4 * ELEMENTS))
     does(bench, lambda device, launch, stream, once: once(replace(launch, kernel=bound.kernel), stream), monkeypatch)
     with pytest.raises(WrongResult, match=r"copy: .* of 1024 elements of 'c' are wrong"):
-        target.check()
+        check(target)
 
 
 def test_within_the_tolerance_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +102,10 @@ def test_within_the_tolerance_is_right(bench: Bench, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             does(bench, changing("sums", 2, lambda v, factor=factor: v[1] * np.float32(factor)), patch)
             if right:
-                target.check()
+                check(target)
             else:
                 with pytest.raises(WrongResult, match="'sums' are wrong"):
-                    target.check()
+                    check(target)
 
 
 def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench, monkeypatch: pyte
 
     target = bench.kernel_target("copy", out, source)
     does(bench, look, monkeypatch)
-    target.check()
+    check(target)
     assert seen == [(b"\xff" * 4 * ELEMENTS, content.tobytes())]
 
 
@@ -130,7 +130,7 @@ def test_updated_arguments_are_put_back_before_each_check(bench: Bench) -> None:
     for _ in range(3):
         for _ in range(5):
             target.launch(0, bench.arena.stream)
-        target.check()
+        check(target)
         np.testing.assert_array_equal(y.read(), start + x.read())
 
 
@@ -138,14 +138,14 @@ def test_content_given_after_the_buffer_was_made_is_what_a_check_starts_from(ben
     x, y = bench.buffers(2, 4 * ELEMENTS)
     x.write(np.full(ELEMENTS, 2))
     y.write(np.full(ELEMENTS, 40))
-    bench.kernel_target("add", x, y).check()
+    check(bench.kernel_target("add", x, y))
     assert (y.read() == 42).all()
 
 
 def test_a_copy_of_nans_is_right(bench: Bench) -> None:
     destination, source = bench.buffers(2, 4 * ELEMENTS)
     source.write(np.full(ELEMENTS, np.nan))
-    bench.kernel_target("memcpy", destination, source).check()
+    check(bench.kernel_target("memcpy", destination, source))
     assert np.isnan(destination.read()).all()
 
 
@@ -156,18 +156,18 @@ def test_a_copy_over_the_link_is_checked(bench: Bench, monkeypatch: pytest.Monke
 
     there = bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,), "f4"), host())
     back = bench.kernel_target("memcpy", host(), bench.memory.device((ELEMENTS,), "f4"))
-    there.check()
-    back.check()
+    check(there)
+    check(back)
     does(bench, skip, monkeypatch)
     for target in (there, back):
         with pytest.raises(WrongResult, match="'destination' are wrong"):
-            target.check()
+            check(target)
 
 
 def test_a_numpy_array_is_pageable_memory(bench: Bench) -> None:
     array = np.arange(ELEMENTS, dtype="f4")
     target = bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), array)
-    target.check()
+    check(target)
     assert target.waits
     assert target.traffic is not None
     assert (target.traffic.link, target.traffic.total) == (True, 4 * ELEMENTS)
@@ -177,8 +177,8 @@ def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pag
     managed, pinned = bench.memory.managed((ELEMENTS,), "f4", like=np), bench.memory.pinned((ELEMENTS,), "f4", like=np)
     target = bench.kernel_target("init", managed, 2.0)
     assert target.host_memory == (("x", "managed"),)
-    assert target.max_placements == 1  # the array holds the address
-    target.check()
+    assert target.move is None  # the array holds the address
+    check(target)
     assert (managed == 2.0).all()
     assert bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), pinned).host_memory == (("source", "pinned"),)
     by_name = bench.conductor.target(bench.kernels.init, (), {"x": managed, "value": 3.0}, arena=bench.arena)
@@ -190,7 +190,7 @@ def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pag
 def test_the_chase_walks_a_cycle(bench: Bench) -> None:
     nodes, out = bench.memory.device(1 * MiB, "i4"), bench.memory.device((1,), "i4")
     target = bench.kernel_target("chase", nodes, out, 1000)
-    target.check()
+    check(target)
     assert target.accesses_per_launch == 1000
     following = nodes.read()[::16]
     node, seen = 0, set()
@@ -208,7 +208,7 @@ def addresses(launch: Launch) -> dict[str, int]:
     return {name: allocation.address for name, allocation in launch.arrays.items()}
 
 
-def launched(bench: Bench, target: KernelTarget, places: int) -> list[Launch]:
+def launched(bench: Bench, target: Target, places: int) -> list[Launch]:
     """One launch of each placement."""
     for place in range(places):
         target.launch(place, bench.arena.stream)
@@ -219,7 +219,7 @@ def launched(bench: Bench, target: KernelTarget, places: int) -> list[Launch]:
 def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     out, x = bench.buffers(2, 4 * ELEMENTS)
     target = bench.kernel_target("copy", out, x)
-    target.check()
+    check(target)
     copied, copy = list[int](), bench.device.copy
 
     def booked(destination: Any, source: Any, nbytes: int, stream: Any) -> None:
@@ -227,7 +227,7 @@ def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(ben
         copy(destination, source, nbytes, stream)
 
     monkeypatch.setattr(bench.device, "copy", booked)
-    assert target.spread(3, 5, random()) == 5  # so small that all are made at once
+    assert moved(target, 3, 5, random()) == 5  # so small that all are made at once
     assert copied == [x.address] * 5
     places = launched(bench, target, 5)
     everywhere = [address for place in places for address in addresses(place).values()] + [out.address, x.address]
@@ -240,7 +240,7 @@ def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
     x, y = bench.buffers(2, 4 * ELEMENTS)
     total = x.read() + y.read()
     target = bench.kernel_target("add", x, y)
-    target.spread(2, 2, random())
+    moved(target, 2, 2, random())
     for place in launched(bench, target, 2):
         np.testing.assert_array_equal(bench.device.view(place.arrays["y"], "f4", ELEMENTS), total)
 
@@ -248,7 +248,7 @@ def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
 def test_a_buffer_that_is_given_twice_lies_at_one_address_in_each_placement(bench: Bench) -> None:
     out, x = bench.buffers(2, 4 * ELEMENTS)
     target = bench.kernel_target("stream_add", out, x, x)
-    count = target.spread(2, 2, random())
+    count = moved(target, 2, 2, random())
     for place in launched(bench, target, count):
         assert place.arrays["a"] is place.arrays["b"]
 
@@ -258,12 +258,12 @@ def test_a_check_goes_back_to_the_buffers_and_frees_the_placements(bench: Bench)
     start = y.read()
     target = bench.kernel_target("add", x, y)
     before = list(bench.device.live)
-    count = target.spread(4, 4, random())
+    count = moved(target, 4, 4, random())
     assert len(bench.device.live) == len(before) + 2 * count
     for _ in range(3):
         launched(bench, target, count)
     np.testing.assert_array_equal(y.read(), start)  # nobody touched the user's own
-    target.check()
+    check(target)
     assert bench.device.live == before
     assert addresses(bench.device.launched[-1]) == {"x": x.address, "y": y.address}
     np.testing.assert_array_equal(y.read(), start + x.read())
@@ -273,9 +273,9 @@ def test_spreading_again_replaces_the_placements(bench: Bench) -> None:
     target = bench.kernel_target("copy", *bench.buffers(2))
     before = len(bench.device.live)
     draw = random()
-    target.spread(2, 2, draw)
+    moved(target, 2, 2, draw)
     first = [addresses(launch) for launch in launched(bench, target, 2)]
-    target.spread(2, 2, draw)
+    moved(target, 2, 2, draw)
     assert len(bench.device.live) == before + 4
     assert [addresses(launch) for launch in launched(bench, target, 2)] != first
     target.close()
@@ -286,7 +286,7 @@ def test_the_seed_decides_where_placements_lie() -> None:
     def where(seed: int) -> list[dict[str, int]]:
         bench = Bench()
         target = bench.kernel_target("copy", *bench.buffers(2))
-        return [addresses(launch) for launch in launched(bench, target, target.spread(3, 3, random(seed)))]
+        return [addresses(launch) for launch in launched(bench, target, moved(target, 3, 3, random(seed)))]
 
     assert where(1) == where(1)
     assert where(1) != where(2)
@@ -301,10 +301,10 @@ def short_of(free: int) -> Bench:
 def test_short_memory_holds_fewer_placements_side_by_side(free: int, count: int) -> None:
     bench = short_of(free)
     target = bench.kernel_target("triad", *bench.buffers(3, 64 * MiB))
-    assert target.spread(8, 8, random()) == count
+    assert moved(target, 8, 8, random()) == count
     assert len(bench.device.live) == 3 + 3 * count
     launched(bench, target, count)
-    target.check()
+    check(target)
     assert bench.leftovers() == 0
 
 
@@ -322,13 +322,13 @@ def test_with_no_room_side_by_side_the_buffers_themselves_move() -> None:
     before = {"a": a.address, "b": b.address, "c": c.address}
     content = b.read()
     draw: Any = Least()
-    assert target.spread(8, 8, draw) == 1
+    assert moved(target, 8, 8, draw) == 1
     (launch,) = launched(bench, target, 1)
     after = addresses(launch)
     assert after == {"a": a.address, "b": b.address, "c": c.address}
     assert all(after[name] != before[name] for name in before)
     np.testing.assert_array_equal(b.read(), content)
-    target.check()
+    check(target)
     bench.arena.pad(0)
     assert bench.leftovers() == 0
 
@@ -341,12 +341,12 @@ def test_a_place_for_some_buffers_only_leaves_everything_usable() -> None:
     before = {"data_persistent": small.address, "data_streaming": large.address}
     draw: Any = Least()
     with pytest.raises(OutOfMemory):
-        target.spread(4, 4, draw)
+        moved(target, 4, 4, draw)
     (launch,) = launched(bench, target, 1)
     after = addresses(launch)
     assert after["data_streaming"] == before["data_streaming"]
     assert after["data_persistent"] == small.address != before["data_persistent"]
-    target.check()
+    check(target)
 
 
 def test_managed_buffers_move_one_placement_at_a_time(bench: Bench) -> None:
@@ -354,7 +354,7 @@ def test_managed_buffers_move_one_placement_at_a_time(bench: Bench) -> None:
     target = bench.kernel_target("add", x, y)
     before = x.address
     assert not target.any_stream
-    assert target.spread(8, 8, random()) == 1
+    assert moved(target, 8, 8, random()) == 1
     assert addresses(launched(bench, target, 1)[0]) == {"x": x.address, "y": y.address}
     assert x.address != before
 
@@ -365,23 +365,17 @@ def test_a_windows_buffer_moves_with_its_window(bench: Bench) -> None:
         target = bench.target(bench.kernels.copy, out, table, stream=stream)
         before = table.address
         assert not target.any_stream
-        assert target.spread(8, 8, random()) == 1
+        assert moved(target, 8, 8, random()) == 1
         window = bench.device.window(stream.stream)
         assert window is not None
         assert window.address == table.address != before
 
 
-def test_a_kernel_runs_where_it_is_launched(bench: Bench) -> None:
-    target = bench.kernel_target("copy", *bench.buffers(2))
-    with pytest.raises(BadCall, match="copy runs where it is launched"):
-        target.run_on(bench.device.stream())
-
-
 def test_host_memory_and_guests_stay(bench: Bench) -> None:
     pinned, other = bench.memory.pinned(4096), bench.memory.pinned(4096)
     target = bench.kernel_target("memcpy", pinned, other)
-    assert target.max_placements == 1
-    assert bench.kernel_target("memcpy", *bench.buffers(2, 4096)).max_placements is None
+    assert target.move is None
+    assert bench.kernel_target("memcpy", *bench.buffers(2, 4096)).move is not None
 
 
 def test_closing_gives_the_saved_inputs_back(bench: Bench) -> None:
@@ -397,9 +391,9 @@ def test_managed_pages_are_home_again_after_a_check(bench: Bench) -> None:
     x, y = bench.memory.managed(4 * MiB), bench.memory.managed(4 * MiB)
     assert x.kind is MemoryKind.MANAGED
     target = bench.kernel_target("add", x, y)
-    target.check()
+    check(target)
     assert {bench.device._pages[id(b.allocation)].on_device for b in (x, y)} == {0}
-    assert set(target.homes) == {x, y}
+    assert set(target.managed) == {x, y}
 
 
 def test_traffic_is_the_kernels_own(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bench import Bench
 
 from pytest_gpumem import MiB
-from pytest_gpumem.measuring.benchmark import category_of
+from pytest_gpumem.measuring.sampling import category_of
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Traffic
 
@@ -83,5 +83,5 @@ def test_a_launch_under_a_window_is_about_l2() -> None:
     ],
 )
 def test_what_is_known_of_a_target_decides(mode: str, footprint: int | None, traffic: Traffic | None, category: str | None) -> None:
-    target: Any = SimpleNamespace(homes=(), traffic=traffic, footprint=footprint, window=None)
+    target: Any = SimpleNamespace(managed=(), traffic=traffic, footprint=footprint, window=None)
     assert category_of(target, mode, 8) == category

@@ -10,7 +10,7 @@ from bench import QUICK, Bench
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.measuring.benchmark import Plan
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.units import MiB

@@ -12,7 +12,7 @@ from counted_device import CountedDevice
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, find
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import NO_WORK, Limits
@@ -47,7 +47,7 @@ class Scene:
         self.work = self.launch_of(32 * MiB)
         self.own = self.device.stream()
         self.floor = self.bench.conductor.floors().empty
-        self.bench.conductor._wake()
+        self.bench.conductor.ready()
         self.prepared: list[Stream] = []
 
     def launch_of(self, nbytes: int) -> Launch:

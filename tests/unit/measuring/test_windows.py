@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import Bench
+from bench import Bench, check, moved
 
 from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Case
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -66,12 +66,12 @@ def test_the_window_is_over_where_the_buffer_now_is(bench: Bench, where: Any, mo
         target = bench.target(bench.kernels.copy, out, table, stream=stream)
         assert not target.any_stream
         before = table.address
-        assert target.spread(8, 8, np.random.default_rng(3)) == 1
+        assert moved(target, 8, 8, np.random.default_rng(3)) == 1
         target.launch(0, stream.stream)
         assert table.address != before
         placed = [window for window in given if window is not None]
         assert placed[-1] == WindowSpec(table.address, table.nbytes, 1.0)
-        target.check()
+        check(target)
 
 
 def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_be_loaded(bench: Bench) -> None:
@@ -79,7 +79,7 @@ def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_b
     with persisting(bench.device, region, where="graph") as stream:
         target = bench.target(bench.kernels.sliding_window, region, streaming, stream=stream)
         assert len(bench.device.launched) == 2  # once for real, once captured
-        target.check()
+        check(target)
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
@@ -133,7 +133,7 @@ def test_a_callable_is_captured_once_for_each_placement(bench: Bench, monkeypatc
             target.launch(0, stream.stream)
         assert calls.made == 2
         assert stream.window == Window(table.nbytes, 1.0, bench.device.set_aside(), where="graph")
-        target.spread(8, 8, np.random.default_rng(3))
+        moved(target, 8, 8, np.random.default_rng(3))
         assert calls.made == 3
         spec = stream.spec
         assert spec is not None

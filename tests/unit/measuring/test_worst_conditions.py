@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.measuring.benchmark import worst
+from pytest_gpumem.measuring.conductor import worst
 from pytest_gpumem.records.measurement import Conditions
 
 

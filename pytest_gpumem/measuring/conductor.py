@@ -1,0 +1,208 @@
+"""The conductor: takes a target from its first check to a finished measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.harness import Floors, Harness
+from pytest_gpumem.measuring.sampling import Plan, Sampling
+from pytest_gpumem.measuring.staging import Work
+from pytest_gpumem.measuring.stopping import half_width
+from pytest_gpumem.measuring.target import Target, declared_bytes
+from pytest_gpumem.measuring.target_callable import callable_target
+from pytest_gpumem.measuring.target_case import Case, case_target
+from pytest_gpumem.measuring.target_kernel import kernel_target
+from pytest_gpumem.measuring.untimed import count_migrations, watch_launch
+from pytest_gpumem.measuring.works import work_target
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import PersistingStream, open_streams
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.ranges import Ranges, phase
+from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.settings import MODES, SAMPLERS
+
+
+class Conductor:
+    """Measures targets on one device; lives as long as the session, whose flush buffers and floors are made once."""
+
+    def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
+        self.device = device
+        self.profiled = profiled
+        """A profiler is attached."""
+        self._ranges = ranges
+        self._harness = Harness(device, ranges, profiled=profiled)
+
+    def target(
+        self,
+        function: BoundKernel | Work | Callable[..., object],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        arena: Arena,
+        stream: PersistingStream | None = None,
+        moved: int | None = None,
+    ) -> Target:
+        """Describe what the short form measures: a kernel of the catalogue, work or any callable, with its arguments.
+
+        Raises:
+            BadCall: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
+        """
+        if stream is not None and not isinstance(stream, PersistingStream):
+            raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
+        if stream is not None and stream.closed:
+            raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
+        if stream is not None:
+            stream.used = True
+        queue = arena.stream if stream is None else stream.stream
+        if isinstance(function, Work):
+            if arguments or keywords or moved is not None or stream is not None:
+                raise BadCall(f"gpu_benchmark({function.name}): work of gpu_work takes no arguments, moved= or stream=: it has its own")
+            return work_target(function, arena)
+        if isinstance(function, BoundKernel):
+            if moved is not None:
+                raise BadCall(f"moved={moved!r}: the traffic of {function.name} is known from the kernel")
+            if stream is None and any(function.stream is one.stream for one in open_streams(self.device)):
+                raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
+            return kernel_target(function, arguments, keywords, arena, queue, stream)
+        if not callable(function):
+            raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
+        self.device.make_room()
+        return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
+
+    def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
+        """Describe what `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or returns no `Case`.
+
+        Args:
+            build: makes the case at each placement.
+            arena: the test's.
+            persisting: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
+        """
+        if not callable(build):
+            raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
+        self.device.make_room()
+        return case_target(build, arena, arena.stream, persisting)
+
+    def measure(
+        self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False, watch: bool = False
+    ) -> Measurement:
+        """Check, warm up, sample over placements, count page faults and watch a launch if asked for, check again.
+
+        Args:
+            target: from `target` or `case`; closed before this returns.
+            plan: mode, sampler, placements, precision, budget.
+            arena: holds the padding between placements; its seed makes the placements repeatable on the simulated device.
+            label: tells the measurements of one test apart.
+            name: the test's NVTX range name.
+            count: take an untimed pass that counts page faults and migrations.
+            watch: take an untimed pass that finds the kernels, copies and memsets of a launch.
+
+        Raises:
+            WrongResult: the result of one launch is not the reference's, before or after timing.
+            BadCall: mode or sampler do not fit the target.
+            Unsupported: the device cannot do what the target needs.
+            DeviceError: a launch failed.
+        """
+        try:
+            for option, value, accepted in (("mode", plan.mode, MODES), ("sampler", plan.sampler, SAMPLERS)):
+                if value not in accepted:
+                    raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
+            return self._measure(target, plan, arena, label, name, count, watch)
+        finally:
+            try:
+                arena.pad(0)
+            finally:
+                target.close()
+
+    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
+        device, harness, profiled = self.device, self._harness, self.profiled
+        # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
+        device.synchronize()
+        self._check(target, name)
+        if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
+            device.reset_persisting()  # a read flush does not evict lines that somebody left persisting
+        harness.wake()
+        floors = harness.floors()
+        before = device.conditions()
+        sampling = Sampling(harness, target, plan, arena.seed, name)
+        sampling.sample()
+        after = device.conditions()
+        target, sampler = sampling.target, sampling.choice.sampler
+        migrations = activity = None
+        if count:
+            with self._ranges.range(phase(name, "count")):
+                migrations = count_migrations(device, target, profiled=profiled)
+        if watch:
+            with self._ranges.range(phase(name, "watch")):
+                activity = watch_launch(device, target, profiled=profiled)
+        if count or watch:
+            # What CUPTI leaves in a process once it has looked may change what a launch costs there.
+            harness.forget_floors()
+        self._check(target, name)
+        return Measurement(
+            label=label,
+            target=target.name,
+            mode=plan.mode,
+            sampler=sampler,
+            sampler_reason=sampling.choice.reason,
+            placements=tuple(sampling.placements),
+            half_width=half_width(sampling.medians),
+            traffic=target.traffic,
+            footprint=target.footprint,
+            floor=floors.empty / sampling.batch if sampler == "batched" else floors.empty,
+            overhead=floors.launch if sampler == "blocked" else None,
+            conditions=(before, after),
+            during=worst(sampling.seen),
+            discarded=sampling.discarded,
+            window=None if target.window is None else target.window.window,
+            profiled=profiled,
+            checked=target.check is not None,
+            notes=tuple(dict.fromkeys((*target.notes, *sampling.notes))),
+            migrations=migrations,
+            activity=activity,
+            accesses_per_launch=target.accesses_per_launch,
+            sectors_per_request=target.sectors_per_request,
+            requested=target.requested,
+            kernel_source=target.kernel_source,
+            managed=bool(target.managed),
+        )
+
+    def _check(self, target: Target, name: str) -> None:
+        if target.check is not None:
+            with self._ranges.range(phase(name, "check")):
+                target.check()
+
+    def ready(self) -> None:
+        """Raise the clocks, as the first `measure` would."""
+        self._harness.wake()
+
+    def floors(self) -> Floors:
+        """What readings contain besides the timed work."""
+        return self._harness.floors()
+
+    def close(self) -> None:
+        """Free the flush buffers."""
+        self._harness.close()
+
+
+def worst(seen: Sequence[Conditions]) -> Conditions | None:
+    """The least favourable conditions: lowest clocks, every throttle reason, highest temperature and power, most other processes.
+
+    None if there are none. A figure that the driver never gave stays None.
+    """
+    if not seen:
+        return None
+
+    def over(choose: Callable[..., Any], field: str) -> Any:
+        return choose((value for one in seen if (value := getattr(one, field)) is not None), default=None)
+
+    return Conditions(
+        sm_clock_hz=over(min, "sm_clock_hz"),
+        memory_clock_hz=over(min, "memory_clock_hz"),
+        temperature_c=over(max, "temperature_c"),
+        power_w=over(max, "power_w"),
+        throttle_reasons=tuple(dict.fromkeys(reason for one in seen for reason in one.throttle_reasons)),
+        other_processes=over(max, "other_processes"),
+    )

@@ -1,0 +1,117 @@
+"""What the measurements of a session share: streams, flush buffers, launch floors, and clocks that are up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Device, MemoryKind, Stream
+from pytest_gpumem.kernels.stream import VECTOR_BYTES
+from pytest_gpumem.measuring.controls import idle_launch, middle_mean, readings
+from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.stopping import steady
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.ranges import Ranges
+
+STREAMS = 4
+"""Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
+deviations on an H200); more than four streams average no better."""
+FLOOR_SAMPLES = 40
+"""Readings of an empty interval, and of an idle launch, on each stream."""
+WAKE_BATCH = 100
+"""Flushes between two readings of the clocks."""
+WAKE_SECONDS = 0.3
+"""Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds: longer than a warm-up by samples would notice."""
+WAKE_LIMIT = 2.0
+"""Most seconds of that work. A GPU that is not steady by then is measured all the same; every measurement warms up besides."""
+
+
+@dataclass(frozen=True)
+class Floors:
+    """What a reading contains besides the timed work."""
+
+    empty: float
+    """Seconds between two events with nothing between them."""
+    launch: float
+    """Seconds between two events with an idle launch between them: the launch overhead of this process."""
+
+
+class Harness:
+    """Streams, flush buffers and floors of one device; each is made at its first use and lives as long as the session."""
+
+    def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
+        self.device = device
+        self.ranges = ranges
+        self.profiled = profiled
+        """A profiler is attached."""
+        self._flushes: dict[str, Flush] = {}
+        self._streams: tuple[Stream, ...] = ()
+        self._floors: Floors | None = None
+        self._awake = False
+
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams that take turns for a target that runs on any stream."""
+        if not self._streams:
+            self._streams = tuple(self.device.stream() for _ in range(STREAMS))
+        return self._streams
+
+    def flush(self, mode: str) -> Flush:
+        """The flush of a mode, loaded."""
+        if mode not in self._flushes:
+            flush = self._flushes[mode] = Flush(self.device, mode)
+            # A kernel is loaded at its first launch, which waits for the device: never behind a held stream.
+            stream = self.streams()[0]
+            flush(stream)
+            self.device.synchronize(stream)
+        return self._flushes[mode]
+
+    def wake(self) -> None:
+        """Keep the device busy until its clocks have settled; only the first call does anything."""
+        if self._awake or self.profiled:
+            return
+        device = self.device
+        stream, start, end = device.stream(), device.event(), device.event()
+        begun, means = device.now(), list[float]()
+        flush = self.flush("clean-cold")
+        asleep = device.conditions()
+        while True:
+            device.record(start, stream)
+            for _ in range(WAKE_BATCH):
+                flush(stream)
+            device.record(end, stream)
+            device.synchronize(stream)
+            means.append(device.elapsed(start, end) / WAKE_BATCH)
+            spent, now = device.now() - begun, device.conditions()
+            unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (asleep.sm_clock_hz, asleep.memory_clock_hz)
+            if (unchanged and now.sm_clock_hz is not None) or (spent > WAKE_SECONDS and steady(means)) or spent > WAKE_LIMIT:
+                break
+        self._awake = True
+
+    def floors(self) -> Floors:
+        """What readings contain besides the timed work; measured at the first call and after `forget_floors`."""
+        if self._floors is None:
+            arena = Arena(self.device, seed=0)
+            try:
+                memory = arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
+                streams, hold = self.streams(), not self.profiled
+                empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
+                idle = idle_launch(self.device.facts, memory)
+                # The first launch loads the kernel, which waits for the device: never behind a held stream.
+                self.device.launch(idle, streams[0])
+                self.device.synchronize()
+                launch = readings(self.device, streams, [idle], FLOOR_SAMPLES, hold=hold)
+                self._floors = Floors(float(np.median(empty)), middle_mean(launch))
+            finally:
+                arena.close()
+        return self._floors
+
+    def forget_floors(self) -> None:
+        """Measure the floors anew before the next measurement."""
+        self._floors = None
+
+    def close(self) -> None:
+        """Free the flush buffers."""
+        for flush in self._flushes.values():
+            flush.close()
+        self._flushes.clear()

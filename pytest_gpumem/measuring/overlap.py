@@ -1,0 +1,49 @@
+"""How much of a copy's or a kernel's time overlap hides: the parts of the work, each measured alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.staging import InTurn, StagedCopy, Together, Work, bound_of
+from pytest_gpumem.measuring.works import work_target
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.units import format_share, format_time
+
+PART_SHARE = 0.25
+"""Share of a measurement's budget that each part of overlapping work, and their sequence, is measured with."""
+
+
+def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
+    """Measure each part of overlapping work alone, and all of them in turn, in the way in which the work itself is measured.
+
+    None for work that overlaps nothing, and under a profiler, which slows each part in its own way.
+    """
+    if not isinstance(work, (Together, StagedCopy)) or conductor.profiled:
+        return None
+    sampler = "host" if work.on_host else plan.sampler
+    short = replace(plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget)
+
+    def latency(part: Work) -> float:
+        return conductor.measure(work_target(part, arena), short, arena=arena, label="", name=name).latency
+
+    device = arena.device
+    took = [(part, latency(part)) for part in work.parts]
+    return Overlap(
+        parts=tuple(Part(part.name, seconds) for part, seconds in took),
+        sequential=latency(InTurn(device, work.parts)),
+        bound=bound_of(device, [(part.engines, seconds) for part, seconds in took]),
+        streams=work.streams,
+        chunks=work.chunks if isinstance(work, StagedCopy) else None,
+    )
+
+
+def overlap_note(overlap: Overlap, latency: float) -> str:
+    """One sentence for a reader: how much is hidden, against which bound, beside the text's estimate."""
+    parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
+    hidden = overlap.hidden(latency)
+    share = "there is nothing to hide" if hidden is None else f"hides {format_share(hidden)} of what overlap can hide"
+    estimate = "" if overlap.estimate is None else f", the text's estimate {format_time(overlap.estimate)}"
+    return f"{share}: in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}{estimate}; alone: {parts}"

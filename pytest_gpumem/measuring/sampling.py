@@ -1,0 +1,332 @@
+"""The sampling of one target: a warm-up, then placements, with enough samples of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory, Stream
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.harness import Harness
+from pytest_gpumem.measuring.samplers import (
+    UNTIMED,
+    BatchedSampler,
+    BlockedSampler,
+    Choice,
+    HostSampler,
+    PlainSampler,
+    Sampler,
+    Shot,
+    batch_of,
+    choose,
+)
+from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.whereabouts import Elsewhere, find
+from pytest_gpumem.ranges import MEASURE, phase
+from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.units import format_share, format_time
+
+MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
+WARM_UP_SHARE = 0.25
+"""Share of the budget that a warm-up may use."""
+PROFILED_SAMPLES = 5
+"""Samples under a profiler, which measures each of them in its own way."""
+CHUNK_SECONDS = 0.025
+"""Seconds of samples between two readings of clocks and throttle reasons."""
+MOST_PLACEMENTS_FACTOR = 4
+"""Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure."""
+
+    mode: str = "clean-cold"
+    sampler: str = "auto"
+    placements: int = 8
+    precision: float = 0.001
+    """Wanted half-width of the confidence interval over placements, as a share of the latency."""
+    budget: float = 1.0
+    """Seconds for one measurement."""
+
+
+class Sampling:
+    """Takes the samples of one target; `sample` fills the fields that a measurement is made of."""
+
+    def __init__(self, harness: Harness, target: Target, plan: Plan, seed: int, name: str) -> None:
+        self._harness, self._plan, self._name = harness, plan, name
+        self._device, self._ranges = harness.device, harness.ranges
+        self._random = np.random.default_rng(harness.device.entropy(seed))
+        self._latency: float | None = None
+        """Seconds of the last warm-up sample."""
+        self._sampler: Sampler
+        self._kept: list[list[float]] = []
+        """Samples of the placements that live now."""
+        self._lost: list[list[float]] = []
+        """The same, taken under throttling."""
+        self._throttled: list[tuple[float, ...]] = []
+        """Placements of which every sample was taken under throttling."""
+        self.target = target
+        """At its last placements."""
+        self.placements: list[tuple[float, ...]] = []
+        """Seconds of each sample, by placement."""
+        self.seen: list[Conditions] = []
+        """Conditions between the first sample and the last."""
+        self.notes: list[str] = []
+        self.discarded = 0
+        """Samples taken under throttling."""
+        self.choice: Choice = choose(
+            plan.sampler,
+            mode=plan.mode,
+            foreign=target.foreign,
+            pages_move=bool(target.managed),
+            waits=target.waits,
+            restores=target.restores,
+            profiled=harness.profiled,
+        )
+
+    @property
+    def batch(self) -> int:
+        """Launches of one batch."""
+        return batch_of(self._latency, foreign=self.target.foreign)
+
+    @property
+    def medians(self) -> list[float]:
+        """Median of each placement in seconds."""
+        return [float(np.median(p)) for p in self.placements]
+
+    def sample(self) -> None:
+        """Warm up, then fill `placements`."""
+        if self._harness.profiled:
+            self._profile()
+            return
+        begun = self._device.now()
+        with self._ranges.range(phase(self._name, "warm-up")):
+            cost = self._warm_up()
+        fixed = self.target.move is None
+        wanted = 1 if fixed else self._plan.placements
+        most = 1 if fixed else MOST_PLACEMENTS_FACTOR * wanted
+        budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
+        begun = self._device.now()
+        with self._ranges.range(phase(self._name, MEASURE)):
+            while True:
+                begun_already = bool(self.placements or self._throttled)
+                # What moves one placement at a time starts where it is.
+                if wanted > 1 and (self.target.any_stream or begun_already) and not self._move(wanted, cost, budget) and begun_already:
+                    break
+                self._fill(wanted, cost, begun, budget)
+                spent = self._device.now() - begun
+                seen = [float(np.median(p)) for p in (*self.placements, *self._throttled)]
+                if not go_on(seen, wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget):
+                    break
+        if not self.placements:
+            # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.
+            self.placements = list(self._throttled)
+            self.notes.append("every sample was taken under throttling")
+        self._note_precision(wanted)
+
+    def _profile(self) -> None:
+        self._sampler = self._make()
+        with self._ranges.range(phase(self._name, "warm-up")):
+            self._launch_once()
+        self.placements = [tuple(seconds for _, seconds in self._sampler.samples(PROFILED_SAMPLES))]  # the sampler ranges each launch
+        self.notes.append("measured under a profiler: times are not comparable")
+
+    # Warm-up
+
+    def _warm_up(self) -> float:
+        """Sample until steady; gives the seconds that one sample costs."""
+        # The first launch compiles and loads; nothing may hold the stream meanwhile.
+        self._launch_once()
+        self._device.settle()
+        if self.target.foreign and self.choice.sampler != "host":
+            self._find_stream()
+        self._sampler = self._make()
+        limit = WARM_UP_SHARE * self._plan.budget
+        samples: list[float] = []
+        step = 2
+        begun = self._device.now()
+        while True:
+            before, sampler = self._device.now(), self._sampler
+            latest = [seconds for _, seconds in self._take(step)]
+            spent = self._device.now() - begun
+            # What was lost before a fallback is not what a sample costs.
+            cost = (self._device.now() - before) / len(latest) if sampler is self._sampler else latest[-1]
+            samples += latest
+            self._latency = latest[-1]
+            if steady(samples):
+                break
+            if spent > limit:
+                # Too few samples to see a drift through their noise are no drift.
+                if len(samples) >= WINDOW and not steady(samples, most=WINDOW):
+                    self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
+                break
+            step = WINDOW // 2
+        if self.choice.sampler == "batched":  # the length of a batch follows from how long one launch takes
+            self._sampler = self._make()
+            before = self._device.now()
+            cost = self._device.now() - before if self._take(1) else cost
+        return cost
+
+    def _launch_once(self) -> None:
+        """Launch once, untimed."""
+        target = self.target
+        target.prepare(target.stream)
+        target.launch(0, target.stream)
+        self._device.synchronize()
+
+    def _find_stream(self) -> None:
+        """Time a foreign callable where it works; by the host's clock where no stream shows it."""
+        target = self.target
+        restore, floor = self._shot().restore, self._harness.floors().empty
+        try:
+            found, name = find(self._device, restore, partial(target.launch, 0), target.stream, floor)
+        except HoldExpired as expired:
+            self._to_host(str(expired))
+        except Elsewhere as reason:
+            self._to_host(str(reason))
+        else:
+            if found is not target.stream and target.run_on is not None:
+                self.target = target.run_on(found)
+            if name is not None:
+                self.notes.append(f"timed on {name}, where it launches")
+
+    # Placements
+
+    def _move(self, wanted: int, cost: float, budget: float) -> bool:
+        """Go to fresh addresses for the next placements; False, with a note, where there are none."""
+        assert self.target.move is not None
+        # A batch is captured for each placement, which takes longer than a cold sample.
+        most = wanted if self.choice.sampler == "batched" else MOST_PLACEMENTS_FACTOR * wanted
+        # Those side by side are sampled in rounds, and a round of slow launches is not cut short by the budget.
+        limit = affordable(cost, budget)
+        try:
+            self.target = self.target.move(min(wanted, limit), min(most, limit), self._random)
+            self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
+            self._device.settle()
+        except OutOfMemory as full:
+            self.notes.append(f"no further placement: {full}")
+            self.target = replace(self.target, places=1)
+            # Some of the buffers may have moved before memory ran out: a graph would launch on what they left.
+            self._sampler = self._make()
+            return False
+        self._sampler = self._make()
+        self._take(1 if self.target.places > 1 else 2)  # page tables and instruction caches of the new addresses
+        return True
+
+    def _fill(self, wanted: int, cost: float, begun: float, budget: float) -> None:
+        """Sample the placements that live now until there are enough."""
+        self._clear()
+        # Placements that follow each other share the budget from the start; those side by side are sampled until they agree.
+        quota = samples_per_placement(cost, budget, wanted)
+        together = self.target.places >= wanted
+        chunk = max(1, int(CHUNK_SECONDS / (cost * self.target.places))) if cost > 0 else quota
+        while True:
+            count = len(self._kept[0]) + len(self._lost[0])
+            samples = self._take(chunk if together else min(chunk, quota - count))
+            now = self._device.conditions()
+            self.seen.append(now)
+            into = self._lost if now.throttle_reasons else self._kept
+            for place, seconds in samples:
+                into[place].append(seconds)
+            both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
+            spent = self._device.now() - begun
+            if enough(both, wanted=self._plan.precision, spent=spent, budget=budget) if together else len(both[0]) >= quota:
+                break
+        self.discarded += sum(map(len, self._lost))
+        self.placements += [tuple(kept) for kept in self._kept if kept]
+        self._throttled += [tuple(lost) for kept, lost in zip(self._kept, self._lost, strict=True) if not kept]
+
+    def _clear(self) -> None:
+        self._kept, self._lost = [[] for _ in range(self.target.places)], [[] for _ in range(self.target.places)]
+
+    def _note_precision(self, wanted: int) -> None:
+        medians = self.medians
+        width = half_width(medians)
+        if len(medians) < wanted:
+            self.notes.append(f"{len(medians)} of {wanted} placements")
+        if width is not None and not precise(medians, self._plan.precision):
+            share = format_share(width / float(np.mean(medians)))
+            self.notes.append(
+                f"not as precise as wanted: {len(medians)} placements leave a half-width of {share} > {format_share(self._plan.precision)}"
+            )
+
+    # Samplers
+
+    def _take(self, rounds: int) -> list[tuple[int, float]]:
+        """Samples from the sampler, or from the host's clock if a launch waits for the device."""
+        try:
+            return self._sampler.samples(rounds)
+        except HoldExpired as expired:
+            self._to_host(str(expired))
+            # One measurement, one clock: the samples so far are not averaged with those that follow.
+            self.placements.clear()
+            self._throttled.clear()
+            self.discarded = 0
+            self._clear()
+            self._sampler = self._make()
+            return self._sampler.samples(rounds)
+
+    def _to_host(self, reason: str) -> None:
+        if not self.choice.fallback:
+            raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {reason}') from None
+        self.choice = Choice("host", f"{reason}: wall-clock time, launch latency included", fallback=False)
+
+    def _make(self) -> Sampler:
+        """The sampler, for where the target is now."""
+        shot = self._shot()
+        if self.choice.sampler == "batched":
+            return BatchedSampler(shot, self.batch, capture=not self.target.foreign)
+        samplers: dict[str, Callable[[Shot], Sampler]] = {"host": HostSampler, "plain": PlainSampler, "blocked": BlockedSampler}
+        return samplers[self.choice.sampler](shot)
+
+    def _shot(self) -> Shot:
+        """One sample of the target where it is now."""
+        target, mode, harness = self.target, self._plan.mode, self._harness
+
+        def put_home(stream: Stream) -> None:
+            for buffer in target.managed:
+                buffer.put_home(stream)
+
+        return Shot(
+            device=self._device,
+            streams=harness.streams() if target.any_stream else (target.stream,),
+            places=target.places,
+            homes=put_home if target.managed else None,
+            prepare=target.prepare,
+            flush=harness.flush(mode),
+            launch=target.launch,
+            ranges=self._ranges,
+            name=self._name,
+            moved=None if target.traffic is None else target.traffic.total,
+            category=category_of(target, mode, self._device.facts.l2_bytes),
+            random=self._random,
+            restores=target.restores or bool(target.managed),
+            # Launches of one placement follow each other by themselves; those of several evict each other's data.
+            untimed=UNTIMED if mode == "hot" and target.places > 1 else 0,
+        )
+
+
+def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
+    """The category of a target's launches; of several that hold, the slowest part decides.
+
+    Args:
+        target: what is measured.
+        mode: state of the cache before each sample.
+        l2_bytes: size of the device's L2.
+
+    Gives "managed" where pages are put back before every sample, "link" where declared bytes cross a link, "L2" where a window lies on
+    part of the data, or where caches stay as they are and may hold it all, "DRAM" for other bytes, and None where nothing is known.
+    """
+    traffic, footprint = target.traffic, target.footprint
+    if target.managed:
+        return MANAGED
+    if traffic is not None and traffic.link:
+        return LINK
+    if target.window is not None or (mode == "hot" and (footprint is None or footprint <= l2_bytes)):
+        return L2
+    return None if traffic is None else DRAM

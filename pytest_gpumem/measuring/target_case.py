@@ -1,0 +1,261 @@
+"""A `Case` as a target: somebody's own code with its checks, built anew at each placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Foreign, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.judging.traffic import two_declarations
+from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, padding, refuse_window, window_notes
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.l2 import PersistingStream, persisting
+from pytest_gpumem.memory.managed import notes as managed_notes
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.records.measurement import Traffic
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that an honest measurement of your own code needs, in one value.
+
+    The function that builds it gets a `Memory` and is called once for each placement, at fresh addresses.
+    """
+
+    launch: Callable[[], object]
+    """Launches the work on the current stream."""
+    restore: Callable[[], object] | None = None
+    """Restores inputs that `launch` changes; untimed, before every sample, on the same stream."""
+    check: Callable[[], object] | None = None
+    """Raises, or returns something false, if the result of one launch on poisoned, restored data is wrong; called before and after
+    timing."""
+    reads: Sequence[Any] = ()
+    """Arrays or buffers that a launch reads, whole."""
+    writes: Sequence[Any] = ()
+    """Arrays or buffers that a launch writes, whole; poisoned before a check, unless they are also read."""
+    window: Any = None
+    """Buffer, or array of one, that is made persisting in L2."""
+    moved: int | None = None
+    """Compulsory bytes of one launch, where `reads` and `writes` do not give them."""
+    reference: Callable[[], object] | None = None
+    """Does on the host what `launch` does on a GPU, through the buffers' `view()`; the simulated device runs it."""
+    name: str = ""
+    """Shown in the table; default: the name of the function that built the case."""
+
+
+def case_target(
+    build: Callable[[Memory], Case], arena: Arena, stream: Stream, persisting_options: Mapping[str, Any] | None = None
+) -> Target:
+    """Describe a case, built at a first placement.
+
+    Args:
+        build: builds the case in a memory of its own.
+        arena: the test's; its seed gives every placement the same content.
+        stream: where it runs, unless it has a window.
+        persisting_options: arguments of `persisting` for a case with a window.
+
+    Raises:
+        BadCall: `build` returns no `Case`, or a field of it is wrong.
+    """
+    return _Placements(build, arena, stream, persisting_options or {}).target
+
+
+class _Placements:
+    """A case at its present placement; `target` describes it."""
+
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, options: Mapping[str, Any]) -> None:
+        self._build, self._arena, self._device = build, arena, arena.device
+        self._stream, self._options = stream, options
+        self._addresses: list[tuple[int, ...]] = []
+        """Of the arrays that are no buffers of ours, at each placement."""
+        self._built = self._make()
+        self._name = self._built.case.name or getattr(build, "__name__", "case")
+        try:
+            self.target = self._described()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> _Built:
+        # The same seed for every placement: the same content at other addresses.
+        arena = Arena(self._device, self._arena.seed, self._arena.pinned, oversubscribes=self._arena.oversubscribes)
+        with ExitStack() as stack:
+            stack.callback(arena.close)
+            case = self._build(Memory(arena, self._stream))
+            if not isinstance(case, Case):
+                raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
+            _check_fields(case)
+            under_window = None if case.window is None else arena.find(case.window)
+            if case.window is not None and under_window is None:
+                raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
+            reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
+            writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
+            self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
+            return _Built(case, arena, stack.pop_all(), reads, writes, under_window)
+        raise AssertionError("unreachable")  # an ExitStack hides no exception
+
+    def _described(self) -> Target:
+        """Open the window of what was built, and describe it."""
+        built, case = self._built, self._built.case
+        window: PersistingStream | None = None
+        if built.under_window is not None:
+            window = built.exit.enter_context(persisting(self._device, built.under_window, **self._options))
+        arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
+        return Target(
+            name=self._name,
+            kind="case",
+            stream=self._stream if window is None else window.stream,
+            launch=lambda place, stream: self._call(case.launch, stream),
+            traffic=_traffic(case),
+            footprint=sum(arrays.values()) or (None if case.moved is None else int(case.moved)),
+            managed=built.arena.homes,
+            window=window,
+            notes=(
+                *_notes(case, len(case.writes) - len(built.writes)),
+                *_same_memory(self._addresses),
+                *managed_notes(self._device.facts, built.arena.managed),
+                *window_notes(self._device, window),
+            ),
+            restores=case.restore is not None,
+            prepare=nothing if case.restore is None else partial(self._call, case.restore),
+            check=None if case.check is None else self.check,
+            move=self.move,
+            run_on=self.run_on,
+            close=self.close,
+        )
+
+    def _call(self, function: Callable[[], object], stream: Stream) -> None:
+        case, built = self._built.case, self._built
+        reads = tuple(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(built.reads))
+        writes = tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
+        reference = case.reference if function is case.launch else function
+        foreign = Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
+        self._device.call(foreign, stream)
+
+    def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+        self._arena.pad(padding(random))
+        # Both placements live for a moment, so that the new one cannot get the old addresses.
+        old = self._built
+        if self._device.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
+            raise OutOfMemory("two placements of the case do not fit at once")
+        try:
+            self._built = self._make()
+        except Exception as error:
+            # CuPy's and PyTorch's own: the libraries are not imported for a look at their classes.
+            if type(error).__name__ == "OutOfMemoryError":
+                raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
+            raise
+        old.exit.close()
+        self.target = self._described()  # opens the window after the old one is closed: two would share the device's set-aside
+        return self.target
+
+    def run_on(self, stream: Stream) -> Target:
+        refuse_window(self._name, self.target.window)
+        self._stream = stream
+        self.target = replace(self.target, stream=stream)
+        return self.target
+
+    def check(self) -> None:
+        built, device, target = self._built, self._device, self.target
+        assert built.case.check is not None
+        for buffer in built.writes:
+            if buffer not in built.reads:
+                device.poison(buffer.allocation, target.stream)
+        # The poison is on our stream; what restores, launches and checks need be on none of ours, and no stream of ours waits for another.
+        device.synchronize()
+        target.prepare(target.stream)
+        device.synchronize()
+        target.launch(0, target.stream)
+        device.synchronize()
+        with _named(self._name):
+            result = built.case.check()
+            # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
+            if result is not None and not result:
+                raise WrongResult(f"{self._name}: its check returned {result} after one launch")
+        for buffer in target.managed:
+            buffer.put_home(target.stream)
+        device.synchronize(target.stream)
+
+    def close(self) -> None:
+        self._built.exit.close()
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A case at one placement, with the memory that it was built in."""
+
+    case: Case
+    arena: Arena
+    exit: ExitStack
+    """Closes the window and frees the memory."""
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    under_window: Buffer | None
+
+
+def _check_fields(case: Case) -> None:
+    for field in ("launch", "restore", "check", "reference"):
+        function = getattr(case, field)
+        if not callable(function) and (function is not None or field == "launch"):
+            raise BadCall(f"Case.{field} is a function without arguments, not {function!r}")
+    for field, arrays in (("reads", case.reads), ("writes", case.writes)):
+        if not isinstance(arrays, (list, tuple)):
+            raise BadCall(f"Case.{field} is a list of arrays or buffers, not {type(arrays).__name__}")
+        for array in arrays:
+            if not hasattr(array, "nbytes"):
+                raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
+    declared_bytes("Case.moved", case.moved)
+
+
+def _traffic(case: Case) -> Traffic | None:
+    if case.moved is not None:
+        return Traffic(0, 0, declared=int(case.moved))
+    if not case.reads and not case.writes:
+        return None
+    return Traffic(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
+
+
+def _notes(case: Case, unpoisoned: int) -> Iterator[str]:
+    """What a reader of a case's result must know; `unpoisoned` counts its outputs that lie in memory of its own."""
+    if case.check is not None and unpoisoned:
+        yield "outputs that are no arrays of the function's `memory` are not poisoned before a check"
+    if case.moved is not None:
+        reads, writes = (sum(int(a.nbytes) for a in arrays) for arrays in (case.reads, case.writes))
+        if note := two_declarations(int(case.moved), reads, writes):
+            yield note
+
+
+def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    """Note that placements do not differ, because a library's pool gives its arrays the memory that they had before."""
+    different = len(set(addresses))
+    if different < len(addresses) and any(map(any, addresses)):
+        yield (
+            f"{different} of {len(addresses)} placements differ in where its own arrays lie, as where a library's pool gives the same "
+            "memory again: the interval knows too little; arrays of the function's `memory` move"
+        )
+
+
+def _address(array: Any) -> int:
+    """Address of an array of any library; 0 where the array does not give it."""
+    if callable(pointer := getattr(array, "data_ptr", None)):  # PyTorch; its tensors that require a gradient have no interface
+        return int(pointer())
+    interface = getattr(array, "__cuda_array_interface__", None) or getattr(array, "__array_interface__", None) or {"data": (0,)}
+    return int(interface["data"][0])
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn an assertion error of a user's check into a wrong result that names the case."""
+    try:
+        yield
+    except WrongResult:
+        raise
+    except AssertionError as error:
+        raise WrongResult(f"{name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error

@@ -1,0 +1,237 @@
+"""A kernel of the catalogue as a target: its buffers move, side by side where they can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Allocation, Graph, MemoryKind, Stream
+from pytest_gpumem.kernels.kernel import Call, Role
+from pytest_gpumem.kernels.sectors import requested_bytes, sectors_per_request
+from pytest_gpumem.kernels.sources import fingerprint
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.target import Target, WrongResult, captured, padding, side_by_side, window_notes
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.managed import notes as managed_notes
+
+
+def kernel_target(
+    bound: BoundKernel,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    arena: Arena,
+    stream: Stream,
+    window: PersistingStream | None = None,
+) -> Target:
+    """Describe a launch of a kernel, compiled and with its content filled in.
+
+    Args:
+        bound: the kernel.
+        arguments, keywords: of the call; buffers, arrays over them, NumPy arrays and numbers.
+        arena: the test's.
+        stream: where it runs.
+        window: the persisting stream, if `stream` is one.
+
+    Raises:
+        BadCall: the arguments do not fit, or the window is to lie on a copy.
+    """
+    return KernelLaunches(bound, arguments, keywords, arena, stream, window).target
+
+
+class KernelLaunches:
+    """The launches of a kernel on its buffers, wherever these are now; `target` describes it."""
+
+    def __init__(
+        self,
+        bound: BoundKernel,
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None,
+    ) -> None:
+        self._bound, self._arena, self._stream, self._window = bound, arena, stream, window
+        self._device = device = arena.device
+        self._buffers, self._values = bound.arguments(
+            tuple(arena.taken(value) for value in arguments), {name: arena.taken(value) for name, value in keywords.items()}
+        )
+        call = bound.call(self._buffers, self._values)
+        if window is not None and window.where != "stream" and bound.kernel.source is None:
+            raise BadCall(f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window')
+        self._places: list[list[Allocation]] = []
+        """Copies of the movable buffers, for each of several placements side by side."""
+        self._graph: Graph | None = None
+        """The launch, where the window is on a graph's kernels; such buffers move one placement at a time."""
+        self._launches = [bound.launch(self._buffers, self._values)]
+        device.compile(self._launches[0])
+        bound.fill(self._buffers, stream)
+        self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
+        self._saved: dict[str, Allocation] = {}
+        for parameter in bound.kernel.parameters:
+            if parameter.role is Role.UPDATE:
+                self._save(parameter.name)
+        if window is not None and window.where == "graph":
+            # A kernel is loaded at its first launch, which waits for the device: not within a capture.
+            device.launch(self._launches[0], stream)
+            device.synchronize(stream)
+            self._bind()
+        self.target = self._describe(call)
+
+    def _describe(self, call: Call) -> Target:
+        kernel, buffers = self._bound.kernel, self._buffers
+        accesses = kernel.accesses(call)
+        footprints: dict[str, int] = {}
+        for access in accesses:
+            footprints[access.argument] = max(footprints.get(access.argument, 0), access.footprint)
+        # A copy engine makes no warp-wide requests, nor does one thread that follows a chain.
+        requests = kernel.source is not None and not any(access.dependent for access in accesses)
+        return Target(
+            name=self._bound.name,
+            kind="kernel",
+            stream=self._stream,
+            launch=self.launch,
+            traffic=kernel.traffic(call),
+            footprint=sum(footprints.values()),
+            accesses_per_launch=None if kernel.accesses_per_launch is None else kernel.accesses_per_launch(call),
+            sectors_per_request=sectors_per_request(accesses) if requests else None,
+            requested=requested_bytes(accesses) if requests else None,
+            kernel_source=None if kernel.source is None else fingerprint(kernel.source),
+            host_memory=tuple((name, b.kind.value) for name, b in buffers.items() if b.kind is not MemoryKind.DEVICE),
+            managed=tuple(b for b in buffers.values() if b.goes_home),
+            window=self._window,
+            notes=self._notes(),
+            waits=any(b.kind is MemoryKind.PAGEABLE for b in buffers.values()),
+            check=None if kernel.reference is None else self.check,
+            move=self._move if self._movable else None,
+            close=self.close,
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        window, device = self._window, self._device
+        notes = (*window_notes(device, window), *managed_notes(device.facts, self._buffers.values()))
+        if window is not None and window.set_aside and not any(b is window.buffer for b in self._buffers.values()):
+            notes += (f"{self._bound.name} touches nothing of the buffer under the window: a cost without a gain",)
+        return notes
+
+    def _save(self, name: str) -> None:
+        """Keep the content that an updated argument has now: every check starts from it."""
+        buffer, device, stream = self._buffers[name], self._device, self._arena.stream
+        saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
+        device.copy(saved, buffer.allocation, buffer.nbytes, stream)
+        device.synchronize(stream)
+        buffer.put_home(stream)
+        self._saved[name] = saved
+
+    def launch(self, place: int, stream: Stream) -> None:
+        """Queue one launch on the buffers of one placement."""
+        device = self._device
+        if self._graph is not None:
+            device.replay(self._graph, stream)
+        elif self._window is not None and self._window.where == "launch":
+            device.launch(self._launches[place], stream, window=self._window.spec)
+        else:
+            device.launch(self._launches[place], stream)
+
+    # Placements
+
+    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+        self._leave()
+        # A window lies on one buffer, and managed pages are put home one buffer at a time.
+        if self.target.any_stream and all(b.kind is MemoryKind.DEVICE for b in self._movable):
+            nbytes = sum(b.nbytes for b in self._movable)
+            count = side_by_side(nbytes, wanted, most, self._device.free_bytes(MemoryKind.DEVICE))
+            if count:
+                self._scatter(count, random)
+                return replace(self.target, places=count)
+        self._arena.pad(padding(random))
+        try:
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._bind()
+        return self.target
+
+    def _bind(self) -> None:
+        """Make the launch, and its graph, for where the buffers now are."""
+        self._launches = [self._bound.launch(self._buffers, self._values)]
+        if self._window is not None and self._window.where == "graph":
+            body = partial(self._device.launch, self._launches[0], self._stream)
+            self._graph = captured(self._bound.name, self._device, self._window, body)
+
+    def _scatter(self, count: int, random: np.random.Generator) -> None:
+        """Copy the buffers to `count` placements at random addresses."""
+        each = len(self._movable)
+        copies = self._arena.scatter([b.nbytes for b in self._movable] * count, int(random.integers(2**32)))
+        self._places = [copies[first : first + each] for first in range(0, len(copies), each)]
+        outputs = {self._buffers[p.name] for p in self._bound.kernel.parameters if p.role is Role.WRITE}
+        self._launches = []
+        for place in self._places:
+            placed = dict(zip(self._movable, place, strict=True))
+            for buffer, copy in placed.items():
+                if buffer not in outputs:
+                    self._device.copy(copy, buffer.allocation, buffer.nbytes, self._arena.stream)
+            self._launches.append(self._bound.launch(self._buffers, self._values, placed))
+
+    def _leave(self) -> None:
+        """Go back to the buffers themselves."""
+        if self._places:
+            self._launches = [self._bound.launch(self._buffers, self._values)]
+            places, self._places = self._places, []
+            for allocation in (a for place in places for a in place):
+                self._arena.release(allocation)
+
+    # Checking
+
+    def check(self) -> None:
+        """Launch once on poisoned outputs and restored inputs and compare with the reference. Raises `WrongResult`."""
+        kernel, device, stream = self._bound.kernel, self._device, self._stream
+        self._leave()
+        for parameter in kernel.parameters:
+            if parameter.role is Role.UPDATE:
+                buffer = self._buffers[parameter.name]
+                device.copy(buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream)
+            elif parameter.role is Role.WRITE:
+                device.poison(self._buffers[parameter.name].allocation, stream)
+        device.synchronize(stream)
+        # Updated arguments have their saved content now.
+        inputs = {name: self._array(self._saved.get(name, b.allocation), name) for name, b in self._buffers.items()}
+        expected = self._bound.expected(inputs, self._values)
+        self.launch(0, stream)
+        device.synchronize(stream)
+        for name, content in expected.items():
+            # A reference may give fewer elements than the array has room for, such as one sum for each tile.
+            actual = self._array(self._buffers[name].allocation, name)[: content.size]
+            wrong = device.mismatch(actual, content, kernel.relative_tolerance)
+            if wrong is not None:
+                count, first = wrong
+                raise WrongResult(
+                    f"{kernel.name}: {count} of {content.size} elements of {name!r} are wrong after one launch on poisoned outputs; "
+                    f"the first is element {first}"
+                )
+        for buffer in self.target.managed:
+            buffer.put_home(stream)
+        device.synchronize(stream)
+
+    def _array(self, allocation: Allocation, name: str) -> Any:
+        # One array module for all arguments: NumPy as soon as one of them lies on the host.
+        buffer = self._buffers[name]
+        dtype, size = buffer.dtype_name, buffer.size
+        if self._bound.kernel.source is None:
+            dtype, size = "u1", buffer.nbytes  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        if any(b.kind.beyond_link for b in self._buffers.values()):
+            return self._device.to_host(allocation, dtype, size)
+        return self._device.view(allocation, dtype, size)
+
+    def close(self) -> None:
+        """Free the placements and the saved inputs; a second call does nothing."""
+        try:
+            self._leave()
+        finally:
+            for saved in self._saved.values():
+                self._arena.release(saved)
+            self._saved.clear()
