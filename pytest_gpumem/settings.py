@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pytest_gpumem import units
+from pytest_gpumem.limits import LIMITS
 
 if TYPE_CHECKING:
     # records/ needs `statistics`, which a session without --gpumem does not.
@@ -25,10 +26,6 @@ REMOVED_SAMPLERS = ("graph",)
 """Samplers of earlier versions: their results are still read."""
 DEFAULT_BUDGET = 1.0
 """Seconds for each measurement, where nobody says otherwise."""
-LIMITS = (
-    *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
-    *("max_gpu_page_faults", "max_migrated"),
-)
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: to `READS_CONTROLS` where the run compares or saves, else to anything else."""
 READS_CONTROLS = "controls"
@@ -110,68 +107,10 @@ def _precision(value: Any) -> float:
     return share
 
 
-def _written(value: object, accepted: str) -> str:
-    """A limit as text. A bare number is refused: in base units, 12 seconds or 2.4 bytes per second, it could never fail a test."""
-    if not isinstance(value, str):
-        raise units.QuantityError(f"{value!r} has no unit; accepted is {accepted}")
-    return value.strip()
-
-
-def _min_bandwidth(value: Any) -> str:
-    written = _written(value, units.RATES_ACCEPTED)
-    rate = units.parse_rate(written)
-    if rate in (0, units.Share(0)):
-        raise units.QuantityError(f"{value!r} demands nothing; accepted is {units.RATES_ACCEPTED}")
-    return written
-
-
-def _max_latency(value: Any) -> str:
-    written = _written(value, units.TIMES_ACCEPTED)
-    if units.parse_time(written) == 0:
-        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.TIMES_ACCEPTED}")
-    return written
-
-
-def _max_regression(value: Any) -> str:
-    units.parse_margin(value)
-    return str(value).strip()
-
-
-def _fail_if_faster(value: Any) -> str:
-    share = units.parse_share(value)
-    if not 0 < share < 1:
-        raise units.QuantityError(f"{value!r} is no gain; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
-    return str(value).strip()
-
-
-def _faster_than(value: Any) -> str:
-    units.parse_claim(value)
-    return str(value).strip()
-
-
-def _faults(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
-        return value.strip()
-    raise units.QuantityError(f"{value!r} is no number of page faults; accepted is a whole number from 0 on")
-
-
-def _migrated(value: Any) -> str:
-    return units.format_bytes(units.parse_bytes(value))
-
-
 def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
     raise units.QuantityError(f'{value!r} is no revision; accepted is a branch, tag or commit such as "origin/main"')
-
-
-def _min_overlap(value: Any) -> str:
-    share = units.parse_share(value)
-    if not 0 < share <= 1:
-        raise units.QuantityError(f"{value!r} cannot be hidden; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
-    return str(value).strip()
 
 
 def _pinned_share(value: Any) -> float:
@@ -296,37 +235,10 @@ OPTIONS: tuple[Option, ...] = (
         "TIME",
         on_marker=True,
     ),
-    Option(
-        "max_regression",
-        _max_regression,
-        None,
-        'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us". Default: none.',
-        "MARGIN",
-        on_marker=True,
-    ),
-    Option(
-        "min_bandwidth",
-        _min_bandwidth,
-        None,
-        'Least bandwidth, such as "2.4 TB/s" or "85% of peak". Default: none.',
-        "RATE",
-        on_marker=True,
-    ),
-    Option(
-        "max_latency",
-        _max_latency,
-        None,
-        'Longest latency, such as "12 us". Default: none.',
-        "TIME",
-        on_marker=True,
-    ),
-    Option(
-        "fail_if_faster",
-        _fail_if_faster,
-        None,
-        'Gain against the baseline, such as "5%", that fails because the baseline is stale. Default: none.',
-        "SHARE",
-        on_marker=True,
+    *(
+        Option(limit.name, limit.parse, None, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
+        for limit in LIMITS.values()
+        if limit.metavar is not None
     ),
     Option(
         "pinned_share",
@@ -401,11 +313,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-_ON_TESTS_ALONE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"faster_than": _faster_than, "min_overlap": _min_overlap, "max_gpu_page_faults": _faults, "max_migrated": _migrated}
-)
-"""Keywords of the marker and of a measurement that mean something inside one test only, hence are no options: each with its parser."""
-MARKER_KEYWORDS = (*(option.name for option in OPTIONS if option.on_marker), *_ON_TESTS_ALONE)
+MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
+
+
+_NO_LIMITS: Mapping[str, str | None] = MappingProxyType({name: None for name, limit in LIMITS.items() if limit.metavar is not None})
 
 
 class Settings(NamedTuple):
@@ -429,14 +340,8 @@ class Settings(NamedTuple):
     """Seconds for each measurement; None where the budget is for the whole run."""
     total_budget: float | None = None
     """Seconds for all measurements of the run together; None where the budget is for each."""
-    max_regression: str | None = None
-    """Default limit, as written."""
-    min_bandwidth: str | None = None
-    """Default limit, as written."""
-    max_latency: str | None = None
-    """Default limit, as written."""
-    fail_if_faster: str | None = None
-    """Default limit, as written."""
+    limits: Mapping[str, str | None] = _NO_LIMITS
+    """Default limits by name, as written; None where there is none."""
     pinned_share: float = 0.5
     """Share of the host's RAM that may be page-locked."""
     count_pages: bool = False
@@ -474,7 +379,7 @@ class Settings(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """Plain values for a JSON document: everything but the origins."""
-        return {name: value for name, value in self._asdict().items() if name != "origins"}
+        return {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")} | dict(self.limits)
 
 
 class Overrides(NamedTuple):
@@ -561,7 +466,8 @@ def resolve(
         values[option.name], origins[option.name] = given
     budget: units.Budget = values.pop("budget")
     return Settings(
-        **values,
+        **{name: value for name, value in values.items() if name not in LIMITS},
+        limits={name: value for name, value in values.items() if name in LIMITS},
         budget=budget.each,
         total_budget=budget.total,
         device_chosen=origins["device"] != "default",
@@ -649,9 +555,25 @@ def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings)
                 values[name], origin[name] = getattr(level, name), level.origin[name]
                 break
         else:
-            if (value := getattr(settings, name, None)) is not None:
+            if (value := settings.limits.get(name)) is not None:
                 values[name], origin[name] = value, settings.origins.get(name, "settings")
     return Limits(**values, origin=origin)
+
+
+def loosened(limits: Limits, settings: Settings) -> list[str]:
+    """One sentence for each limit of the command line or the environment that a test or a call loosens."""
+    sentences = []
+    for name, default in settings.limits.items():
+        here, origin, asked = getattr(limits, name), limits.origin.get(name, "limit"), settings.origins.get(name, "default")
+        # A test may adjust the default of the ini file; a limit for this run is meant for every test.
+        if default is None or here == default or not asked.startswith(("--", "GPUMEM")):
+            continue
+        looser = LIMITS[name].looser
+        if here is None:
+            sentences.append(f"{name} {default} ({asked}) is lifted ({origin})")
+        elif looser is not None and looser(here, default):
+            sentences.append(f"{name} {here} ({origin}) asks less than {default} ({asked})")
+    return sentences
 
 
 def _resolve_one(
@@ -682,7 +604,7 @@ def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
 
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
     _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
-    parsers = {**{name: option.parse for name, option in _BY_NAME.items()}, **_ON_TESTS_ALONE}
+    parsers = {name: option.parse for name, option in _BY_NAME.items()} | {name: limit.parse for name, limit in LIMITS.items()}
     return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}
 
 

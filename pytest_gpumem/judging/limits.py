@@ -7,7 +7,7 @@ may (99 %, one-sided: the margin), else UNDECIDED.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pytest_gpumem.judging.finding import Finding, basis
 from pytest_gpumem.judging.spread import of_repetition
@@ -22,7 +22,6 @@ from pytest_gpumem.units import (
     format_share,
     format_time,
     parse_bytes,
-    parse_margin,
     parse_rate,
     parse_share,
     parse_time,
@@ -98,44 +97,6 @@ def _against(measurement: Measurement, figure: str, limit: str, ratio: float, wr
     if math.log(ratio) > margin:
         return Finding(Outcome.FAIL, sentence)
     return Finding(Outcome.UNDECIDED, f"{sentence}: too close to call", Code.NOISY)
-
-
-def loosened(limits: Limits, defaults: Mapping[str, str | None], origins: Mapping[str, str]) -> list[str]:
-    """One sentence for each limit of the command line or the environment that a test or a call asks less than.
-
-    Args:
-        limits: of one measurement.
-        defaults: the session's limits by name, as written; None where there is none.
-        origins: where each of them came from.
-    """
-    said = []
-    for name in ("min_bandwidth", "max_latency", "max_regression", "fail_if_faster"):
-        default, here = defaults.get(name), getattr(limits, name)
-        origin, asked = limits.origin.get(name, "limit"), origins.get(name, "default")
-        # A default of the ini file is there to be adjusted; what somebody asks of this run is not.
-        if default is None or here == default or not asked.startswith(("--", "GPUMEM")):
-            continue
-        if here is None:
-            said.append(f"{name} {default} ({asked}) is lifted ({origin})")
-        elif _looser(name, here, default):
-            said.append(f"{name} {here} ({origin}) asks less than {default} ({asked})")
-    return said
-
-
-def _looser(name: str, here: str, default: str) -> bool:
-    """Whether a limit asks less than another for some measurement at least."""
-    if name == "min_bandwidth":
-        one, other = parse_rate(here), parse_rate(default)
-        if isinstance(one, Share) and isinstance(other, Share):
-            return one.value < other.value
-        # Which of a rate and a share of the peak asks more depends on the device: said in any case.
-        return isinstance(one, Share) or isinstance(other, Share) or one < other
-    if name == "max_latency":
-        return parse_time(here) > parse_time(default)
-    if name == "fail_if_faster":
-        return parse_share(here) > parse_share(default)
-    one_margin, other_margin = parse_margin(here), parse_margin(default)
-    return one_margin.relative > other_margin.relative or one_margin.absolute > other_margin.absolute
 
 
 def paging(measurement: Measurement, limits: Limits) -> Iterator[Finding]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from pytest_gpumem.judging.limits import loosened
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
 from pytest_gpumem.measuring.staging import Work
@@ -20,19 +20,19 @@ from pytest_gpumem.plugin.result import Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import LIMITS, imposed, marker_limits, merge_limits
+from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
 from pytest_gpumem.units import parse_bytes
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from pytest_gpumem.devices.protocol import Stream
+    from pytest_gpumem.limits import LimitKeywords
     from pytest_gpumem.measuring.target import Target
     from pytest_gpumem.measuring.target_case import Case
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.records.measurement import Limits
-
-NOT_GIVEN: Any = object()
-"""Default of a limit: the marker's and the session's apply."""
 
 
 KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *LIMITS)
@@ -58,6 +58,7 @@ class GpuBenchmark:
         """
         return self._test.arena.stream
 
+    @overload
     def __call__(
         self,
         function: BoundKernel | Work | Callable[..., object],
@@ -67,33 +68,48 @@ class GpuBenchmark:
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
         mode: str | None = None,
-        min_bandwidth: str | float | None = NOT_GIVEN,
-        max_latency: str | float | None = NOT_GIVEN,
-        max_regression: str | float | None = NOT_GIVEN,
-        fail_if_faster: str | None = NOT_GIVEN,
-        faster_than: str | None = NOT_GIVEN,
-        min_overlap: str | None = NOT_GIVEN,
         count_pages: bool | None = None,
-        max_gpu_page_faults: int | str | None = NOT_GIVEN,
-        max_migrated: int | str | None = NOT_GIVEN,
+        **limits: Unpack[LimitKeywords],
+    ) -> Result: ...
+    @overload
+    def __call__(
+        self,
+        function: BoundKernel | Callable[..., object],
+        /,
+        *args: Any,
+        label: str | None = None,
+        stream: PersistingStream | None = None,
+        moved: int | str | None = None,
+        mode: str | None = None,
+        count_pages: bool | None = None,
+        **kwargs: Any,
+    ) -> Result: ...
+    def __call__(
+        self,
+        function: BoundKernel | Work | Callable[..., object],
+        /,
+        *args: Any,
+        label: str | None = None,
+        stream: PersistingStream | None = None,
+        moved: int | str | None = None,
+        mode: str | None = None,
+        count_pages: bool | None = None,
         **kwargs: Any,
     ) -> Result:
         """Measure a kernel of `gpu_kernels`, work of `gpu_work` or `staged_copy`, or any callable that launches on the current stream.
 
         Args:
             function: what is launched.
-            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature does not reach
-                `function`; wrap it in a lambda, or use `case`.
+            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature and the name of a
+                limit do not reach `function`; wrap it in a lambda, or use `case`.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
-            min_bandwidth, max_latency, max_regression, fail_if_faster: limits of this measurement; they go before the marker's and the
-                session's, and None lifts those.
-            faster_than: label of another measurement of this test that this one must beat, or "20 x faulting" for a factor.
-            min_overlap: least share of what overlap can hide that work of `staged_copy` or `gpu_work.together` must hide, such as "80%".
             count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
-            max_gpu_page_faults, max_migrated: limits of one launch, which are counted for them; without a count they are UNDECIDED.
+            limits: the limits of this measurement, see `pytest_gpumem.limits.LIMITS`. A limit takes precedence over those of the marker and
+                the session, and None lifts them. `max_gpu_page_faults` and `max_migrated` make the test count pages, without which they
+                are UNDECIDED.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
@@ -102,20 +118,12 @@ class GpuBenchmark:
         """
         __tracebackhide__ = True
         test = self._test
+        given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
         for name in kwargs:
             if isinstance(function, BoundKernel) and (near := difflib.get_close_matches(name, KEYWORDS, n=1)):
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}; did you mean {near[0]!r}?")
         label = self._check_label(label)
-        limits = self._limits(
-            min_bandwidth=min_bandwidth,
-            max_latency=max_latency,
-            max_regression=max_regression,
-            fail_if_faster=fail_if_faster,
-            faster_than=faster_than,
-            min_overlap=min_overlap,
-            max_gpu_page_faults=max_gpu_page_faults,
-            max_migrated=max_migrated,
-        )
+        limits = self._limits(given)
         nbytes = None if moved is None else parse_bytes(moved)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
         result = self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
@@ -129,14 +137,8 @@ class GpuBenchmark:
         *,
         label: str | None = None,
         mode: str | None = None,
-        min_bandwidth: str | float | None = NOT_GIVEN,
-        max_latency: str | float | None = NOT_GIVEN,
-        max_regression: str | float | None = NOT_GIVEN,
-        fail_if_faster: str | None = NOT_GIVEN,
-        faster_than: str | None = NOT_GIVEN,
         count_pages: bool | None = None,
-        max_gpu_page_faults: int | str | None = NOT_GIVEN,
-        max_migrated: int | str | None = NOT_GIVEN,
+        **limits: Unpack[LimitKeywords],
     ) -> Result:
         """Measure a `Case`, built anew by `build(memory)` for each placement.
 
@@ -145,16 +147,11 @@ class GpuBenchmark:
         __tracebackhide__ = True
         test = self._test
         label = self._check_label(label)
-        limits = self._limits(
-            min_bandwidth=min_bandwidth,
-            max_latency=max_latency,
-            max_regression=max_regression,
-            fail_if_faster=fail_if_faster,
-            faster_than=faster_than,
-            max_gpu_page_faults=max_gpu_page_faults,
-            max_migrated=max_migrated,
-        )
-        result = self._measure(test.conductor.case(build, arena=test.arena), label, limits, mode, count_pages)
+        for name in limits:
+            if name not in LIMITS:
+                near = difflib.get_close_matches(name, KEYWORDS, n=1)
+                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+        result = self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
         if test.session.settings.l2_sweep and result.measurement.window is not None:
             self._sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
         return result
@@ -187,7 +184,7 @@ class GpuBenchmark:
                 hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
                 measurement = replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
         settings = test.session.settings
-        said = loosened(limits, settings._asdict(), settings.origins)
+        said = loosened(limits, settings)
         measurement = replace(
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
@@ -243,6 +240,5 @@ class GpuBenchmark:
             raise BadCall(f"label={label!r} gives this measurement the name of the test {key}; choose another label")
         return label
 
-    def _limits(self, **limits: Any) -> Limits:
-        given = {name: value for name, value in limits.items() if value is not NOT_GIVEN}
+    def _limits(self, given: Mapping[str, object]) -> Limits:
         return merge_limits(marker_limits(given, "call"), self._test.limits, self._test.session.settings)

@@ -95,7 +95,7 @@ class TerminalHooks:
         baseline = self._session.baseline
         if baseline.note is not None:
             return f"{baseline.note}; --gpumem-save makes one"
-        shown = catches(baseline, self._session.settings.max_regression, self._session.settings.processes or 1)
+        shown = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
         line = baseline_line(baseline.processes, shown, str(self._session.store.folder))
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 

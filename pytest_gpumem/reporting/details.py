@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_gpumem.judging.traffic import account, size
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.cells import access_interval, sectors
 from pytest_gpumem.reporting.groups import COALESCED
-from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_shares, format_time
 
 _MEDIANS = 24

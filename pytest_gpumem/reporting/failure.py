@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.settings import LIMITS
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 

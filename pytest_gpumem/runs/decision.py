@@ -8,11 +8,11 @@ from typing import Any
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Missing, Row
 from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.settings import LIMITS
 
 FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
 """Exit codes of the gate."""

@@ -38,6 +38,7 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
         "pytest_gpumem.plugin.hooks",
         "pytest_gpumem.plugin.fixtures",
         "pytest_gpumem.plugin.marks",
+        "pytest_gpumem.limits",
         "pytest_gpumem.settings",
         "pytest_gpumem.units",
     }

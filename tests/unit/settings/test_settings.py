@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
@@ -18,6 +19,7 @@ from pytest_gpumem.settings import (
     Settings,
     SettingsError,
     is_enabled,
+    loosened,
     marker_keywords,
     marker_limits,
     marker_overrides,
@@ -41,7 +43,7 @@ def test_defaults() -> None:
     assert (settings.device, settings.device_chosen) == ("auto", False)
     assert (settings.mode, settings.sampler, settings.placements, settings.precision) == ("clean-cold", "auto", 8, 0.001)
     assert (settings.budget, settings.total_budget) == (1.0, None)
-    assert (settings.max_regression, settings.min_bandwidth, settings.max_latency) == (None, None, None)
+    assert set(settings.limits.values()) == {None}
     assert (settings.save, settings.baseline, settings.strict) == (False, None, False)
     assert settings.origins["mode"] == "default"
     assert set(settings.origins) == {option.name for option in OPTIONS}
@@ -304,3 +306,31 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
     environment = without(without({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, "save"), "processes", "report")
     settings = settled({"gpumem_save": True, "gpumem_report": "x.html"}, environment, {"gpumem_save": "true", "gpumem_strict": "true"})
     assert (settings.save, settings.processes, settings.report, settings.strict) == (False, None, None, True)
+
+
+# Limits of a test that ask less than the run's
+
+
+@pytest.mark.parametrize(
+    ("here", "default", "message"),
+    [
+        ({"max_regression": "2%"}, {"max_regression": "1%"}, "max_regression 2% (marker) asks less than 1% (--gpumem-max-regression)"),
+        ({"max_regression": "0.5% + 1 us"}, {"max_regression": "1%"}, "asks less than"),
+        ({"max_regression": "0.5%"}, {"max_regression": "1%"}, None),
+        ({"max_regression": None}, {"max_regression": "1%"}, "max_regression 1% (--gpumem-max-regression) is lifted (marker)"),
+        ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "asks less than"),
+        ({"max_latency": "1 us"}, {"max_latency": "2 us"}, None),
+        ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "asks less than"),
+        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "85% of peak"}, None),
+        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "asks less than"),
+        ({"fail_if_faster": "10%"}, {"fail_if_faster": "5%"}, "asks less than"),
+        ({}, {"max_regression": "1%"}, None),
+    ],
+)
+def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any], message: str | None) -> None:
+    asked = Settings(limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default})
+    limits = Limits(**{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker"))
+    found = loosened(limits, asked)
+    assert found == [] if message is None else message in found[0]
+    # An ini file's default is there to be adjusted.
+    assert loosened(limits, asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default})) == []

@@ -1,0 +1,147 @@
+"""The limits of a measurement: one entry each, from which options, marker keywords and call keywords follow.
+
+A new limit needs an entry in `LIMITS` and a keyword in `LimitKeywords`, a field of the same name in `records.measurement.Limits`, and its
+rule in `judging.limits`.
+
+Cheap to import: pytest reads this module in every session, also in sessions without --gpumem.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypedDict
+
+from pytest_gpumem import units
+
+
+class LimitKeywords(TypedDict, total=False):
+    """Limits as keywords of a measurement. None lifts the limit of the marker and of the session."""
+
+    min_bandwidth: str | float | None
+    max_latency: str | float | None
+    max_regression: str | float | None
+    fail_if_faster: str | None
+    faster_than: str | None
+    min_overlap: str | None
+    max_gpu_page_faults: int | str | None
+    max_migrated: int | str | None
+
+
+class Limit(NamedTuple):
+    """One limit."""
+
+    name: str
+    """Keyword of the marker and of a measurement, and name of the option."""
+    parse: Callable[[Any], str]
+    """From the value that a user wrote to the text that is kept; raises `QuantityError`."""
+    help: str
+    metavar: str | None = None
+    """Placeholder of the option's value in the help; None for a limit that is no option, because it is about one test."""
+    looser: Callable[[str, str], bool] | None = None
+    """True if the first text demands less than the second, at least of some measurements; None for a limit that is no option."""
+
+
+def _written(value: object, accepted: str) -> str:
+    """A limit as text. A bare number is refused: in base units, 12 seconds or 2.4 bytes per second, it could never fail a test."""
+    if not isinstance(value, str):
+        raise units.QuantityError(f"{value!r} has no unit; accepted is {accepted}")
+    return value.strip()
+
+
+def _min_bandwidth(value: Any) -> str:
+    written = _written(value, units.RATES_ACCEPTED)
+    if units.parse_rate(written) in (0, units.Share(0)):
+        raise units.QuantityError(f"{value!r} demands nothing; accepted is {units.RATES_ACCEPTED}")
+    return written
+
+
+def _looser_bandwidth(one: str, other: str) -> bool:
+    least, demanded = units.parse_rate(one), units.parse_rate(other)
+    if isinstance(least, units.Share) and isinstance(demanded, units.Share):
+        return least.value < demanded.value
+    # Which of a rate and a share of the peak demands more depends on the device.
+    return isinstance(least, units.Share) or isinstance(demanded, units.Share) or least < demanded
+
+
+def _max_latency(value: Any) -> str:
+    written = _written(value, units.TIMES_ACCEPTED)
+    if units.parse_time(written) == 0:
+        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.TIMES_ACCEPTED}")
+    return written
+
+
+def _max_regression(value: Any) -> str:
+    units.parse_margin(value)
+    return str(value).strip()
+
+
+def _looser_margin(one: str, other: str) -> bool:
+    allowed, demanded = units.parse_margin(one), units.parse_margin(other)
+    return allowed.relative > demanded.relative or allowed.absolute > demanded.absolute
+
+
+def _fail_if_faster(value: Any) -> str:
+    if not 0 < units.parse_share(value) < 1:
+        raise units.QuantityError(f"{value!r} is no gain; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
+    return str(value).strip()
+
+
+def _faster_than(value: Any) -> str:
+    units.parse_claim(value)
+    return str(value).strip()
+
+
+def _min_overlap(value: Any) -> str:
+    if not 0 < units.parse_share(value) <= 1:
+        raise units.QuantityError(f"{value!r} cannot be hidden; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
+    return str(value).strip()
+
+
+def _faults(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
+        return value.strip()
+    raise units.QuantityError(f"{value!r} is no number of page faults; accepted is a whole number from 0 on")
+
+
+def _migrated(value: Any) -> str:
+    return units.format_bytes(units.parse_bytes(value))
+
+
+LIMITS: Mapping[str, Limit] = MappingProxyType(
+    {
+        limit.name: limit
+        for limit in (
+            Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
+            Limit(
+                "max_latency",
+                _max_latency,
+                'Longest latency, such as "12 us".',
+                "TIME",
+                lambda one, other: units.parse_time(one) > units.parse_time(other),
+            ),
+            Limit(
+                "max_regression",
+                _max_regression,
+                'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
+                "MARGIN",
+                _looser_margin,
+            ),
+            Limit(
+                "fail_if_faster",
+                _fail_if_faster,
+                'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
+                "SHARE",
+                lambda one, other: units.parse_share(one) > units.parse_share(other),
+            ),
+            Limit("faster_than", _faster_than, 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
+            Limit("min_overlap", _min_overlap, 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
+            Limit("max_gpu_page_faults", _faults, "Most page faults of the GPU in one launch."),
+            Limit("max_migrated", _migrated, 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+        )
+    }
+)
+"""By name."""
