@@ -12,6 +12,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
 
+import msgspec
+
 _T = TypeVar("_T")
 
 
@@ -40,6 +42,10 @@ def _printable(value: Any) -> Any:
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
         return {_printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, msgspec.Struct):
+        given = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        changed = {name: new for name, old in given if (new := _printable(old)) is not old}
+        return msgspec.structs.replace(value, **changed) if changed else value
     if is_dataclass(value) and not isinstance(value, type):
         changed = {}
         for field in fields(value):

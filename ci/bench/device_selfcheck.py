@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.protocol import (
@@ -583,7 +583,7 @@ def main() -> int:
     except opening.NoDevice as reason:
         print(f"FAIL  {reason}")
         return 1
-    for field in dataclasses.fields(found.facts):
+    for field in structs.fields(found.facts):
         print(f"      {field.name} = {getattr(found.facts, field.name)!r}")
     print(f"      key = {found.facts.key}")
     device = found.open()

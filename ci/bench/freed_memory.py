@@ -20,6 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from held_samples import HeldSamples, awake
@@ -192,7 +194,7 @@ def main() -> int:
         "triad_bytes": TRIAD_MIB * MiB,
         "rounds": asked.rounds,
         "scrub_rate": rate,
-        "conditions": [vars(before), vars(after)],
+        "conditions": [asdict(before), asdict(after)],
         "trials": [
             {name: [round(seconds, 8) for seconds in value] if isinstance(value, list) else value for name, value in trial.items()}
             for trial in found

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from scipy.stats import beta
 
 from pytest_gpumem.baselines.acceptance import refusal
@@ -135,7 +136,7 @@ class Case:
         return Limits(max_regression=self.limit or f"{100 * self.kernel.limit:g}%")
 
 
-class Drawn(Measurement):
+class Drawn(Measurement, frozen=True, dict=True):
     """A measurement whose medians are worked out once: it is judged in many windows."""
 
     @cached_property
@@ -232,7 +233,7 @@ def judged(
 ) -> tuple[Verdict, Measurement]:
     """The verdict on a run, repeated as long as more processes can decide; and what of the run was measured for it."""
     for look in case.looks:
-        seen = replace(run, further=run.further[: look - 1])
+        seen = structs.replace(run, further=run.further[: look - 1])
         verdict = judge(seen, case.held_to, FACTS, history, strict=False, family=family, first=first)
         if not repeatable(seen, case.held_to, verdict, history, first):
             break

@@ -19,6 +19,7 @@ from gate_validation_collect import UNIT, unpacked, unpacked_stats
 from gate_validation_peers import CHECKS
 from gate_validation_peers import verdict as peer_verdict
 from gate_validation_rows import BY_NAME, ROWS, SIZES, SLOPES, Asked, work_of
+from msgspec import structs
 
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import Paired, judge_pairs
@@ -174,7 +175,7 @@ def screened(data: Data, run: Sequence[int], row: str, head: str, limit: str, fa
         return None
     limits = Limits(max_regression=limit)
     for look in (*(look for look in LOOKS if look < len(seen)), len(seen)):
-        now = replace(seen[0], further=tuple(one.repeat for one in seen[1:look]))
+        now = structs.replace(seen[0], further=tuple(one.repeat for one in seen[1:look]))
         verdict = judge(now, limits, data.device, history, strict=False, family=family)
         if not repeatable(now, limits, verdict, history):
             break

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from l2_experiment import DEFAULT, IN_A_GRAPH, Experiment
+from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
 from pytest_gpumem.measuring.l2_sweep import grid
@@ -81,7 +82,7 @@ def test_carriers(bench: Any, carriers_case: dict[str, Any], experiment: Any) ->
 def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Any, l2_sweep: Any) -> None:
     """Sweep it as a user does, measure the full grid, and compare: off, default, maximum, fitted, swept, the grid's best."""
     facts = gpu_device.facts
-    before = vars(gpu_device.conditions())
+    before = asdict(gpu_device.conditions())
     timed, kernel, arguments, window = experiment(settings_case)
     begun = gpu_device.now()
     found = l2_sweep(kernel, *arguments, window=window)
@@ -116,6 +117,6 @@ def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gp
             "grid": [[*setting, samples] for setting, samples in places],
             "named": {name: different.index(one) for name, one in named.items()},
             "measured": in_rounds(timed, different, ROUNDS),
-            "conditions": [before, vars(gpu_device.conditions())],
+            "conditions": [before, asdict(gpu_device.conditions())],
         },
     )

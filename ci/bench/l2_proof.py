@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
@@ -268,7 +270,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
         found = counting.count(arguments, [], os.environ, echo, day=day)
     except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
-    rows = {row.label: asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
+    rows = {row.label: structs.asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
     return {"rows": rows, "error": None, "command": child.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
@@ -325,7 +326,7 @@ def main() -> int:
         "array_bytes": asked.mib * MiB,
         "rounds": asked.rounds,
         "launches": asked.launches,
-        "conditions": [vars(before), vars(after)],
+        "conditions": [asdict(before), asdict(after)],
         "variants": variants,
     }
     if asked.json:

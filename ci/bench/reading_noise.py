@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
@@ -231,7 +232,7 @@ def answer(chosen: Chosen, job: Job) -> dict[str, Any]:
     noise = Noise(device, job)
     try:
         before, readings = device.conditions(), noise.answer()
-        return readings | {"conditions": [vars(before), vars(device.conditions())]}
+        return readings | {"conditions": [asdict(before), asdict(device.conditions())]}
     finally:
         noise.close()
 

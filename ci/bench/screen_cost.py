@@ -21,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.baselines.store import Store

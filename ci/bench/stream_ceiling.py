@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Foreign, Stream
 from pytest_gpumem.files import write_whole
@@ -279,7 +281,7 @@ def main() -> int:
             "source": BABELSTREAM_SOURCE if comparable and facts.name in BABELSTREAM else "none for this device and size",
             "gb_per_s": BABELSTREAM.get(facts.name) if comparable else None,
         },
-        "conditions": [vars(before), vars(after)],
+        "conditions": [asdict(before), asdict(after)],
         **rates,
     }
     record["must_show"] = lines(record)

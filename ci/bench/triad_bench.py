@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from msgspec import structs
 
 from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import Allocation, MemoryKind
@@ -124,7 +125,7 @@ class TriadBench:
 
     def conditions(self) -> dict[str, Any]:
         """Clocks, throttle reasons, temperature and power now."""
-        return dataclasses.asdict(self.device.conditions())
+        return structs.asdict(self.device.conditions())
 
     def close(self) -> None:
         """Free everything."""

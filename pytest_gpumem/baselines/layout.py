@@ -14,29 +14,30 @@ that later versions can add fields.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Annotated, Any, NoReturn, TypeVar
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import msgspec
+from msgspec import structs
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Accepted, Process, Rejection, Reset
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement, Taken
-from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, refuse_impossible
+from pytest_gpumem.records.record import Record
+from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain, refuse_impossible
 
 LAYOUT = 2
 """Version of the layout."""
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _LFS = b"version https://git-lfs"
-
-_T = TypeVar("_T")
 
 
 class LayoutError(ValueError):
@@ -180,7 +181,7 @@ def _verified(value: dict[str, Any]) -> Content:
         raise LayoutError("its content does not fit its sha256: it was edited by hand, or is damaged")
     # The text is as it was written: what does not fit now comes from another version.
     try:
-        return _content(_converted(content, _Content, "$.content"))
+        return _content(from_plain(content, _Content, "$.content"))
     except (LayoutError, SchemaError) as error:
         by = content.get("written_by")
         raise LayoutError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
@@ -197,9 +198,7 @@ def _content(read: _Content) -> Content:
     rows = []
     for index, row in enumerate(read.rows):
         place = f"$.content.rows[{index}].measurement"
-        if unknown := sorted(row.measurement.keys() - _MEASURED):
-            raise LayoutError(f"{place}.{unknown[0]}: unknown")
-        measurement = _converted(row.measurement, Measurement, place)
+        measurement = from_plain(row.measurement, Measurement, place)
         refuse_impossible(measurement, place)
         assert process is not None
         rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
@@ -222,27 +221,21 @@ def _time(value: object, path: str) -> datetime:
     return utc
 
 
-def _converted(value: object, kind: type[_T], path: str) -> _T:
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
-        what, _, where = str(error).partition(" - at `$")
-        raise LayoutError(f"{path}{where.rstrip('`')}: {what}") from None
-
-
-def _plain(record: Any) -> dict[str, Any]:
+def _plain(record: Record) -> dict[str, Any]:
     """The fields of a record as JSON values, without those that have their default."""
-    plain: dict[str, Any] = {}
-    for one in dataclasses.fields(record):
-        value = getattr(record, one.name)
-        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-        if value != default:
-            plain[one.name] = _value(value)
-    return plain
+    values = ((name, getattr(record, name), default) for name, default in _defaults(type(record)).items())
+    return {name: _value(value) for name, value, default in values if value != default}
+
+
+@cache
+def _defaults(kind: type[Record]) -> dict[str, Any]:
+    """The default of each field; `NODEFAULT` of a field that has none."""
+    fields = structs.fields(kind)
+    return {one.name: one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory() for one in fields}
 
 
 def _value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, Record):
         return _plain(value)
     if isinstance(value, Enum):
         return value.value
@@ -257,6 +250,3 @@ def _lines(value: Any) -> str:
     if isinstance(value, list) and value:
         return "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
     return json.dumps(value, allow_nan=False)
-
-
-_MEASURED = frozenset(one.name for one in dataclasses.fields(Measurement))

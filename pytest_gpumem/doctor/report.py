@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import to_builtins
 
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
@@ -59,7 +61,7 @@ class Report:
             "summary": self.summary,
             "checks": [{"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks],
             "device": None if self.device is None else device_to_json(self.device),
-            "card": None if self.card is None else asdict(self.card),
+            "card": None if self.card is None else to_builtins(self.card),
         }
 
 

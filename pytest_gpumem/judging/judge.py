@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.claims import Claim, beats
 from pytest_gpumem.judging.drift import Drift, drift_of, kind_of, other_variant, same_variant, since_start

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
 from pytest_gpumem.measuring.target import Target

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_gpumem.nsight import ncu, ncu_report
 from pytest_gpumem.nsight.recording import Place, Recording, place_of_row

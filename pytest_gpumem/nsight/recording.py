@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from pytest_gpumem.ranges import MEASURE, labelled, phase
 from pytest_gpumem.records.profile import Besides, TestProfile

@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
+from msgspec import structs
+
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
@@ -182,10 +184,10 @@ class GpuBenchmark:
             if work is not None:
                 overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
                 hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
-                measurement = replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
+                measurement = structs.replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
         settings = test.session.settings
         said = loosened(limits, settings)
-        measurement = replace(
+        measurement = structs.replace(
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
             notes=(*measurement.notes, *said),
@@ -222,7 +224,7 @@ class GpuBenchmark:
         if limits.origin.get("faster_than") == "result":
             raise BadCall(f"faster_than({other!r}): this measurement is held to {limits.faster_than} already")
         origin = {**limits.origin, "faster_than": "result"}
-        test.measurements[at] = (measurement, replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
+        test.measurements[at] = (measurement, structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
     def _check_label(self, label: str | None) -> str:
         if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):

@@ -8,10 +8,10 @@ import json
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.explain.causes import explain, slow_down

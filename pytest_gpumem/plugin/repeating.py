@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged

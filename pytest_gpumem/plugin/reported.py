@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Outcome

@@ -7,13 +7,13 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from pytest_gpumem.records.record import Record
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
+class DeviceFacts(Record, frozen=True):
     """The facts of one device, read once when it is opened.
 
     Sizes are bytes, rates bytes per second, clocks hertz. `None` means that the driver did not say.
@@ -100,8 +100,7 @@ class DeviceFacts:
         return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(p for p in parts if p)).strip("-")
 
 
-@dataclass(frozen=True)
-class CardProcess:
+class CardProcess(Record, frozen=True):
     """A process that holds a context on the card."""
 
     pid: int
@@ -112,8 +111,7 @@ class CardProcess:
     """Bytes of the card's memory that it holds, where the driver says."""
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(Record, frozen=True):
     """The state of one card now. None stands for what the driver or the card does not say."""
 
     cards: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -13,6 +12,7 @@ import msgspec
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.records.schema import DERIVED_DEVICE, DERIVED_MEASUREMENT, DERIVED_MISSING, DERIVED_ROW, SCHEMA
 
@@ -78,14 +78,13 @@ def _of_property(record: type, name: str) -> dict[str, Any]:
 
 
 def _records(kind: Any) -> set[type]:
-    """The dataclasses and enumerations that a type is made of."""
+    """The records and enumerations that a type is made of."""
     if get_origin(kind) is not None:
         return set().union(*(_records(part) for part in get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {kind}
-    if not is_dataclass(kind):
+    if not (isinstance(kind, type) and issubclass(kind, Record)):
         return set()
-    assert isinstance(kind, type)
     return {kind}.union(*(_records(part) for part in get_type_hints(kind).values()))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.units import format_bytes, format_share, format_shares
 
 LEAST_GAIN = 0.01
@@ -27,8 +27,7 @@ OFF = Setting(0, 0.0)
 """No set-aside and no window."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Record, frozen=True):
     """One setting, measured."""
 
     setting: Setting
@@ -38,8 +37,7 @@ class Point:
     """Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Record, frozen=True):
     """How one setting compares with another, with its 95 % confidence interval."""
 
     share: float
@@ -48,8 +46,7 @@ class Change:
     high: float
 
 
-@dataclass(frozen=True)
-class Textbook:
+class Textbook(Record, frozen=True):
     """A setting that guides recommend whatever the kernel, measured beside the best."""
 
     name: str
@@ -60,8 +57,7 @@ class Textbook:
     """What it takes longer than what `Sweep.recommend` gives; negative where it is faster."""
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Record, frozen=True):
     """Set-aside and hit ratio of one kernel and window, searched for the least latency."""
 
     target: str

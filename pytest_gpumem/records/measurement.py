@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.units import format_bytes
 
@@ -17,8 +19,7 @@ L2_MULTIPLES = 4
 """Footprint over L2 from which bytes must come from DRAM; below, output may stay dirty in L2 beyond the last event."""
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(Record, frozen=True):
     """Compulsory bytes of one launch: every distinct byte that must be read or written, once."""
 
     reads: int
@@ -38,8 +39,7 @@ class Traffic:
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(Record, frozen=True):
     """Bytes that the hardware's counters saw one launch move: the mean over `launches`."""
 
     reads: int
@@ -61,8 +61,7 @@ class Counted:
         return self.reads + self.writes
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(Record, frozen=True):
     """State of the device at one moment, from NVML or the simulated clock."""
 
     sm_clock_hz: float | None = None
@@ -79,8 +78,7 @@ class Conditions:
     """Compute processes on the device besides this one; None where the driver does not say."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Record, frozen=True):
     """The access-policy window that was active, as the driver gave it back; of a single launch, as the driver was given it."""
 
     nbytes: int
@@ -97,8 +95,7 @@ class Window:
     """What the other accesses asked of L2: "streaming" or "normal"."""
 
 
-@dataclass(frozen=True)
-class Controls:
+class Controls(Record, frozen=True):
     """What control kernels read, which run no code of the project under test: a drift between two of these is the device's."""
 
     dram: float | None = None
@@ -113,8 +110,7 @@ class Controls:
     """Which control kernels, as a digest of their source and of the arrays that they read: readings of others do not compare."""
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(Record, frozen=True):
     """When and where a process measured: processes of one session agree better than those of another hour or another card."""
 
     utc: str
@@ -131,8 +127,7 @@ NO_WORK = "no work was seen on the timed stream, on a default one or on the devi
 """Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
 
 
-@dataclass(frozen=True)
-class Repeat:
+class Repeat(Record, frozen=True):
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
 
     medians: tuple[float, ...]
@@ -143,8 +138,7 @@ class Repeat:
     """Readings of the control kernels in that process; None where none were taken."""
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record, frozen=True):
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""
 
     label: str
@@ -294,8 +288,7 @@ class Measurement:
         return self.half_width / self.latency if self.half_width is not None else None
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Record, frozen=True):
     """What a measurement is held to. None means: no such limit."""
 
     min_bandwidth: str | None = None

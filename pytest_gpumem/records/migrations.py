@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import field
+
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.units import format_bytes, format_rate, format_time
 
 if TYPE_CHECKING:
@@ -20,8 +22,7 @@ CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "un
 device needed room; the hardware's access counters asked; the driver does not say (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`)."""
 
 
-@dataclass(frozen=True)
-class FaultGroup:
+class FaultGroup(Record, frozen=True):
     """GPU page faults that the driver handled together, as a line of nvprof's trace showed them (Unified memory, 2.7.2)."""
 
     address: int
@@ -32,8 +33,7 @@ class FaultGroup:
     """What faulted: "read", "write", "atomic", "prefetch" or "unknown"."""
 
 
-@dataclass(frozen=True)
-class PageCounts:
+class PageCounts(Record, frozen=True):
     """What was counted between two moments."""
 
     gpu_faults: int = 0
@@ -82,8 +82,7 @@ class PageCounts:
         return self.to_host / self.to_host_seconds if self.to_host and self.to_host_seconds else None
 
 
-@dataclass(frozen=True)
-class Migrations:
+class Migrations(Record, frozen=True):
     """One untimed counting pass of a measurement: pages are put back, then one launch runs."""
 
     before: PageCounts | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pytest_gpumem.records.record import Record
 
 NOTHING_TO_HIDE = 0.02
 """Share of the sequential time below which a share of what is hidden would be noise."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record, frozen=True):
     """One part, measured by itself."""
 
     name: str
@@ -18,8 +17,7 @@ class Part:
     """Its latency alone."""
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(Record, frozen=True):
     """The parts of work that overlaps. All times are seconds, measured in the same way as the overlapping work itself."""
 
     parts: tuple[Part, ...]

@@ -8,11 +8,13 @@ copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.records.uses import COPY_KINDS as COPY_KINDS
@@ -24,8 +26,7 @@ SCHEMA = 1
 """Version of the layout in JSON. A reader refuses any other."""
 
 
-@dataclass(frozen=True)
-class Besides:
+class Besides(Record, frozen=True):
     """What happened in a test's range outside of its measured launches."""
 
     kernels: tuple[KernelUse, ...] = ()
@@ -35,8 +36,7 @@ class Besides:
     """None where nothing was recorded of managed memory."""
 
 
-@dataclass(frozen=True)
-class TestProfile:
+class TestProfile(Record, frozen=True):
     """One measurement of a test as one tool saw it in one process."""
 
     __test__ = False  # pytest collects what is called Test...

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.records.l2_sweep import Sweep
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
 from pytest_gpumem.records.sweep_schema import KEY, sweeps_from_json
 from pytest_gpumem.revisions import DIRTY
@@ -97,8 +97,7 @@ class ResultsError(Exception):
     """A file that cannot be shown; one line that names it."""
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Record, frozen=True):
     """What one file holds."""
 
     document: Document

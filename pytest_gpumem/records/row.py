@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.verdict import Verdict
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record, frozen=True):
     """One line of the table; also what JSON and baselines hold."""
 
     nodeid: str
@@ -45,8 +44,7 @@ ALLOWED: Final = "allowed"
 NOT_RUN: Final = "not run"
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(Record, frozen=True):
     """A measurement that the baseline holds and this run did not take."""
 
     nodeid: str

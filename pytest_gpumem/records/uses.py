@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pytest_gpumem.records.record import Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
 """Which way a copy went: host, device, array, or from one device to another ("P2P"). Migrations of managed memory are not among them:
@@ -12,8 +12,7 @@ MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 """What memory a side of a copy was in (CUPTI, `CUpti_ActivityMemoryKind`)."""
 
 
-@dataclass(frozen=True)
-class KernelUse:
+class KernelUse(Record, frozen=True):
     """All launches of one kernel with one shape."""
 
     name: str
@@ -70,8 +69,7 @@ class KernelUse:
         return self.nanoseconds / self.launches
 
 
-@dataclass(frozen=True)
-class CopyUse:
+class CopyUse(Record, frozen=True):
     """All copies of one kind between the same kinds of memory, or all memsets of one kind of memory."""
 
     kind: str
@@ -88,8 +86,7 @@ class CopyUse:
     """Running time in nanoseconds, summed over `count`; copies that overlap count each."""
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(Record, frozen=True):
     """One untimed pass of a measurement (`--gpumem-explain`): a single launch, watched.
 
     Watching slows a launch down, so its times say how the parts compare with each other, not what the launch takes.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from pytest_gpumem.records.record import Record
 
 ENOUGH = 3
 """Runs, or processes, that show their own spread."""
@@ -59,8 +60,7 @@ class Code(str, Enum):
     """NEW: a change of the row was accepted (`gpumem accept`), and no run since."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Record, frozen=True):
     """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
 
     delta: float
@@ -81,8 +81,7 @@ class Comparison:
     """Probability that a change of no more than the limit shows such a slow-down or a larger one."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record, frozen=True):
     """One outcome and one sentence of why."""
 
     outcome: Outcome

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.limits import LIMITS
@@ -92,10 +94,10 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     if measurement is None or not flagged([row]):
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
-    others = replace(row.limits, max_regression=None, fail_if_faster=None)
+    others = structs.replace(row.limits, max_regression=None, fail_if_faster=None)
     if row.verdict.code is Code.CONDITIONS and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
-        return replace(row.verdict, outcome=Outcome.PASS, code=None)
+        return structs.replace(row.verdict, outcome=Outcome.PASS, code=None)
     verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
     return None if is_failure(verdict, strict=False) else verdict
 
@@ -137,7 +139,7 @@ def settled(
     after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
     failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
     # All rows of a test fail with one of them, and no longer once none does.
-    return tuple(replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
+    return tuple(structs.replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
 
 
 def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged | None) -> Row:
@@ -147,12 +149,16 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged |
     screen = f"the screen had said {old.outcome.value}: {old.reason}"
     said = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
     if judged.outcome == Outcome.FAIL.value:
-        return replace(row, failed=True, verdict=replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{said}; {screen}"))
+        return structs.replace(
+            row, failed=True, verdict=structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{said}; {screen}")
+        )
     rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
     if rest is None:
-        return replace(row, verdict=replace(old, reason=f"{old.reason}; {said}"))
+        return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {said}"))
     besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
-    return replace(row, failed=False, verdict=replace(old, outcome=rest.outcome, code=rest.code, reason=f"{said}{besides}; {screen}"))
+    return structs.replace(
+        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=rest.code, reason=f"{said}{besides}; {screen}")
+    )
 
 
 def decide(

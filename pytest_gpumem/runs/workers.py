@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from msgspec import structs
 
 import pytest_gpumem
 from pytest_gpumem.records.row import Row
@@ -348,4 +349,4 @@ def with_medians(row: Row) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    return replace(row, measurement=replace(measurement, placements=tuple((median,) for median in measurement.medians)))
+    return structs.replace(row, measurement=structs.replace(measurement, placements=tuple((median,) for median in measurement.medians)))

@@ -6,12 +6,12 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.store import Store

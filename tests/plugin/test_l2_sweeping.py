@@ -205,7 +205,7 @@ def test_a_driver_that_sets_aside_something_else_is_noted(pytester: pytest.Pytes
 def test_conditions_that_forbid_a_judgement_are_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
-        from dataclasses import replace
+        from msgspec.structs import replace
         from pytest_gpumem import MiB
 
         def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device, monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from pytest_gpumem.devices import cuda, opening
 
@@ -238,7 +239,9 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
     pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     chosen = opening.choose("sim")
-    monkeypatch.setattr("pytest_gpumem.plugin.session.choose", lambda choice: replace(chosen, facts=replace(chosen.facts, uuid="GPU-1")))
+    monkeypatch.setattr(
+        "pytest_gpumem.plugin.session.choose", lambda choice: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+    )
     runtime = tmp_path_factory.mktemp("runtime")
     monkeypatch.setattr("pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name)
     pytester.makepyfile("def test_it(gpu_device): pass")

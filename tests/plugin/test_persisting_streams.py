@@ -113,7 +113,7 @@ def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
     monkeypatch.setenv("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "30")
     pytester.makepyfile(
         f"""
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         def test_table(gpu_device, device_buffer, persisting_stream, monkeypatch):
             monkeypatch.setattr(gpu_device, "_facts", replace(gpu_device.facts, {changes}))

@@ -7,8 +7,9 @@ Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.counters import Counters
 from pytest_gpumem.devices.protocol import NotCounted

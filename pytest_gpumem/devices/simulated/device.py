@@ -11,11 +11,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.parts import check_part
 from pytest_gpumem.devices.persistence import check_window, unsupported

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from known_devices import H100
+from msgspec import structs
 from stored_rows import every, row
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
@@ -23,7 +24,7 @@ def _baseline() -> Baseline:
         assert stored.measurement is not None
         process = Process(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
         repeat = Repeat(stored.measurement.medians, stored.measurement.overhead)
-        rows.append(Accepted(stored.nodeid, replace(stored.measurement, further=(repeat,)), process))
+        rows.append(Accepted(stored.nodeid, structs.replace(stored.measurement, further=(repeat,)), process))
     return assemble(rows, [], len(rows), 20)
 
 
@@ -31,7 +32,7 @@ def _baseline() -> Baseline:
 def test_the_header_shows_what_a_run_like_the_newest_one_catches(limit: str | None, share: float) -> None:
     baseline = _baseline()
     measurements = baseline.history(row().key, every).measurements
-    of_a_row = compared(difference(replace(measurements[-1], further=()), measurements), share).catches
+    of_a_row = compared(difference(structs.replace(measurements[-1], further=()), measurements), share).catches
     assert catches(baseline, limit, 1) == pytest.approx(of_a_row, rel=1e-3)
     assert of_a_row > share
     of_two_processes = catches(baseline, limit, 2)
@@ -48,8 +49,8 @@ def test_measurements_of_other_cards_and_samplers_do_not_count() -> None:
         return Taken("2026-11-01T00:00:00+00:00", None, Controls(latency=seconds, source="1"))
 
     for unlike in ({"taken": read(353e-9)}, {"sampler": "host"}):
-        newest = replace(rows[-1], measurement=replace(rows[-1].measurement, taken=read(340e-9)))
-        others = tuple(replace(one, measurement=replace(one.measurement, **unlike)) for one in rows[:-1])
+        newest = replace(rows[-1], measurement=structs.replace(rows[-1].measurement, taken=read(340e-9)))
+        others = tuple(replace(one, measurement=structs.replace(one.measurement, **unlike)) for one in rows[:-1])
         alone = catches(Baseline({newest.key: (newest,)}), "5%", 1)
         assert alone is not None
         assert catches(Baseline({newest.key: (*others, newest)}), "5%", 1) == alone

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from known_devices import H100
+from msgspec.structs import replace
 from stored_rows import row
 
 from pytest_gpumem.baselines.context import changes

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
+from msgspec import structs
 from stored_rows import every, row
 
 from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, History, Process, Rejection, Reset, assemble
@@ -32,7 +33,7 @@ def accepted(
     assert stored.measurement is not None
     process = Process(f"p{day}", START + timedelta(days=day), revision, H100, day)
     further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
-    return Accepted(stored.nodeid, replace(stored.measurement, further=further), process, reset)
+    return Accepted(stored.nodeid, structs.replace(stored.measurement, further=further), process, reset)
 
 
 def reset(day: int, id: str) -> Reset:

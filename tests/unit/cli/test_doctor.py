@@ -9,6 +9,7 @@ from typing import Any
 import known_devices
 import pytest
 from counted_device import CountedDevice
+from msgspec import structs
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice
 from pytest_gpumem.devices.persistence import MPS_LIMIT
@@ -18,7 +19,7 @@ from pytest_gpumem.kernels.sources import SourceMissing
 from pytest_gpumem.nsight.tools import Tool, ToolMissing
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 
-H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16", pci_bus_id="0000:18:00.0")
+H100 = structs.replace(known_devices.H100, driver="580.95.05", cuda="13.0", link="PCIe Gen5 x16", pci_bus_id="0000:18:00.0")
 INSTALLED = {
     "cupy-cuda13x": "14.2.0",
     "cuda-bindings": "13.0.1",
@@ -175,7 +176,7 @@ def test_a_driver_without_a_usable_gpu_is_told_apart_from_no_driver() -> None:
 
 
 def test_a_card_in_mig_mode_without_an_instance_is_told_what_to_do() -> None:
-    check = found(examine(replace(WHOLE, choose=no_gpu, look=lambda _: replace(CARD, mig=True))), "GPU")
+    check = found(examine(replace(WHOLE, choose=no_gpu, look=lambda _: structs.replace(CARD, mig=True))), "GPU")
     assert check.status is Status.FAILURE
     assert "is in MIG mode" in check.detail
     assert "CUDA_VISIBLE_DEVICES" in check.remedy
@@ -221,7 +222,7 @@ def test_what_a_card_does_not_say_is_no_finding() -> None:
     ],
 )
 def test_what_disturbs_is_named_with_its_remedy(changes: dict[str, Any], name: str, status: Status, detail: str, remedy: str) -> None:
-    report = examine(replace(WHOLE, look=lambda _: replace(CARD, **changes)))
+    report = examine(replace(WHOLE, look=lambda _: structs.replace(CARD, **changes)))
     check = found(report, name)
     assert check.status is status
     assert detail in check.detail
@@ -231,7 +232,8 @@ def test_what_disturbs_is_named_with_its_remedy(changes: dict[str, Any], name: s
 
 
 def test_clocks_that_somebody_chose_are_said() -> None:
-    assert ", set by a user, " in found(examine(replace(WHOLE, look=lambda _: replace(CARD, chosen_clocks=True))), "clocks").detail
+    report = examine(replace(WHOLE, look=lambda _: structs.replace(CARD, chosen_clocks=True)))
+    assert ", set by a user, " in found(report, "clocks").detail
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_who_may_read_counters(administrator: bool, parameters: str | None, stat
 
 
 def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
-    facts = replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
+    facts = structs.replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
     report = examine(replace(WHOLE, choose=gpu(facts), which=never, tool=no_tool))
     assert found(report, "set-aside").status is Status.WARNING
     assert found(report, "managed memory").status is Status.WARNING
@@ -358,7 +360,7 @@ def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     ],
 )
 def test_memory_that_the_gpu_sees_by_itself_is_told(changes: dict[str, bool], said: str) -> None:
-    report = examine(replace(WHOLE, choose=gpu(replace(H100, **changes))))
+    report = examine(replace(WHOLE, choose=gpu(structs.replace(H100, **changes))))
     assert found(report, "managed memory").detail.endswith(said)
 
 
@@ -372,7 +374,7 @@ def test_memory_that_the_gpu_sees_by_itself_is_told(changes: dict[str, bool], sa
     ids=["compute capability", "MIG", "maximum of 0"],
 )
 def test_why_nothing_can_be_set_aside(changes: dict[str, Any], reason: str) -> None:
-    check = found(examine(replace(WHOLE, choose=gpu(replace(H100, **changes)))), "set-aside")
+    check = found(examine(replace(WHOLE, choose=gpu(structs.replace(H100, **changes)))), "set-aside")
     assert check.status is Status.WARNING
     assert check.detail.endswith(f"{reason}; tests of persisting_stream skip")
 
@@ -389,7 +391,7 @@ def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: p
         calls.append("open")
         return device
 
-    report = examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), opened)))
+    report = examine(replace(WHOLE, choose=lambda choice: Chosen(structs.replace(H100, mps=True), opened)))
     check = found(report, "set-aside")
     assert check.status is Status.WARNING
     assert check.detail == (
@@ -404,7 +406,7 @@ def test_under_mps_a_server_that_refuses_a_context_is_a_finding() -> None:
     def refused() -> Device:
         raise DeviceError("opening device 0: cudaErrorMpsServerNotReady: the server is not ready.\nmore")
 
-    check = found(examine(replace(WHOLE, choose=lambda choice: Chosen(replace(H100, mps=True), refused))), "set-aside")
+    check = found(examine(replace(WHOLE, choose=lambda choice: Chosen(structs.replace(H100, mps=True), refused))), "set-aside")
     assert check.status is Status.WARNING
     assert MPS_LIMIT in check.detail
     assert "cannot be read, DeviceError: opening device 0: cudaErrorMpsServerNotReady: the server is not ready. (" in check.detail

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main

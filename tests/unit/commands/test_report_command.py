@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from known_devices import H100
+from msgspec.structs import replace
 from result_files import Folder
 
 from pytest_gpumem.baselines.store import Store

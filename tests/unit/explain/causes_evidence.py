@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import Explanation, SlowDown, explain
 from pytest_gpumem.explain.figures import Evidence

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, window
+from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, SlowDown, share_out
 from pytest_gpumem.explain.figures import Evidence

@@ -11,6 +11,7 @@ import pytest
 from causes_evidence import KERNEL, measurement, profile, window
 from click.testing import CliRunner
 from known_devices import H100
+from msgspec import structs
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands.explain import explanations, rules_text
@@ -39,7 +40,7 @@ def test_evidence_comes_back_whole(tmp_path: Path) -> None:
     before = side(window=window())
     after = load(written(before, tmp_path / "base.json"))
     kept = after.measured[KEY]
-    assert replace(kept, taken=None) == before.measured[KEY]
+    assert structs.replace(kept, taken=None) == before.measured[KEY]
     assert after.profiles == before.profiles
     assert after.facts == H100
 
@@ -116,7 +117,7 @@ def test_what_is_no_evidence_is_refused_in_one_line(tmp_path: Path, changed: dic
 
 
 def test_sides_of_different_devices_explain_nothing() -> None:
-    other = replace(side(), facts=replace(H100, name="NVIDIA A100"))
+    other = replace(side(), facts=structs.replace(H100, name="NVIDIA A100"))
     with pytest.raises(ExplainError, match=r"NVIDIA-A100.*results of different devices explain nothing"):
         explanations(other, side())
 

@@ -6,12 +6,12 @@ import json
 import os
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from causes_evidence import measurement, side, why
 from known_devices import H100
+from msgspec.structs import replace
 from nsys_sqlite import Export
 
 from pytest_gpumem.explain.figures import Evidence

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.drift import between, drift_of, kind_of
 from pytest_gpumem.judging.judge import judge

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
@@ -59,7 +60,7 @@ def test_only_a_rejected_row_leaves_more_for_the_others() -> None:
     assert family.after(verdict(0.02, Outcome.UNDECIDED)) == family
     # It fails by another limit, and is no slow-down beyond doubt.
     assert family.after(verdict(0.5)) == family
-    assert family.after(replace(verdict(1e-9), comparison=None)) == family
+    assert family.after(structs.replace(verdict(1e-9), comparison=None)) == family
     assert Family(size=1, rejected=5).threshold == ALONE.threshold == 0.05
 
 

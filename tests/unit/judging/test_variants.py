@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.drift import same_variant
 from pytest_gpumem.judging.judge import judge

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 

@@ -11,6 +11,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_gpumem.kernels import sources
@@ -139,6 +140,7 @@ def test_found_in_an_editable_install(project, tmp_path):
     python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     site = Path(subprocess.check_output([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
     pip(sys.executable, "install", "-e", ".", "--target", str(site), cwd=project)
+    (site / "msgspec").symlink_to(Path(msgspec.__file__).parent)  # a dependency, which an install without a network leaves out
     folder, files = report(python, tmp_path)
     assert folder == project / "kernels"
     assert files == expected()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
 from bench import Bench
 from counted_device import CountedDevice, failing
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from bench import QUICK, Bench
 from counted_device import CountedDevice
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring.sampling import Plan

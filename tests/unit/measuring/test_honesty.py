@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from bench import Bench
 from counted_device import CountedDevice
+from msgspec.structs import replace
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside

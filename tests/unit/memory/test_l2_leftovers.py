@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from counted_device import CountedDevice, failing
+from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
@@ -259,7 +260,7 @@ def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch:
 def test_where_nothing_can_be_set_aside_nothing_is_watched(
     device: CountedDevice, monkeypatch: pytest.MonkeyPatch, resets: list[str], changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(device, "_facts", replace(device.facts, **changes))
+    monkeypatch.setattr(device, "_facts", structs.replace(device.facts, **changes))
     watch = Watch(device)
     device.set_window(device.stream(), WINDOW)
     watch.fresh()

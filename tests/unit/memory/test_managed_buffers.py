@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from counted_device import CountedDevice
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Advice, Allocation, MemoryKind, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.pages import Pages

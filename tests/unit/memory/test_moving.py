@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena

@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, OutOfMemory, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer

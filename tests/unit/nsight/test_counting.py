@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.nsight.counting import BadCall, BadFile, Count, count, counted, kernels_of, load, to_json
 from pytest_gpumem.nsight.ncu import Kernel

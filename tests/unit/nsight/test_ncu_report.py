@@ -7,13 +7,13 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ncu_csv
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.nsight import ncu, ncu_report
 from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report

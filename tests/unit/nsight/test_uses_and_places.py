@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.nsight.recording import Place, copies_together, kernels_together, place_of
 from pytest_gpumem.records.uses import CopyUse, KernelUse

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
 from pytest_gpumem.records.overlap import Overlap, Part

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import Finding, account, beyond_arguments, two_declarations
 from pytest_gpumem.records.measurement import Conditions, Counted, Measurement, Traffic, Window

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.migrations import FaultGroup, PageCounts

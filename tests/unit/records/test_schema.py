@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Repeat, Taken, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
@@ -106,7 +106,8 @@ def rows(draw: st.DrawFn) -> Row:
         requested=st.none() | st.integers(0, 2**62),
         counted=st.none() | st.builds(Counted, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
-    return draw(st.builds(Row, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
+    limits = st.builds(Limits, origin=st.dictionaries(texts, texts, max_size=2))
+    return draw(st.builds(Row, limits=limits, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
 
 
 @given(rows())

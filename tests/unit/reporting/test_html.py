@@ -6,11 +6,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep

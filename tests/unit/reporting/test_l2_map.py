@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep, Textbook
 from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from flagged_rows import row
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.commands.gate import duet_arguments
 from pytest_gpumem.records.measurement import Limits

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from workbench import MIB, Workbench, lookup, overwrite, scan
 
 from pytest_gpumem.devices.persistence import MPS_LIMIT
@@ -140,13 +141,13 @@ def test_where_it_cannot_work_the_exact_reason_is_given(
     table: Table, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setenv(MPS_LIMIT, "40")
-    monkeypatch.setattr(table.device, "_facts", replace(table.device.facts, **changes))
+    monkeypatch.setattr(table.device, "_facts", structs.replace(table.device.facts, **changes))
     with pytest.raises(Unsupported, match=reason):
         table.device.request_set_aside(0)
 
 
 def test_under_mps_an_unset_variable_is_said(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MPS_LIMIT, raising=False)
-    monkeypatch.setattr(table.device, "_facts", replace(table.device.facts, mps=True))
+    monkeypatch.setattr(table.device, "_facts", structs.replace(table.device.facts, mps=True))
     with pytest.raises(Unsupported, match="is not set in this process"):
         table.device.request_set_aside(0)
