@@ -1,7 +1,7 @@
-"""NVTX ranges in the domain `gpumem`, with names that the filters of Nsight Systems and Nsight Compute take.
+"""NVTX ranges in the domain `gpumem`, with names that the filters of Nsight Systems and Nsight Compute accept.
 
-`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select one range. Both take
-`@ , [ ] / * + :` for operators, so that a plain pytest node id matches nothing; `Names` uses `[A-Za-z0-9_.-]` only.
+`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select one range. Both read
+`@ , [ ] / * + :` as operators, so a plain pytest node id matches nothing; `Names` uses `[A-Za-z0-9_.-]` only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DOMAIN = "gpumem"
 """NVTX domain of every range."""
 
 NODEID_CATEGORY = "nodeid"
-"""NVTX category of the mark that carries a test's full node id."""
+"""NVTX category of the mark with a test's full node id."""
 
 MEASURE, LAUNCH = "measure", "launch"
-"""Phase in which samples are taken, which under a profiler holds the measured launches and nothing else; and one such launch within it."""
+"""Phase of the samples, and one launch within it. Under a profiler the phase contains the measured launches and nothing else."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -29,33 +29,33 @@ class Names:
     """Short, filterable and unique names for tests.
 
     A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
-    Where several collected node ids would share one, each of them gets a short hash of its own id behind it, so that
-    neither the order nor xdist changes a name. An id that was not collected gets the hash if it comes second.
+    Where several collected node ids would share one, each gets a short hash of its id appended, so that neither the
+    order nor xdist changes a name. An id that was not collected gets the hash if it comes second.
 
     Args:
-        collected: all node ids of the session, as far as they are known.
+        collected: all known node ids of the session.
     """
 
     def __init__(self, collected: Iterable[str] = ()) -> None:
         nodeids = list(dict.fromkeys(collected))
         shared = Counter(_base(nodeid) for nodeid in nodeids)
         self._names: dict[str, str] = {}
-        self._taken = {base for base, count in shared.items() if count > 1}
+        self._used = {base for base, count in shared.items() if count > 1}
         for nodeid in nodeids:
             self.unique(nodeid)
 
     def unique(self, nodeid: str) -> str:
-        """The name of a test, of `[A-Za-z0-9_-]`; the same for the same id. The full stop is left to `phase`."""
+        """The name of a test, of `[A-Za-z0-9_-]`; the same for the same id. `phase` appends the full stop."""
         known = self._names.get(nodeid)
         if known is not None:
             return known
         base = name = _base(nodeid)
         digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()
         length = 6
-        while name in self._taken:
+        while name in self._used:
             name = f"{base}-{digest[:length]}"
             length += 2
-        self._taken.add(name)
+        self._used.add(name)
         self._names[nodeid] = name
         return name
 
@@ -76,7 +76,7 @@ def phase(name: str, which: str) -> str:
 def labelled(name: str, label: str) -> str:
     """The range of one labelled measurement of a test: `labelled("test_add", "faulting")` is "test_add.label.faulting".
 
-    A label that Nsight's filters would not take gets a short hash behind what is left of it, so that two labels never share a range.
+    A label with characters that Nsight's filters refuse loses them and gets a short hash appended, so that no two labels share a range.
     """
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
     if cleaned != label:
@@ -85,33 +85,33 @@ def labelled(name: str, label: str) -> str:
 
 
 class Ranges:
-    """Push/pop ranges of one process; without a tool, or without NVTX (macOS), a look into a set.
+    """Push/pop ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set.
 
-    A tool is looked for once, when the object is made: Nsight tools attach at the process's start. Ranges nest per
-    thread, so a range is popped by the thread that pushed it.
+    The constructor looks for a tool once: Nsight tools attach when the process starts. Ranges nest per thread, so the
+    thread that pushed a range pops it.
     """
 
     def __init__(self) -> None:
         self._domain = _domain()
         self._attributes: dict[tuple[str, str | None], Any] = {}
-        self._sound: set[str] = set()
+        self._checked: set[str] = set()
 
     def tool_attached(self) -> bool:
-        """Whether a tool listens to the domain. Times taken then are not comparable with others."""
+        """True if a tool listens to the domain. Times measured under it are not comparable with others."""
         return self._domain is not None
 
     def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
         """Open a range.
 
         Args:
-            name: of `[A-Za-z0-9_.-]` only; it is registered on its first use.
+            name: of `[A-Za-z0-9_.-]` only; registered at its first use.
             payload: 64-bit integer shown with this one range, such as the bytes that a launch moves.
-            category: what ranges are grouped by beside their names.
+            category: groups ranges besides their names.
 
         Raises:
-            ValueError: the name holds a character that Nsight's filters take for an operator, tool or no tool.
+            ValueError: the name has a character that Nsight's filters read as an operator; with or without a tool.
         """
-        if name not in self._sound:
+        if name not in self._checked:
             self._check(name)
         if self._domain is None:
             return
@@ -127,16 +127,16 @@ class Ranges:
             self._domain.pop_range()
 
     def range(self, name: str, payload: int | None = None, category: str | None = None) -> AbstractContextManager[None]:
-        """A range around a block, closed also when the block raises; arguments and errors as `push`."""
+        """A range around a block; it closes also when the block raises. Arguments and errors as `push`."""
         if self._domain is None:
-            if name not in self._sound:
+            if name not in self._checked:
                 self._check(name)
             return _NO_RANGE
         return _Range(self, name, payload, category)
 
     @contextmanager
     def test(self, name: str, nodeid: str) -> Iterator[None]:
-        """The range of a whole test. A mark of category "nodeid" inside it carries the full node id."""
+        """The range of a whole test, with a mark of category "nodeid" that carries the full node id."""
         with self.range(name):
             if self._domain is not None:
                 self._domain.mark(self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY))
@@ -144,8 +144,8 @@ class Ranges:
 
     def _check(self, name: str) -> None:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"NVTX range name {name!r}: Nsight's filters take only letters, digits, '_', '.', '-'")
-        self._sound.add(name)
+            raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'")
+        self._checked.add(name)
 
 
 class _Range:
@@ -163,7 +163,7 @@ class _Range:
 
 
 class _NoRange:
-    # Cheaper than contextlib's, which also stores what it hands out.
+    # Cheaper than contextlib.nullcontext, which also stores a result.
     __slots__ = ()
 
     def __enter__(self) -> None: ...
@@ -181,5 +181,5 @@ def _domain() -> Any:
     except ImportError:
         return None
     domain = nvtx.get_domain(DOMAIN)
-    # Without a tool, and under NVTX_DISABLE, get_domain gives a DummyDomain.
+    # Without a tool, and under NVTX_DISABLE, get_domain returns a DummyDomain.
     return domain if isinstance(domain, nvtx.Domain) else None

@@ -1,4 +1,4 @@
-"""A total budget: what each measurement is likely to need, and how what is left is shared out over those that are left. Pure."""
+"""A total budget: the time that each measurement is likely to need, and its share of the time that is left. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 
 FIXED = 0.05
-"""Seconds set aside in each measurement for what is not sampling: its checks, its placements, what is loaded once."""
+"""Seconds of each measurement for all but sampling: its checks, its placements, what is loaded once."""
 HOST = 50e-6
 """Seconds of host work for each sample, queueing and waiting."""
 LEAST = 1e-3
-"""Seconds of sampling that a measurement is given however little is left: a plan without any time would be no plan."""
+"""Least seconds of sampling of a measurement, however little time is left."""
 
 
 def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
-    """Seconds that measuring the same again takes, if it goes on to the most samples that are of use.
+    """Seconds that the same measurement takes with the largest number of samples.
 
-    An estimate from the latency alone: what puts inputs or pages back before a sample is unknown.
+    It is estimated from the latency alone: the time to restore inputs or pages before a sample is unknown.
 
     Args:
         measurement: an earlier one of the same test and label.
-        facts: the device, for what a flush takes.
-        most: seconds that are never exceeded: the budget of a measurement where there is no total.
+        facts: the device, for the time of a flush.
+        most: upper limit in seconds: the budget of a measurement without a total.
     """
     sample = measurement.latency
     if measurement.sampler == "batched":
@@ -37,15 +37,14 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
 
 
 def share_out(total: float, needs: Sequence[float | None]) -> list[float]:
-    """Shares of a total, in the order of `needs`: they add up to it.
+    """Shares that add up to a total, in the order of `needs`.
 
-    Whoever needs less than an equal share gets what he needs, and what that leaves is shared equally by the others ("water-filling",
-    max-min fairness: Bertsekas and Gallager, Data Networks, 6.5.2). Where everyone gets what he needs, what is left over is shared
-    equally by all, because a need is an estimate.
+    A need below an equal share is met, and the others share the rest equally (max-min fairness, "water-filling": Bertsekas and Gallager,
+    Data Networks, 6.5.2). If all needs are met, all share the rest equally, because a need is an estimate.
 
     Args:
-        total: what there is, not negative.
-        needs: what each needs, in the total's unit; None where that is unknown, which counts as more than there is.
+        total: not negative.
+        needs: in the total's unit; None where unknown, which counts as more than the total.
     """
     shares, left = [0.0] * len(needs), total
     waiting = sorted(range(len(needs)), key=lambda i: (needs[i] is None, needs[i] or 0.0))
@@ -62,10 +61,10 @@ def share_out(total: float, needs: Sequence[float | None]) -> list[float]:
 
 
 class Ledger:
-    """What is left of a total budget, and which measurements it is for.
+    """The time that is left of a total budget, and the measurements that share it.
 
-    The shares of the measurements to come never add up to more than what is left. A measurement may exceed its share, though: it takes
-    its least samples and its checks however short that is, and what it exceeds comes off the shares of the others.
+    The shares of the coming measurements never add up to more than the time left. A measurement may exceed its share, because it takes
+    its fewest samples and its checks in any case; the others then get less.
     """
 
     def __init__(self, total: float, expected: Mapping[str, Mapping[str, float]]) -> None:
@@ -73,8 +72,8 @@ class Ledger:
 
         Args:
             total: seconds for all measurements together.
-            expected: by test, the seconds that its measurements are likely to need, by label. A test without any is unknown, and counts
-                as one measurement.
+            expected: by test, the seconds that its measurements are likely to need, by label. A test with none counts as one
+                measurement of unknown cost.
         """
         self.total = total
         self.spent = 0.0
@@ -83,26 +82,26 @@ class Ledger:
         self.tests = len(expected)
         """Tests that measure."""
         self.known = sum(bool(needs) for needs in expected.values())
-        """Those among them whose cost is known."""
+        """Those of them whose cost is known."""
 
     def most(self) -> float:
-        """Seconds of the largest share, as things stand."""
+        """Seconds of the largest share at present."""
         return max(share_out(self._remaining, [need for needs in self._left.values() for need in _of(needs)]), default=0.0)
 
     def share(self, test: str, label: str) -> float:
-        """Seconds of sampling that a measurement gets which is about to begin; at least 1 ms."""
+        """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
         own = self._left.get(test, {})
         others = [need for other, needs in self._left.items() if other != test for need in _of(needs)]
         others += [need for expected, need in own.items() if expected != label]
         return max(share_out(self._remaining, [own.get(label), *others])[0] - FIXED, LEAST)
 
     def took(self, test: str, label: str, seconds: float) -> None:
-        """Book what a measurement took, whether or not it came to its end."""
+        """Count the seconds of a measurement, finished or not."""
         self.spent += seconds
         self._left.get(test, {}).pop(label, None)
 
     def ended(self, test: str) -> None:
-        """The test measures nothing more: what it did not use is for the others."""
+        """Leave the time that a test did not use to the others: it measures nothing more."""
         self._left.pop(test, None)
 
     @property
@@ -111,5 +110,5 @@ class Ledger:
 
 
 def _of(needs: Mapping[str, float]) -> Sequence[float | None]:
-    """The measurements that a test is likely to take: one of unknown cost where nothing is known."""
+    """The needs of a test's measurements: one of unknown cost where nothing is known."""
     return list(needs.values()) or [None]

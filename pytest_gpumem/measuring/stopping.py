@@ -1,4 +1,4 @@
-"""When is a measurement good enough? Confidence over placements, and how to spend a budget. Pure functions."""
+"""Stopping rules: confidence over placements, steadiness of a warm-up, and how to spend a budget. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from itertools import groupby
 import numpy as np
 
 LEAST_SAMPLES = 3
-"""Samples of one placement for a launch so slow that the budget holds no more: the least that has a median."""
+"""Samples of one placement of a launch that is slow for the budget."""
 FEW_SAMPLES = 512
-"""Samples of a measurement before its own noise estimate is believed, as long as they cost next to nothing."""
+"""Samples of a measurement from which its own estimate of noise is used, where they cost next to nothing."""
 NOTHING = 0.12
 """Share of the budget that counts as next to nothing."""
 MOST_SAMPLES = 1000
-"""Samples of a measurement: from here on placements and the process differ by more than further samples could tell."""
+"""Samples of a measurement: placements and processes differ by more than further samples would resolve."""
 ENOUGH_SAMPLES = 25
-"""Samples that each placement may take however many placements there are, where they follow each other."""
+"""Samples that each placement may take however many placements there are, where these follow each other."""
 NEGLIGIBLE = 0.5
 """Standard error from samples over standard error from placements, below which more samples do not help."""
 
@@ -35,19 +35,19 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:
-    """Whether the half-width is within the share `wanted` of the mean."""
+    """True if the half-width is within the share `wanted` of the mean."""
     width = half_width(medians)
     return width is not None and width <= wanted * statistics.fmean(medians)
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
-    """Standard error of the mean over placements of their medians, as far as it comes from the samples: in the samples' unit.
+    """The part of the standard error of the mean of the medians that comes from the samples, in their unit.
 
     A median's standard error is half the distance between the samples that lie one standard deviation of the median's rank, sqrt(n) / 2,
-    below and above it, whatever the distribution (David and Nagaraja 2003, Order Statistics, chapter 7): outliers do not move it, and
-    two levels between which the median may fall show. (A triad of 32 MiB arrays on an H200 has two, 5 % apart; the median absolute
-    deviation sees the nearer one only.) A clock that ticks more coarsely than the samples vary hides their noise: 0 then, and the
-    ticks are not noise that samples would reduce.
+    below and above it, whatever the distribution (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and
+    it covers two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 % apart; the median absolute
+    deviation covers the nearer one only.) It is 0 where the clock's ticks are coarser than the samples' variation: further samples would
+    not reduce the error of the ticks.
     """
     variance = 0.0
     for count, alike in groupby(sorted(placements, key=len), key=len):  # nearly always all of them: one call is much faster
@@ -58,17 +58,17 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
 
 
 def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float) -> bool:
-    """Whether placements that are sampled side by side need no more samples.
+    """True if placements that are sampled side by side need no more samples.
 
-    Each has at least three samples (unless the budget is spent twice over), and
+    Each has at least three samples (one, if twice the budget is spent), and
 
     - the budget is spent, or there are 1000 samples; or
     - there are 512 samples, or they took 12 % of the budget, and the interval over placements is within the share `wanted` of the
-      latency, or is that wide because of the placements, which more samples of them do not change.
+      latency, or is wide because of the placements, which more samples do not change.
 
     Args:
         placements: seconds of the samples so far, of each placement.
-        wanted: half-width of the interval over placements, as a share.
+        wanted: half-width of the interval over placements, as a share of the latency.
         spent: seconds since the first sample.
         budget: seconds for all.
     """
@@ -87,7 +87,7 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
 
 
 def affordable(cost: float, budget: float) -> int:
-    """Most placements side by side, at least two: each is sampled once to warm up, and then takes the least samples.
+    """Largest number of placements side by side, at least two: each takes one sample to warm up and then the fewest samples.
 
     Args:
         cost: seconds that one sample takes.
@@ -100,20 +100,19 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """Samples that each placement gets, where placements follow each other.
 
     Args:
-        cost: seconds that one sample takes, flush and all.
+        cost: seconds that one sample takes, with its flush.
         budget: seconds for the whole measurement.
-        placements: how many placements are wanted.
+        placements: number of placements that are wanted.
     """
     share = budget / placements / cost if cost > 0 else math.inf
     return int(min(max(FEW_SAMPLES // placements, ENOUGH_SAMPLES), max(LEAST_SAMPLES, share)))
 
 
 def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int, spent: float, budget: float) -> bool:
-    """Whether to measure at one more placement.
+    """True if one more placement is to be measured.
 
-    Goes on until `placements` are there; then for as long as the interval is wider than the share `wanted`, the budget (seconds) is
-    not spent, and there are fewer than `most`. A budget that is spent twice over ends it before that. One wanted placement stays
-    one: somebody does not want the buffers moved.
+    It goes on until there are `placements` of them, or twice the budget (seconds) is spent; then while the interval is wider than the
+    share `wanted`, the budget is not spent, and there are fewer than `most`. One wanted placement stays one: the buffers do not move.
     """
     if placements == 1:
         return not medians
@@ -125,28 +124,28 @@ def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int
 
 
 WINDOW = 12
-"""Least samples that the test looks at: enough for a rank correlation to show a drift in quiet samples, few enough to stay cheap."""
+"""Fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet samples."""
 MOST_WINDOW = 100
-"""Most of them: launches that vary so much are short, and a hundred of them cost some milliseconds."""
+"""Most samples of the test: launches that need so many are short, and a hundred of them cost some milliseconds."""
 RESOLVED = 0.0075
-"""Standard error of the drift within the window, as a share, that the samples' noise may leave. On an H200 the first hundred samples of a
-triad of 2 MiB arrays fall by 5 % while they vary by 3 %: twelve of them show no trend, and the next fifty read 3 % too much."""
+"""Largest standard error of the drift within the window, as a share of the median. On an H200 the first hundred samples of a triad of 2 MiB
+arrays fall by 5 % while they vary by 3 %: twelve of them show no trend, and the next fifty read 3 % too much."""
 _MEDIANS = 2 * 1.2533
 """Standard error of the difference between the medians of a series' halves, times the square root of its length, over the standard
 deviation: sqrt(2 pi) for normal data."""
 
 
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW, drift: float = 0.002, level: float = 0.05) -> bool:
-    """Whether the last samples no longer move in one direction.
+    """True if the last samples no longer move in one direction.
 
-    As many are looked at as it takes to see a drift through their noise. True if the Mann-Kendall test finds no trend in them at `level`,
-    or if the medians of their halves differ by less than the share `drift`: a real but tiny trend must not keep the warm-up going. A
-    step near the end, which a rank correlation hardly sees, is none of both: the last two to six samples lie beyond all before them
-    (by chance, one time in twenty).
+    The test uses as many samples as resolve a drift from their noise. They are steady if the Mann-Kendall test finds no trend in them at
+    `level`, or if the medians of their halves differ by at most the share `drift`: a real but tiny trend must not prolong the warm-up.
+    They are not steady if the last two to six samples lie beyond all before them (by chance, one time in twenty): a rank correlation
+    hardly notices a step near the end.
 
     Args:
         samples: seconds, oldest first.
-        most: samples looked at at most, 12 at least; with fewer than it takes the answer is no.
+        most: largest number of samples that the test uses, 12 or more.
         drift: share of the median below which a trend does not matter.
         level: significance level of the trend test.
     """
@@ -163,7 +162,7 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW, drift: float = 
 
 
 def _stepped(series: Sequence[float], drift: float) -> bool:
-    """Whether the last few samples lie apart from all before them, by more than the share `drift`."""
+    """True if the last few samples lie apart from all before them, by more than the share `drift`."""
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
         apart = max(after) < min(before) or min(after) > max(before)
@@ -173,7 +172,7 @@ def _stepped(series: Sequence[float], drift: float) -> bool:
 
 
 def _resolving(samples: Sequence[float]) -> int:
-    """Samples that it takes to see a drift, from the median absolute deviation of those there are."""
+    """Number of samples that resolve a drift, from the median absolute deviation of those there are."""
     middle = statistics.median(samples)
     sigma = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
     return max(WINDOW, math.ceil((_MEDIANS * sigma / RESOLVED) ** 2))
@@ -182,8 +181,8 @@ def _resolving(samples: Sequence[float]) -> int:
 def trend_significance(series: Sequence[float]) -> float:
     """Two-sided p-value of the Mann-Kendall trend test, in its normal approximation with ties (Mann 1945; Kendall 1975).
 
-    From ten values on the approximation is good enough; `scipy.stats.kendalltau` gives nearly the same, but its import takes longer
-    than the whole warm-up.
+    The approximation is good enough from ten values on. `scipy.stats.kendalltau` gives nearly the same, but its import takes longer than
+    the whole warm-up.
     """
     n = len(series)
     values = np.asarray(series)
