@@ -1,4 +1,4 @@
-"""Which set-aside and hit ratio suit a kernel: a search over measurements, cheaper than the full grid. Knows no device."""
+"""Search for the set-aside and hit ratio that suit a kernel, cheaper than the full grid. Independent of the device."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import LEAST_GAIN, OFF, Change, Point, Setting, Sweep, Textbook
 
 Measure = Callable[[int, float], tuple[float, "float | None"]]
-"""Measures one setting: set-aside in bytes (0: off) and hit ratio, to latency and half-width in seconds."""
+"""Measures one setting: from a set-aside in bytes (0: off) and a hit ratio to a latency and its half-width in seconds."""
 
 HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Hit ratios of the full grid."""
 GRID_SHARE = 0.25
-"""Share of the full grid's settings that a search measures at most."""
+"""Largest share of the full grid's settings that a search measures."""
 APART = 0.05
-"""Hit ratios that are closer count as the same."""
+"""Hit ratios that differ by less count as the same."""
 ROOM = 0.85
-"""Share of a set-aside that is filled where some is left free: lines that fall into the same sets evict each other before it is full."""
+"""Share of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full."""
 ROOMY = (0.75, 0.92)
-"""Shares that leave room likewise: a hit ratio of the grid that fills as much is taken rather than one beside it. Above, it is full."""
+"""Shares that count as room: a hit ratio of the grid that fills as much is preferred. Above, the set-aside counts as full."""
 COARSE = (8, 4, 2)
 """Steps of L2/16 in the coarse map: half, a quarter, an eighth of L2. A saturated H200 lost by jumps beyond half and beyond a quarter."""
 ALIKE = 0.003
-"""Latencies that differ by this share at most, and by no more than their noise, are the same: the smaller set-aside is the better one."""
+"""Latencies that differ by at most this share, and by no more than their noise, are the same: the smaller set-aside is then better."""
 NEAR = 2
-"""Steps over which a comparison of full and roomy holds: beside it, the better of them is followed before the other is tried again."""
+"""Steps over which a comparison of full and with room holds: next to it, the search follows the better one before it tries the other."""
 CLOSE = 0.03
-"""What the second-best may take longer than the best, as a share, to be refined by turns with it; otherwise it comes after."""
+"""Share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after."""
 ROUNDS = 4
-"""Fresh measurements of each setting that is confirmed."""
+"""Fresh measurements of each setting that the search confirms."""
 LEAST_ROUNDS = 3
-"""The same where the time is up: with two, Student's quantile makes every interval useless."""
+"""Fewest of them, where the time is up: with two, Student's quantile makes every interval useless."""
 FIRST = 3
-"""Settings that are measured however long they take: off, fitted, maximum."""
+"""Settings that are measured whatever their time: off, fitted, maximum."""
 SEARCH_SECONDS = 4.5
-"""Seconds after which the search ends with what it has."""
+"""Seconds after which the search ends."""
 SECONDS = 8.0
-"""Seconds after which no further round begins; with the least rounds of a kernel of milliseconds, a sweep stays below 10 s."""
+"""Seconds after which no further round begins; with the fewest rounds of a kernel of milliseconds, a sweep stays below 10 s."""
 
 
 def grid(facts: DeviceFacts) -> list[Setting]:
@@ -60,26 +60,26 @@ def sweep(
     again: Measure | None = None,
     spent: Callable[[], float] = lambda: 0.0,
 ) -> Sweep:
-    """Search for the setting with the least latency; measure it, off, and the textbook's settings again.
+    """Search for the setting with the lowest latency; measure it, off, and the textbook's settings again.
 
-    A coarse map of off, the fitted setting, the maximum with room, the fractions of L2 in `COARSE`, and ratio 1 at half the fitted
-    set-aside; then the neighbours of the best two: a set-aside that the window overfills filled to the brim or with room, a step of
-    set-aside less and more as full as the best, the grid's next hit ratios. A valley that is one step wide is found where the fitted
-    set-aside lies, and may be missed elsewhere.
+    The search starts with a coarse map: off, the fitted setting, the maximum with room, the fractions of L2 in `COARSE`, and ratio 1 at
+    half the fitted set-aside. Then it measures the neighbours of the best two: the same set-aside full or with room, if the window
+    overfills it, one step of set-aside less and more, as full as the best, and the grid's next hit ratios. It finds a valley that is one
+    step wide at the fitted set-aside, and may miss it elsewhere.
 
     The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 where the maximum allows that (CUDA
     C++ Programming Guide, Device Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide,
     9.2.2.2).
 
-    Gain and losses are ratios within rounds that measure all settings, so that a drift of the device cancels; their intervals are
-    Student's over the logarithms.
+    Gain and losses are ratios within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over
+    the logarithms.
 
     Args:
-        measure: for the search.
+        measure: measures a setting for the search.
         facts: the device, which has persisting L2.
         nbytes: bytes under the window.
-        target: what is launched, for the result.
-        again: for the fresh samples; default: `measure`.
+        target: name of what is launched, for the result.
+        again: measures a setting for the rounds; default: `measure`.
         spent: seconds since the sweep began.
     """
     search = _Search(measure, facts, nbytes, spent)
@@ -91,7 +91,7 @@ def sweep(
     if three_quarters < largest:
         books["3/4 of L2"] = _fitted(three_quarters, nbytes)
     rounds = _rounds(again or measure, dict.fromkeys((OFF, best, *books.values())), spent)
-    points = {setting: Point(setting, statistics.fmean(taken), half_width(taken)) for setting, taken in rounds.items()}
+    points = {setting: Point(setting, statistics.fmean(seconds), half_width(seconds)) for setting, seconds in rounds.items()}
     gain = change(rounds[OFF], rounds[best])
     pays = gain.low > 0 and gain.share >= LEAST_GAIN
     recommended = rounds[best if pays else OFF]
@@ -115,30 +115,30 @@ def _fitted(set_aside: int, nbytes: int) -> Setting:
 
 
 def _rounds(measure: Measure, settings: Mapping[Setting, None], spent: Callable[[], float]) -> dict[Setting, list[float]]:
-    """Seconds of each setting in every round; every second round goes backwards, so that a steady drift favours nobody."""
-    taken: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    """Seconds of each setting in every round; every second round goes backwards, so that a steady drift favours no setting."""
+    seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and spent() > SECONDS:
             break
-        for setting in taken if number % 2 == 0 else reversed(taken):
-            taken[setting].append(measure(*setting)[0])
-    return taken
+        for setting in seconds if number % 2 == 0 else reversed(seconds):
+            seconds[setting].append(measure(*setting)[0])
+    return seconds
 
 
 def change(one: Sequence[float], other: Sequence[float]) -> Change:
-    """How much longer the one takes than the other, from pairs of latencies: Student's 95 % interval over the ratios' logarithms."""
+    """Share by which the first takes longer than the other, from pairs of latencies, with Student's 95 % interval over the log-ratios."""
     logs = [math.log(a / b) for a, b in zip(one, other, strict=True)]
     middle, width = statistics.fmean(logs), half_width(logs) or 0.0
     return Change(math.expm1(middle), math.expm1(middle - width), math.expm1(middle + width))
 
 
 def _noise(one: Point, other: Point) -> float:
-    """Half-width of the difference of two latencies, in seconds; 0 where it is unknown."""
+    """Half-width of the difference of two latencies, in seconds; 0 where unknown."""
     return math.hypot(one.half_width or 0.0, other.half_width or 0.0)
 
 
 class _Search:
-    """The settings measured so far, and where to go next."""
+    """The settings measured so far, and the next ones."""
 
     def __init__(self, measure: Measure, facts: DeviceFacts, nbytes: int, spent: Callable[[], float]) -> None:
         self._measure = measure
@@ -152,7 +152,7 @@ class _Search:
         self.notes: list[str] = []
 
     def run(self) -> None:
-        """Measure until there is nowhere better to go, or enough is spent."""
+        """Measure until no better neighbour is left, or the time is up."""
         for setting in self._coarse():
             if not self._take(setting):
                 return
@@ -161,7 +161,7 @@ class _Search:
                 return
 
     def best(self) -> Setting:
-        """The least latency with a set-aside; among those alike, the smallest set-aside."""
+        """The lowest latency with a set-aside; of latencies that are the same, the smallest set-aside."""
         least = self._ranked()[0]
         alike = [p.setting for p in self._ranked() if p.latency - least.latency <= min(_noise(p, least), ALIKE * least.latency)]
         # At the same set-aside the measured order decides, which `min` keeps.
@@ -182,39 +182,39 @@ class _Search:
     def _ranked(self) -> list[Point]:
         return sorted((p for p in self.points.values() if p.setting.set_aside), key=lambda p: p.latency)
 
-    def _brim(self, steps: int) -> Setting:
-        """The largest hit ratio that does not thrash."""
+    def _full(self, steps: int) -> Setting:
+        """A full set-aside: the largest hit ratio that does not thrash."""
         return _fitted(steps * self._step, self._nbytes)
 
     def _room(self, steps: int) -> Setting:
-        """A hit ratio that leaves some of the set-aside free; one of the grid where it does so, because the next are its neighbours."""
+        """A hit ratio that leaves room; one of the grid where possible, because the search then reaches its neighbours."""
         set_aside = steps * self._step
         roomy = (ratio for ratio in HIT_RATIOS if ROOMY[0] <= ratio * self._nbytes / set_aside <= ROOMY[1])
         return Setting(set_aside, max(roomy, default=fit_hit_ratio(round(ROOM * set_aside), self._nbytes)))
 
     def _overfills(self, set_aside: int) -> bool:
-        """Whether the whole window leaves too little room in a set-aside."""
+        """True if the whole window leaves too little room in a set-aside."""
         return self._nbytes > ROOMY[1] * set_aside
 
     def _coarse(self) -> Iterator[Setting]:
         """Off, the fitted setting, the maximum with room; then fractions of L2, and ratio 1 at half the fitted set-aside."""
         yield OFF
-        yield self._brim(self._fit)
+        yield self._full(self._fit)
         yield self._room(self._steps)
         half, quarter, eighth = COARSE
         # Where the fitted set-aside is about a quarter of L2, the gap to the half is halved instead.
         for steps in (half, (half + quarter) // 2 if quarter - 1 <= self._fit <= quarter else quarter, eighth):
-            yield self._brim(min(steps, self._steps))
-        # The kernel may use only a part of its window: then a smaller set-aside at ratio 1 holds all of that.
+            yield self._full(min(steps, self._steps))
+        # If the kernel uses only a part of its window, a smaller set-aside at ratio 1 holds all of that part.
         if self._fit > 1:
             yield Setting(self._fit // 2 * self._step, 1.0)
 
     def _next(self) -> Iterator[Setting]:
-        """Neighbours of the best two that were not measured, in the order in which they promise most."""
+        """Neighbours of the best two that were not measured, the most promising first."""
         ranked = self._ranked()
         first = self.best()
         order: list[Setting | None] = [*self._around(first)]
-        # What lies beside the best belongs to its valley.
+        # Settings next to the best belong to its valley.
         rival = next((p for p in ranked if abs(p.setting.set_aside - first.set_aside) > self._step), None)
         other = [] if rival is None else [*self._around(rival.setting)]
         if rival is not None and rival.latency <= (1 + CLOSE) * ranked[0].latency:
@@ -223,7 +223,7 @@ class _Search:
         yield from (setting for setting in order if setting is not None and setting not in self.points)
 
     def _around(self, setting: Setting) -> Iterator[Setting]:
-        """The neighbours of a setting: filled otherwise, and a step of set-aside less and more."""
+        """Neighbours of a setting: full rather than with room or the reverse, and one step of set-aside less and more."""
         steps = setting.set_aside // self._step
         filled = self._filled(setting)
         known = any(self._compared(other) for other in range(max(1, steps - NEAR), steps + NEAR + 1))
@@ -233,38 +233,38 @@ class _Search:
         if known:
             yield from filled
         if setting == self._room(steps) and steps < self._steps:
-            # Yet more room.
+            # Even more room.
             yield Setting(setting.set_aside + self._step, setting.hit_ratio)
 
     def _filled(self, setting: Setting) -> list[Setting]:
-        """A set-aside that the window overfills: with room where it is full to the brim, and the other way round."""
+        """The same set-aside with room if the setting is full, or full if it has room; nothing where the window does not overfill it."""
         steps = setting.set_aside // self._step
         if not self._overfills(setting.set_aside):
             return []
         if setting == self._room(steps):
-            return [self._brim(steps)]
-        if setting != self._brim(steps):
+            return [self._full(steps)]
+        if setting != self._full(steps):
             return []
-        # Where the whole window is held to the brim, a part of it may do better in a step less.
+        # Where the whole window just fits, a part of it may do better in one step less.
         return [self._room(steps), *([self._room(steps - 1)] if setting.hit_ratio == 1 and steps > 1 else [])]
 
     def _compared(self, steps: int) -> bool:
-        """Whether a set-aside was measured both full to the brim and with room."""
-        brim, room = self._brim(steps), self._room(steps)
-        return brim != room and brim in self.points and room in self.points
+        """True if a set-aside was measured both full and with room."""
+        full, room = self._full(steps), self._room(steps)
+        return full != room and full in self.points and room in self.points
 
     def _as_full(self, setting: Setting, steps: int) -> Setting:
-        """Another set-aside as full as a setting's."""
+        """Another set-aside, as full as that of `setting`."""
         own = setting.set_aside // self._step
-        if setting == self._brim(own):
-            return self._brim(steps)
+        if setting == self._full(own):
+            return self._full(steps)
         if setting == self._room(own):
             return self._room(steps)
-        # Ratio 1 stays, because it is there for a kernel that uses a part of its window.
+        # Ratio 1 stays: it is for a kernel that uses a part of its window.
         return Setting(steps * self._step, 1.0 if setting.hit_ratio == 1 else min(1.0, setting.hit_ratio * steps / own))
 
     def _ratios(self, setting: Setting) -> Iterator[Setting]:
-        """The grid's next hit ratio above and below at the same set-aside, as far as none between was measured."""
+        """The grid's next hit ratio above and below at the same set-aside, unless one between was measured."""
         known = [p.setting.hit_ratio for p in self.points.values() if p.setting.set_aside == setting.set_aside]
         ratio = setting.hit_ratio
         higher = [r for r in HIT_RATIOS if r - ratio >= APART]
