@@ -1,8 +1,4 @@
-"""The command `gpumem`. Each subcommand hands on to the module that does the work.
-
-Exit codes: 0 fine, 1 regression, wrong declaration, or tests that failed under a profiler, 3 an internal error, 4 usage, 6 no verdict under
-strict, nothing counted, swept or profiled; 130 after Ctrl-C, 141 where nobody reads the output any more.
-"""
+"""The command `gpumem`. Each subcommand hands on to the module that does the work."""
 
 from __future__ import annotations
 
@@ -28,18 +24,12 @@ from pytest_gpumem.commands.read import read
 from pytest_gpumem.commands.report import report
 from pytest_gpumem.commands.schema import schema
 from pytest_gpumem.commands.traffic import traffic
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
-
-INTERNAL_ERROR = 3
-"""As pytest's. Python's own 1 would say that something got slower."""
-USAGE = 4
-INTERRUPTED = 130
-NOBODY_READS = 141
-"""What a shell reports for SIGPIPE."""
 
 
 class _Commands(click.Group):
-    """A group whose errors are one line, with the exit codes above; click's own usage errors exit with 2."""
+    """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage errors exit with 2."""
 
     def main(
         self,
@@ -61,20 +51,20 @@ class _Commands(click.Group):
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
             said = _in_one_line(error).rstrip(".")
             click.echo(f"gpumem: {said}{'' if said.endswith('?') else '.'} Try '{path} --help'.", err=True)
-            sys.exit(USAGE)
+            sys.exit(Exit.USAGE)
         except click.ClickException as error:
             click.echo(f"gpumem: {_in_one_line(error)}", err=True)
-            sys.exit(USAGE)
+            sys.exit(Exit.USAGE)
         except BrokenPipeError:
             # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(NOBODY_READS)
+            sys.exit(Exit.NOBODY_READS)
         except click.Abort:
-            sys.exit(INTERRUPTED)
+            sys.exit(Exit.CTRL_C)
         except Exception as error:
             traceback.print_exc()
             click.echo(f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
-            sys.exit(INTERNAL_ERROR)
+            sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
 
 

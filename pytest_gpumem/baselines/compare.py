@@ -13,12 +13,12 @@ from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, me
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import baseline_latency
 from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 
 OPTION = "--max-regression"
-FINE, REGRESSION, NO_VERDICT = 0, 1, 6
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Compared:
         """1 where something got slower; 6 where nothing is common, where the sides had to be forced, and under `strict` unless every row
         of a real GPU was held to a limit and passed it; else 0."""
         if any(row.verdict.outcome is Outcome.FAIL for row in self.rows):
-            return REGRESSION
+            return Exit.FAILED
         if self.forced is not None or not any(pair.base is not None and pair.row.measurement is not None for pair in self.pairs):
-            return NO_VERDICT
+            return Exit.NO_VERDICT
         undecided = any(row.verdict.outcome is not Outcome.PASS or not _held(row) or row.verdict.simulated for row in self.rows)
-        return NO_VERDICT if strict and undecided else FINE
+        return Exit.NO_VERDICT if strict and undecided else Exit.FINE
 
 
 def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: bool) -> Compared:

@@ -127,9 +127,6 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
 
     Each is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
     pytest-benchmark, or files of a baseline. Every file is one run.
-
-    Exits with 1 where something got slower. With 6 where nothing is common to both or --force was needed, and under --strict where not
-    every row passed.
     """
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import SideError, side

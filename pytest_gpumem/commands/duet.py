@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -74,12 +75,9 @@ def duet(
 
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
     command goes on where it was.
-
-    Exits with 1 where something got slower, with 6 where nothing could be judged.
     """
     from pytest_gpumem.files import unwritable
     from pytest_gpumem.runs import DuetError
-    from pytest_gpumem.runs.report import FINE
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.units import QuantityError, parse_margin
 
@@ -97,7 +95,7 @@ def duet(
         raise click.UsageError(f"{error}") from None
     if wanted is None:
         click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
-        return FINE
+        return Exit.FINE
     return compare(
         base,
         wanted,

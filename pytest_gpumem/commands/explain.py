@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.explain.evidence import Side
 
 
-NOTHING = 6
-"""Exit code where there is nothing to explain, because a side measured nothing."""
 PAIRS = 3
 
 
@@ -55,8 +54,7 @@ def explain(
     With --base, measures both sides in alternating fresh processes, watches one launch of each measurement (CUPTI), and counts under
     Nsight Compute. With two files of results or evidence it needs neither a GPU nor the code.
 
-    TEST is a node id, with "::" in it; what else stands there goes to pytest. Exits with 0 where there is an explanation or
-    nothing to explain, with 6 where a side measured nothing.
+    TEST is a node id, with "::" in it; everything else goes to pytest.
     """
     from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, load, to_json
     from pytest_gpumem.explain.text import text
@@ -87,7 +85,7 @@ def explain(
         raise click.UsageError(f"{error}.") from None
     except NothingMeasured as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
-        return NOTHING
+        return Exit.NO_VERDICT
     width = shutil.get_terminal_size((120, 24)).columns
     simulated = " (simulated)" if sides[1].facts.simulated else ""
     click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))

@@ -16,6 +16,7 @@ import click
 
 from pytest_gpumem.commands import examples
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -78,12 +79,9 @@ def gate(
     Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
     for, a duet of BASE and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a
     folder, and under GitHub Actions the job's summary and annotations.
-
-    Exits with 1 where a test fails, something got slower or a measurement of the baseline is lost, with 4 where the run could not begin,
-    such as without a GPU in CI, with 6 where nothing was measured, or something that BASE may have was compared with nothing.
     """
     from pytest_gpumem.revisions import RevisionError, ancestry
-    from pytest_gpumem.runs.decision import PYTEST_FAILED, PYTEST_PASSED, decide, flagged, open_to_a_duet, with_missing
+    from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, with_missing
     from pytest_gpumem.units import QuantityError, parse_margin
 
     for argument in pytest_arguments:
@@ -105,7 +103,7 @@ def gate(
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
     strict_screen = bool(settings.get("strict"))
-    found = flagged(rows) if screened.code in (PYTEST_PASSED, PYTEST_FAILED) and not screen_only else []
+    found = flagged(rows) if screened.code in (Exit.FINE, Exit.FAILED) and not screen_only else []
     if found and facts is not None:
         wanted = open_to_a_duet(rows, facts, strict=strict_screen, in_itself=screened.in_itself)
         click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)

@@ -22,7 +22,7 @@ from pytest_gpumem.settings import without
 def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
     """Find the set-aside and hit ratio that suit what TEST, a node id, measures on a persisting_stream.
 
-    Hands on to pytest with --gpumem-l2-sweep, which prints the map, and whose exit code this ends with; 6 where nothing was swept.
+    Hands on to pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
     """
     if test.startswith("-"):
         raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")

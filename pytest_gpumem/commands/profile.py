@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
     from pytest_gpumem.nsight.profile import Report, Wanted
 
 
-FINE, FAILED, NOTHING = 0, 1, 6
 """Exit codes, as in `cli`."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -50,8 +50,6 @@ def profile() -> None:
 
     Runs pytest with --gpumem under the tool, with few samples as plain launches, and prints the command that it ran. Times are not
     comparable in such a run, so tests that assert them may fail in it.
-
-    Exits with 1 where tests failed, whose report is whole all the same; with 6 where no report was written.
     """
 
 
@@ -147,7 +145,7 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
         raise click.UsageError(f"{error}.") from None
     except (ToolMissing, NothingProfiled) as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
-        return NOTHING
+        return Exit.NO_VERDICT
     count = len(report.tests)
     of = f"{count} tests" if count > 1 else report.tests[0].nodeid
     click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
@@ -157,13 +155,13 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
         click.echo(printable(f"the other tests' filters: {_ranges_call(wanted)}"))
     if report.exit_code < 0:
         click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
-        return FAILED
+        return Exit.FAILED
     if report.exit_code:
         click.echo(
             f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; what it said is above", err=True
         )
-        return FAILED
-    return FINE
+        return Exit.FAILED
+    return Exit.FINE
 
 
 def _ranges_call(wanted: Wanted) -> str:

@@ -13,6 +13,7 @@ import click
 
 from pytest_gpumem.commands import examples
 from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.migrations import PageCounts, said
 from pytest_gpumem.records.profile import Besides, TestProfile
@@ -104,10 +105,6 @@ def _shape(size: tuple[int, int, int]) -> str:
     return str(x) if y == z == 1 else f"({x}, {y})" if z == 1 else f"({x}, {y}, {z})"
 
 
-UNREADABLE = 6
-"""Nothing could be read, as "nothing counted" of other commands."""
-
-
 @click.command(
     "read",
     short_help="Say what Nsight's tools recorded of each test.",
@@ -122,8 +119,6 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or what `ncu --csv --page raw` wrote. Shown are kernels with times and shapes,
     copies by kind of memory, migrations and page faults, and of Nsight Compute DRAM bytes, L2 hit rates, sectors per request, occupancy
     and clocks. With --results, Nsight Compute's kernels are known by launch and test id too.
-
-    Exits with 6 where a file cannot be read.
     """
     from pytest_gpumem.nsight import reading
     from pytest_gpumem.nsight.sqlite_tables import BadReport
@@ -152,4 +147,4 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
         for number, (file, found) in enumerate(read_ones):
             version = f" {found.tool_version}" if found.tool_version else ""
             click.echo(f"{'' if not number else chr(10)}{printable(f'{file} ({found.tool}{version})')}\n\n{text(found)}")
-    return UNREADABLE if broken else 0
+    return Exit.NO_VERDICT if broken else Exit.FINE

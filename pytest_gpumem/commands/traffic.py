@@ -12,10 +12,9 @@ from pathlib import Path
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.terminal import wants_colour
-
-NO_VERDICT, WRONG = 6, 1
 
 
 @click.command(
@@ -30,9 +29,6 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
 
     Runs pytest with --gpumem under ncu (GPUMEM_NCU, the PATH, or where CUDA's installers put it), with few launches of each
     measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
-
-    Exits with 1 where a declaration is wrong: above what was counted where no cache can account for it. With 6 where nothing could
-    be counted.
     """
     from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.judging.traffic import Finding, account
@@ -50,7 +46,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         raise click.UsageError(str(error)) from None
     except (ToolMissing, counting.NothingCounted) as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
-        return NO_VERDICT
+        return Exit.NO_VERDICT
     width = shutil.get_terminal_size((120, 24)).columns
     click.echo(table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
     if failed := sum(row.failed for row in found.rows):
@@ -62,4 +58,4 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
             raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
         click.echo(printable(f"wrote {file}"))
     said = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return WRONG if any(one is not None and one.finding is Finding.WRONG for one in said) else 0
+    return Exit.FAILED if any(one is not None and one.finding is Finding.WRONG for one in said) else 0

@@ -19,6 +19,7 @@ from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
 from pytest_gpumem.nsight.recording import Place, place_of, place_of_row
 from pytest_gpumem.nsight.tools import find_ncu
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.result_file import FileError, content, parsed
@@ -32,9 +33,6 @@ SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
 
 _NO_COUNTERS = "the simulated device has no counters, so there is nothing to count; use a GPU"
-
-PYTEST_USAGE_ERROR = 4
-"""pytest's exit code for a command line that it does not understand, or a device that is not there."""
 
 
 class NothingCounted(Exception):
@@ -116,7 +114,7 @@ def _results(results: Path, finished: child.Finished, said: str) -> tuple[Device
     except FileError as error:
         raise NothingCounted(f"pytest's results cannot be read: {error}") from None
     if document is None:
-        if problem is None and finished.exit_code == PYTEST_USAGE_ERROR:
+        if problem is None and finished.exit_code == Exit.USAGE:
             raise BadCall("pytest did not accept its arguments or the device; what it said is above")
         why = problem or f"pytest measured nothing ({finished.how}); what it said is above"
         raise NothingCounted(why)

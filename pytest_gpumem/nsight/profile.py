@@ -14,11 +14,10 @@ from pytest_gpumem.nsight import profile_tools
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
 from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
 from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.runs import child
 from pytest_gpumem.settings import OF_A_RUN, without
 
-TESTS_FAILED, USAGE_ERROR = 1, 4
-"""Exit codes of pytest."""
 WHOLE_RUN = "gpumem"
 """Name of a report of several tests, where nobody says otherwise."""
 
@@ -145,7 +144,7 @@ def _profile(
         finished = child.run(command, without(environment, *OF_A_RUN), echo)
     except (OSError, subprocess.SubprocessError) as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
-    if finished.exit_code == USAGE_ERROR:
+    if finished.exit_code == Exit.USAGE:
         raise BadCall("pytest did not accept its arguments or the device; what it said is above")
     if written.anew and not file.stat().st_size:
         file.unlink()  # as if it had written none: the next call need not replace it

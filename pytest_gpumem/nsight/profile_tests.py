@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.nsight.profile_tools import filters
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.runs.child import run
 from pytest_gpumem.settings import OF_A_RUN, without
 
 PLUGIN = "pytest_gpumem.plugin.profiling"
 """What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
-
-NO_TESTS = 5
-"""pytest's exit code where nothing was collected."""
 
 
 class BadCall(Exception):
@@ -85,7 +83,7 @@ def select(
         command = [sys.executable, "-m", "pytest", *selection(tests), "--gpumem-ranges-file", str(file), "--gpumem", "--collect-only", "-q"]
         done = run([*command, *arguments, *tests], without(environment, *OF_A_RUN), lambda _: None)
         plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    if done.exit_code not in (0, NO_TESTS):
+    if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
         for line in done.output.splitlines():
             echo(line)
         raise BadCall(f"pytest could not collect the tests ({done.how}); what it said is above")

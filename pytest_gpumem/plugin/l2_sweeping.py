@@ -22,6 +22,7 @@ from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
 from pytest_gpumem.printable import printable
@@ -44,8 +45,6 @@ BUDGET = 0.1
 STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
 """Keywords of `persisting_stream`."""
 FIXTURE = "l2_sweep"
-NOTHING_SWEPT = 6
-"""Exit code of a session with `--gpumem-l2-sweep` in which nothing was swept: no verdict."""
 NOTHING = (
     "--gpumem-l2-sweep: nothing was swept; swept is what gpu_benchmark measures with stream= from persisting_stream, a Case with window=, "
     "and what the fixture l2_sweep is given"
@@ -327,7 +326,7 @@ class SweepHooks:
         if gpu.settings.l2_sweep and not gpu.sweeps and session.config.option.collectonly is False:
             self._notes.append(NOTHING)
             if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = NOTHING_SWEPT
+                session.exitstatus = Exit.NO_VERDICT
         path = self._picture
         if path is not None and gpu.sweeps:
             try:

@@ -11,15 +11,12 @@ from msgspec import structs
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Missing, Row
 from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 
-FINE, RED, USAGE, NO_VERDICT = 0, 1, 4, 6
-"""Exit codes of the gate."""
-PYTEST_PASSED, PYTEST_FAILED, PYTEST_USAGE, PYTEST_NOTHING = 0, 1, 4, 5
-"""pytest's."""
 _REGRESSION = (Code.SLOWER, Code.CREPT)
 """Codes of a FAIL that a duet may clear."""
 
@@ -54,12 +51,12 @@ class Decision:
 
 def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
     """The end of a gate whose screen lacks measurements that the baseline holds: a lost one is red."""
-    if decision.code == USAGE or not missing:
+    if decision.code == Exit.USAGE or not missing:
         return decision
     *remarks, result = decision.remarks
     if lost := sum(one.status == LOST for one in missing):
-        also = f"; {result.removeprefix('red: ')}" if decision.code == RED else ""
-        decision, result = replace(decision, code=RED), f"red: {counted(lost, 'measurement')} of the baseline lost{also}"
+        also = f"; {result.removeprefix('red: ')}" if decision.code == Exit.FAILED else ""
+        decision, result = replace(decision, code=Exit.FAILED), f"red: {counted(lost, 'measurement')} of the baseline lost{also}"
     return replace(decision, remarks=(*remarks, *missing_lines(missing), result))
 
 
@@ -184,16 +181,16 @@ def decide(
         in_itself: node ids of tests that failed by an assertion or an error, and not by a row's verdict alone.
         strict_screen: the screen failed every row that is no PASS.
     """
-    if code == PYTEST_USAGE:
-        return Decision(USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
-    if code == PYTEST_NOTHING:
-        return Decision(NO_VERDICT, tuple(rows), ("no verdict: no tests were collected",))
-    if code not in (PYTEST_PASSED, PYTEST_FAILED):
-        return Decision(RED, tuple(rows), (f"red: pytest ended with {code} before its tests did",))
+    if code == Exit.USAGE:
+        return Decision(Exit.USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
+    if code == Exit.NO_TESTS:
+        return Decision(Exit.NO_VERDICT, tuple(rows), ("no verdict: no tests were collected",))
+    if code not in (Exit.FINE, Exit.FAILED):
+        return Decision(Exit.FAILED, tuple(rows), (f"red: pytest ended with {code} before its tests did",))
     if facts is None or not rows:
-        if code == PYTEST_FAILED:
-            return Decision(RED, tuple(rows), ("red: tests failed, and nothing was measured",))
-        return Decision(NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
+        if code == Exit.FAILED:
+            return Decision(Exit.FAILED, tuple(rows), ("red: tests failed, and nothing was measured",))
+        return Decision(Exit.NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
     after = settled(rows, facts, duet or {}, strict=strict_screen, in_itself=in_itself)
     cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
     remarks = [f"cleared by the duet: {key}" for key in cleared]
@@ -204,19 +201,21 @@ def decide(
     broken = [row for row in bad if row.measurement is not None and is_failure(row.verdict, strict_screen)]
     in_themselves = {row.nodeid for row in bad} - {row.nodeid for row in broken}
     others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
-    if code == PYTEST_FAILED and failures == 0:
-        return Decision(RED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
+    if code == Exit.FAILED and failures == 0:
+        return Decision(Exit.FAILED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:
         said = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
         said += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
         said += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
-        return Decision(RED, after, (*remarks, f"red: {'; '.join(said)}"))
+        return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(said)}"))
     if all(row.verdict.code is Code.CONDITIONS for row in after):
-        return Decision(NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
+        return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
     if unjudged := [row for row in after if _unjudged(row, duet)]:
         remarks += [f"not judged: {row.key}: {row.verdict.reason}" for row in unjudged]
         why = "" if duet is not None else ", and there was no duet to judge them"
-        return Decision(NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}"))
+        return Decision(
+            Exit.NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}")
+        )
     doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
     new = [row for row in doubtful if (said_of := (duet or {}).get(row.key)) is not None and said_of.new]
     undecided = [row for row in doubtful if row not in new and row.verdict.code is not Code.ACCEPTED]
@@ -229,7 +228,7 @@ def decide(
         )
     if strict and (doubtful or facts.simulated):
         why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
-        return Decision(NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
+        return Decision(Exit.NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
     counts = {"undecided": len(undecided), "new": len(new), "accepted": len(doubtful) - len(undecided) - len(new)}
     left = "".join(f", {count} of them {name}" for name, count in counts.items() if count)
-    return Decision(FINE, after, (*remarks, f"green: {len(after)} rows{left}"))
+    return Decision(Exit.FINE, after, (*remarks, f"green: {len(after)} rows{left}"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN, OF_A_RUN, without
@@ -25,8 +26,6 @@ AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))
 """Processes that get ready while another one measures."""
 SHOWN = 1500
 """Characters of a failed process's last words that are kept."""
-_MEASURED = (0, 1)
-"""pytest's exit codes of a run whose tests passed or failed: either way its rows are what was measured."""
 
 
 class RepeatFailed(Exception):
@@ -124,7 +123,7 @@ class _Process:
         self._log.seek(0)
         words = self._log.read().strip()[-SHOWN:]
         ended, failures, finished = _reported(self._reports)
-        broken = None if ended and code in _MEASURED else f"ended with {code}: {words}"
+        broken = None if ended and code in (Exit.FINE, Exit.FAILED) else f"ended with {code}: {words}"
         measured = self._results.exists() and self._results.stat().st_size > 0
         if not (failures or finished) if broken else not measured:
             raise RepeatFailed(f"{self._name} ended with {code} and measured nothing: {words}")

@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import change, counted
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
@@ -20,7 +21,6 @@ from pytest_gpumem.units import format_time
 
 SCHEMA = 2
 """Version of the document's layout."""
-FINE, REGRESSION, NO_VERDICT = 0, 1, 6
 _NONE = "NO VERDICT"
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
 _LEAST_NAME = 24
@@ -29,14 +29,14 @@ _LEAST_NAME = 24
 def exit_code(result: Result, *, strict: bool) -> int:
     """0 fine, 1 where something got slower, 6 where nothing was judged and, under `strict`, where anything was not or is simulated."""
     if any(one.outcome is Outcome.FAIL for one in result.told):
-        return REGRESSION
+        return Exit.FAILED
     judged = [one for one in result.told if one.paired is not None]
     if not judged:
-        return NO_VERDICT
+        return Exit.NO_VERDICT
     simulated = any(process.simulated for process in result.processes)
     if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.told)):
-        return NO_VERDICT
-    return FINE
+        return Exit.NO_VERDICT
+    return Exit.FINE
 
 
 def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:

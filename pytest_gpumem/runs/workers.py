@@ -21,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 import pytest_gpumem
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
 from pytest_gpumem.runs import DuetError
@@ -48,8 +49,6 @@ REFUSED = {
     "--numprocesses": "a duet measures one process at a time",
 }
 """Arguments of pytest that cannot be given, and why."""
-_OUTCOME_OF_NO_RUN = (3, 4)
-"""pytest's exit codes of an internal error and of arguments or a device that it cannot use."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ class _Worker:
                 f"{self.turn.side} ({self._side.what}) did not run its own code: {last['strays'][0]}; install the project for editing, "
                 "or take what is in the way off PYTHONPATH"
             )
-        if last["exit"] in _OUTCOME_OF_NO_RUN and not (first or {}).get("ready"):
+        if last["exit"] in (Exit.INTERNAL_ERROR, Exit.USAGE) and not (first or {}).get("ready"):
             raise DuetError(f"{self.turn.side} ({self._side.what}): pytest ended with {last['exit']}: {self._words()}")
         outcomes = {name: (said[0], said[1]) for name, said in last["outcomes"].items()}
         done = replace(done, outcomes=outcomes, strict=str((first or {}).get("strict")).lower() in ("1", "true", "yes", "on"))

@@ -24,7 +24,7 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
 
 EVERY = dict(commands(main))
 EXAMPLES = {
-    path: [line.strip() for line in (command.epilog or "").splitlines()[2:]]
+    path: [line.strip() for line in (command.epilog or "").split("\n\n")[0].splitlines()[2:]]
     for path, command in EVERY.items()
     if not isinstance(command, click.Group)
 }

@@ -8,14 +8,11 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.commands.gate import duet_arguments
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.runs.decision import (
-    FINE,
-    NO_VERDICT,
-    RED,
-    USAGE,
     Decision,
     Judged,
     decide,
@@ -56,22 +53,22 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
     alone = row(code, delta=None)
     assert open_to_a_duet([alone], H100, strict=False) == [alone]
     red = decided(alone, row(name="b"), a=FAILED)
-    assert (red.code, red.rows[0].verdict.outcome, red.rows[0].verdict.code) == (RED, Outcome.FAIL, Code.SLOWER)
+    assert (red.code, red.rows[0].verdict.outcome, red.rows[0].verdict.code) == (Exit.FAILED, Outcome.FAIL, Code.SLOWER)
     cleared = decided(alone, strict=True, a=PASSED)
-    assert (cleared.code, cleared.rows[0].verdict.outcome, cleared.rows[0].verdict.code) == (FINE, Outcome.PASS, None)
+    assert (cleared.code, cleared.rows[0].verdict.outcome, cleared.rows[0].verdict.code) == (Exit.FINE, Outcome.PASS, None)
     undecided = decided(alone, row(name="b"), a=UNDECIDED)
-    assert (undecided.code, undecided.rows[0].verdict.outcome, undecided.rows[0].verdict.code) == (FINE, alone.verdict.outcome, code)
-    assert decided(undecided.rows[0], a=UNDECIDED, strict=True).code == NO_VERDICT
+    assert (undecided.code, undecided.rows[0].verdict.outcome, undecided.rows[0].verdict.code) == (Exit.FINE, alone.verdict.outcome, code)
+    assert decided(undecided.rows[0], a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     # The duet could not compare it either.
-    assert decided(alone, row(name="b"), a=Judged(None, "base: skipped, no torch")).code == NO_VERDICT
+    assert decided(alone, row(name="b"), a=Judged(None, "base: skipped, no torch")).code == Exit.NO_VERDICT
 
 
 def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> None:
     """An empty or mistyped baseline folder would let any slow-down pass."""
     without = row(Code.NO_BASELINE, delta=None)
-    assert decided(without, row(name="b")).code == NO_VERDICT
+    assert decided(without, row(name="b")).code == Exit.NO_VERDICT
     new = decided(without, row(name="b"), a=Judged(None, "base: it measured nothing", new=True))
-    assert (new.code, new.remarks) == (FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
+    assert (new.code, new.remarks) == (Exit.FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
     accepted = row(Code.ACCEPTED, delta=None)
     assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 rows, 1 of them accepted")
     # A limit that nobody set is not broken either.
@@ -89,28 +86,28 @@ def test_conditions_are_not_a_pass_of_a_limit_that_nobody_judged() -> None:
 def test_conditions_that_let_nothing_be_judged_are_not_green() -> None:
     rows = (row(Code.CONDITIONS, delta=None), row(Code.CONDITIONS, "b", delta=None))
     decision = decided(*rows, a=UNDECIDED)
-    assert (decision.code, decision.remarks) == (NO_VERDICT, ("no verdict: the conditions let no row be judged",))
-    assert decided(*rows, row(name="c"), a=UNDECIDED, b=UNDECIDED).code == FINE
+    assert (decision.code, decision.remarks) == (Exit.NO_VERDICT, ("no verdict: the conditions let no row be judged",))
+    assert decided(*rows, row(name="c"), a=UNDECIDED, b=UNDECIDED).code == Exit.FINE
     # Without a duet too the conditions alone are a warning.
     assert decide(0, 0, [*rows, row(name="c")], H100, None, strict=False).remarks[0] == "undecided, conditions: t.py::a"
 
 
 def test_all_passed() -> None:
     decision = decided(row(), row(name="b"))
-    assert (decision.code, decision.remarks) == (FINE, ("green: 2 rows",))
+    assert (decision.code, decision.remarks) == (Exit.FINE, ("green: 2 rows",))
 
 
 def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
-    assert decided(row(Code.SLOWER)).code == RED
+    assert decided(row(Code.SLOWER)).code == Exit.FAILED
     cleared = decided(row(Code.SLOWER), a=PASSED)
-    assert cleared.code == FINE
+    assert cleared.code == Exit.FINE
     assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 rows")
     (after,) = cleared.rows
     assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
     assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen had said FAIL: said by the screen of a"
     for undecided in (UNDECIDED, Judged(None, "head: the test fails")):
         decision = decided(row(Code.CREPT), a=undecided)
-        assert (decision.code, decision.rows[0].verdict.code) == (RED, Code.CREPT)
+        assert (decision.code, decision.rows[0].verdict.code) == (Exit.FAILED, Code.CREPT)
         assert decision.rows[0].verdict.reason.endswith(f"; the duet: {undecided.outcome or 'no verdict'}, {undecided.sentence}")
 
 
@@ -121,13 +118,13 @@ DOUBTS = (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS)
 @pytest.mark.parametrize("delta", [0.03, -0.001])
 def test_a_duet_decides_what_the_screen_could_not(code: Code, delta: float) -> None:
     doubt = row(code, delta=delta)
-    assert (decided(doubt).code, decided(doubt, strict=True).code) == (FINE, NO_VERDICT)
-    assert decided(doubt, strict=True, a=PASSED).code == FINE
+    assert (decided(doubt).code, decided(doubt, strict=True).code) == (Exit.FINE, Exit.NO_VERDICT)
+    assert decided(doubt, strict=True, a=PASSED).code == Exit.FINE
     red = decided(doubt, a=FAILED)
-    assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (RED, True, Outcome.FAIL)
+    assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
     assert decided(doubt, a=UNDECIDED).remarks[0] == f"undecided, {code.value}: t.py::a"
     # pytest, itself strict, failed the test: the duet clears it all the same.
-    assert decided(replace(doubt, failed=True), failures=1, strict_screen=True, a=PASSED).code == FINE
+    assert decided(replace(doubt, failed=True), failures=1, strict_screen=True, a=PASSED).code == Exit.FINE
 
 
 @pytest.mark.parametrize("code", [*DOUBTS, Code.SLOWER])
@@ -135,29 +132,29 @@ def test_an_assertion_that_failed_is_not_cleared_by_a_duet_in_which_it_held(code
     """Wrong results now and then are a mistake, and none that a duet looks for."""
     flaky = replace(row(code), failed=True)
     decision = decided(flaky, row(name="b"), failures=1, in_itself=("t.py::a",), a=PASSED)
-    assert (decision.code, decision.rows[0].failed) == (RED, True)
+    assert (decision.code, decision.rows[0].failed) == (Exit.FAILED, True)
     assert open_to_a_duet([flaky, row(code, "b")], H100, strict=False, in_itself=["t.py::a"]) == [row(code, "b")]
-    assert decided(row(Code.SLOWER), failures=1, a=PASSED).code == FINE
+    assert decided(row(Code.SLOWER), failures=1, a=PASSED).code == Exit.FINE
 
 
 def test_the_other_rows_of_a_test_are_cleared_with_the_one_that_failed_it() -> None:
     beside = replace(row(label="y"), failed=True)
     both = (row(Code.SLOWER, label="x"), beside)
     decision = decide(1, 1, both, H100, {"t.py::a[x]": PASSED}, strict=True)
-    assert decision.code == FINE
+    assert decision.code == Exit.FINE
     assert not any(one.failed for one in decision.rows)
     claim = replace(row(Outcome.FAIL, label="y", delta=None), limits=Limits())
-    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False).code == RED
+    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False).code == Exit.FAILED
 
 
 def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
     """Not a broken limit of another kind, a stale baseline, a claim that does not hold, or a test's own failure."""
     broken = decided(row(Code.SLOWER, max_latency="1 us"), a=PASSED)
-    assert (broken.code, broken.rows[0].failed) == (RED, True)
-    assert decided(row(Code.FASTER, delta=-0.2, fail_if_faster="5%"), a=PASSED).code == RED
+    assert (broken.code, broken.rows[0].failed) == (Exit.FAILED, True)
+    assert decided(row(Code.FASTER, delta=-0.2, fail_if_faster="5%"), a=PASSED).code == Exit.FAILED
     both = (row(Code.SLOWER, label="y", faster_than="2 x x"), row(label="x"))
-    assert decide(1, 1, both, H100, {"t.py::a[y]": PASSED}, strict=False).code == RED
-    assert decided(replace(row(), failed=True), failures=1, a=PASSED).code == RED
+    assert decide(1, 1, both, H100, {"t.py::a[y]": PASSED}, strict=False).code == Exit.FAILED
+    assert decided(replace(row(), failed=True), failures=1, a=PASSED).code == Exit.FAILED
 
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
@@ -171,7 +168,7 @@ def test_what_fails_whatever_a_duet_says_needs_none() -> None:
         row(Outcome.FAIL, "f", label="y", faster_than="2 x x"),
     ]
     for one in lost:
-        assert decided(one, b=PASSED, c=PASSED, d=PASSED, e=PASSED).code == RED
+        assert decided(one, b=PASSED, c=PASSED, d=PASSED, e=PASSED).code == Exit.FAILED
     open_ = [row(Code.SLOWER, "g"), row(Code.LOOKS_SLOWER, "h", max_latency="1 s"), row(Code.CONDITIONS, "i", delta=None)]
     assert open_to_a_duet([*lost, *open_, row(name="j")], H100, strict=False) == open_
     assert open_to_a_duet(open_, H100, strict=True) == open_
@@ -189,12 +186,12 @@ def test_a_limit_that_is_nearly_broken_stays_a_doubt() -> None:
 def test_failures_that_no_row_accounts_for_are_red() -> None:
     """An ordinary test, a teardown: pytest counted more failures than the duet cleared tests."""
     decision = decided(row(Code.SLOWER), failures=2, a=PASSED)
-    assert decision.code == RED
+    assert decision.code == Exit.FAILED
     assert decision.remarks[-1] == "red: 1 failure that no row accounts for"
-    assert decided(row(), failures=1).code == RED
+    assert decided(row(), failures=1).code == Exit.FAILED
     two = (row(Code.SLOWER, label="x"), row(Code.SLOWER, label="y"))
-    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == FINE
-    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED}, strict=False).code == RED
+    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == Exit.FINE
+    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED}, strict=False).code == Exit.FAILED
 
 
 def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
@@ -212,11 +209,22 @@ def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
 
 
 def test_a_session_that_failed_as_a_whole_is_red() -> None:
-    assert decide(1, 0, [row()], H100, None, strict=False).code == RED
+    assert decide(1, 0, [row()], H100, None, strict=False).code == Exit.FAILED
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [(0, NO_VERDICT), (1, RED), (2, RED), (3, RED), (4, USAGE), (5, NO_VERDICT), (6, RED), (-11, RED), (137, RED)]
+    ("code", "expected"),
+    [
+        (0, Exit.NO_VERDICT),
+        (1, Exit.FAILED),
+        (2, Exit.FAILED),
+        (3, Exit.FAILED),
+        (4, Exit.USAGE),
+        (5, Exit.NO_VERDICT),
+        (6, Exit.FAILED),
+        (-11, Exit.FAILED),
+        (137, Exit.FAILED),
+    ],
 )
 def test_no_results_are_never_green(code: int, expected: int) -> None:
     assert decide(code, 0, (), None, None, strict=False).code == expected
@@ -225,15 +233,15 @@ def test_no_results_are_never_green(code: int, expected: int) -> None:
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, -9])
 def test_a_run_that_broke_off_is_never_green_whatever_it_measured(code: int) -> None:
-    assert decide(code, 0, [row()], H100, None, strict=False).code != FINE
+    assert decide(code, 0, [row()], H100, None, strict=False).code != Exit.FINE
 
 
 def test_strict_takes_a_real_gpu_and_a_baseline() -> None:
     simulated = replace(H100, simulated=True)
-    assert decide(0, 0, [row()], simulated, None, strict=True).code == NO_VERDICT
-    assert decide(0, 0, [row()], simulated, None, strict=False).code == FINE
+    assert decide(0, 0, [row()], simulated, None, strict=True).code == Exit.NO_VERDICT
+    assert decide(0, 0, [row()], simulated, None, strict=False).code == Exit.FINE
     new = Judged(None, "base: it measured nothing", new=True)
-    assert decided(row(Code.NO_BASELINE, delta=None), strict=True, a=new).code == NO_VERDICT
+    assert decided(row(Code.NO_BASELINE, delta=None), strict=True, a=new).code == Exit.NO_VERDICT
 
 
 def test_rows_that_were_not_flagged_are_left_alone() -> None:
@@ -268,9 +276,9 @@ def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
     green = decide(0, 0, [row()], H100, None, strict=False)
     nothing = decide(5, 0, (), None, None, strict=False)
     for decision in (green, nothing):
-        assert with_missing(decision, [lost]).code == RED
+        assert with_missing(decision, [lost]).code == Exit.FAILED
         assert with_missing(decision, [allowed, not_run]).code == decision.code
     assert "t.py::b[y]" in with_missing(green, [lost]).remarks[0]
     red = with_missing(decide(1, 1, [row()], H100, None, strict=False), [lost])
     assert red.remarks[-1] == "red: 1 measurement of the baseline lost; 1 failure that no row accounts for"
-    assert with_missing(decide(4, 0, (), None, None, strict=False), [lost]).code == USAGE
+    assert with_missing(decide(4, 0, (), None, None, strict=False), [lost]).code == Exit.USAGE
