@@ -132,9 +132,9 @@ def _path(what: str, example: str) -> Callable[[Any], str]:
 
 
 def _image(value: Any) -> str:
-    path = _path("file", "l2.png")(value)
-    if not path.lower().endswith((".png", ".svg")):
-        raise units.QuantityError(f"{value!r} is no picture; accepted is a path that ends in .png or .svg")
+    path = _path("file", "l2.svg")(value)
+    if not path.lower().endswith(".svg"):
+        raise units.QuantityError(f"{value!r} is no SVG file; accepted is a path that ends in .svg")
     return path
 
 
@@ -309,7 +309,7 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "Also search for the best set-aside and hit ratio of what is measured on a persisting_stream, and show the map.",
     ),
-    Option("l2_sweep_map", _image, None, "Draw the maps of all sweeps of L2 persistence into a PNG or SVG. Default: none.", "FILE"),
+    Option("l2_sweep_map", _image, None, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
 
 import click
 from rich.text import Text
@@ -17,17 +16,13 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.units import format_share, format_time
 
 _HEADINGS = ("base", "head", "change", "between", "catches")
-_BETWEEN = _HEADINGS.index("between")
+_BETWEEN = "between"
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
-_GAP = 2
-_LEAST_NAME = 16
-_TELLING_NAME = 28
-"""Columns that a name gets before the interval gives way."""
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
@@ -53,33 +48,24 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
 
 
 def _table(compared: Compared, width: int, colour: bool) -> str:
-    names, figures = names_of(compared.rows), [_figures(pair) for pair in compared.pairs]
-    shown = [column for column in range(len(_HEADINGS)) if any(row[column] for row in figures)]
-    verdicts = [_outcome(pair) for pair in compared.pairs]
-    room = _room(shown, figures, verdicts, width)
-    if room < min(_TELLING_NAME, max(map(len, names))):
-        verdicts = [verdict.replace(", simulated", " (sim)") for verdict in verdicts]
-        room = _room(shown, figures, verdicts, width)
-    if room < min(_TELLING_NAME, max(map(len, names))) and _BETWEEN in shown:
-        shown.remove(_BETWEEN)
-        room = _room(shown, figures, verdicts, width)
-    room = max(_LEAST_NAME, room)
-    drawn = ruled()
-    drawn.add_column("test", no_wrap=True)
-    for column in shown:
-        drawn.add_column(_HEADINGS[column], justify="right", no_wrap=True)
-    drawn.add_column("verdict", no_wrap=True)
-    for name, row, verdict, pair in zip(shortened_apart(names, room), figures, verdicts, compared.pairs, strict=True):
-        style = _STYLES.get(pair.row.verdict.outcome, "yellow")
-        drawn.add_row(Text(name), *(Text(row[column]) for column in shown), Text(verdict, style=style))
-    told = drawn_as_text(drawn, width, colour)
-    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if _BETWEEN in shown else told
+    rows = list(zip(compared.pairs, names_of(compared.rows), strict=True))
 
+    def columns(short: bool, between: bool) -> Columns:
+        """Args: short: "sim" for "simulated"; between: with the interval of each change."""
+        lines = []
+        for pair, name in rows:
+            figures = [text if between or heading != _BETWEEN else "" for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]
+            style = _STYLES.get(pair.row.verdict.outcome, "yellow")
+            lines.append(Line(name, figures, Text(_outcome(pair, short), style=style)))
+        return Columns("test", _HEADINGS, "verdict", lines)
 
-def _room(shown: Sequence[int], figures: Sequence[Sequence[str]], verdicts: Sequence[str], width: int) -> int:
-    """Columns that these and the verdicts leave to the names."""
-    taken = sum(max(len(_HEADINGS[column]), *(len(row[column]) for row in figures)) + _GAP for column in shown)
-    return width - taken - max(map(len, verdicts)) - _GAP
+    for short, between in ((False, True), (True, True), (True, False)):
+        found = columns(short, between)
+        if found.fits(width):
+            break
+    intervals = any(row.figures[_HEADINGS.index(_BETWEEN)] for row in found.rows)
+    told = found.drawn(width, colour)
+    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if intervals else told
 
 
 def _figures(pair: Pair) -> tuple[str, ...]:
@@ -91,8 +77,9 @@ def _figures(pair: Pair) -> tuple[str, ...]:
     return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
 
 
-def _outcome(pair: Pair) -> str:
-    return _judged(pair) + (", simulated" if pair.row.verdict.simulated else "")
+def _outcome(pair: Pair, short: bool) -> str:
+    simulated = " (sim)" if short else " (simulated)"
+    return _judged(pair) + (simulated if pair.row.verdict.simulated else "")
 
 
 def _judged(pair: Pair) -> str:

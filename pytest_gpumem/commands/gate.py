@@ -205,7 +205,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
 
 def _in_itself(suites: Iterable[ElementTree.Element], rows: Sequence[Row]) -> frozenset[str]:
     """Node ids of tests whose failure is not that of a row's verdict. JUnit has no node ids; the range's name is a test's own."""
-    from pytest_gpumem.reporting.failure import headline
+    from pytest_gpumem.reporting.row_facts import headline
 
     verdicts = tuple(headline(row) for row in rows)
     ranges = set[str]()

@@ -14,9 +14,9 @@ from pytest_gpumem.settings import without
 @click.command(
     "l2-sweep",
     short_help="Find a test's best set-aside and hit ratio.",
-    epilog=examples("gpumem l2-sweep tests/test_table.py::test_lookup --map l2.png"),
+    epilog=examples("gpumem l2-sweep tests/test_table.py::test_lookup --map l2.svg"),
 )
-@click.option("--map", "file", metavar="FILE", help="Draw the map into this PNG or SVG too; needs matplotlib.")
+@click.option("--map", "file", metavar="FILE", help="Draw the map into this SVG file too.")
 @click.argument("test", metavar="TEST")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.result_file import FileError, ResultsError, content, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import is_time
-from pytest_gpumem.reporting.plots.history import Past
+from pytest_gpumem.reporting.plots.samples import Past
 
 MOST = 60
 """Newest files and processes of a row that are shown."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
@@ -27,7 +28,7 @@ from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
+from pytest_gpumem.reporting.l2_map import drawn, l2_svg
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
 
@@ -294,7 +295,7 @@ class SweepHooks:
     """Shows the maps at the session's end.
 
     Raises:
-        pytest.UsageError: a picture is wanted that cannot be drawn or written, or under xdist.
+        pytest.UsageError: the picture of the maps cannot be written, or the session uses xdist.
     """
 
     def __init__(self, session: GpuSession) -> None:
@@ -306,7 +307,7 @@ class SweepHooks:
             check_serial(session.config)
             self._picture = Path(session.config.invocation_params.dir, Path(wanted).expanduser())
             # Noticed now, and not once everything was measured.
-            if (why := undrawable(self._picture)) is not None:
+            if (why := unwritable(self._picture)) is not None:
                 raise pytest.UsageError(f"gpumem: {session.settings.origins['l2_sweep_map']}: cannot write {self._picture}: {why}")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -330,7 +331,7 @@ class SweepHooks:
         path = self._picture
         if path is not None and gpu.sweeps:
             try:
-                picture(gpu.sweeps, path)
+                write_whole(path, l2_svg(gpu.sweeps))
             except OSError as error:
                 self._notes.append(f"--gpumem-l2-sweep-map: cannot write {path}: {error.strerror or error}")
                 if session.exitstatus == pytest.ExitCode.OK:

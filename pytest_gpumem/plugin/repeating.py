@@ -21,7 +21,7 @@ from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.failure import report
+from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
 
@@ -201,7 +201,7 @@ class DecideHooks:
             by_test.setdefault(row.nodeid, []).append(row)
         for nodeid, failing in by_test.items():
             why = explained(failing, gpu) if gpu.settings.explain else []
-            self._report(nodeid, "\n\n".join([*(report(row, gpu.facts) for row in failing), *why]))
+            self._report(nodeid, "\n\n".join([*(failure_text(row, gpu.facts) for row in failing), *why]))
 
     def _report(self, nodeid: str, text: str) -> None:
         """Report a test as failed, in place of its report as passed."""

@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.schema import row_to_json
-from pytest_gpumem.reporting.failure import report
+from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.settings import SettingsError
 from pytest_gpumem.units import QuantityError
 
@@ -98,7 +98,7 @@ class RunningHooks:
         failing = judge_test(item, self._session, None)
         if failing and self._session.further_reports is None:
             facts = self._session.facts
-            said = [report(row, facts) for row in failing]
+            said = [failure_text(row, facts) for row in failing]
             said += explained(failing, self._session) if self._session.settings.explain else []
             raise pytest.fail.Exception("\n\n".join(said), pytrace=False)
         return result

@@ -28,7 +28,7 @@ from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.html import page
-from pytest_gpumem.reporting.plots.history import Past
+from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines

@@ -207,7 +207,7 @@ def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name:
         yield Ceiling(facts.link_bandwidth, facts.link or "host link")
 
 
-def said_of(family: Family) -> str:
+def caption_of(family: Family) -> str:
     """The caption of a plot: what over what."""
     xs = [point.x for one in family.series for point in one.points]
     low, high = min(xs), max(xs)

@@ -1,29 +1,64 @@
-"""The map of a sweep of persisting L2: as plain text, and as a picture where matplotlib is installed."""
+"""The map of a sweep of persisting L2: as plain text, as a plot of the HTML page, and as an SVG file."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import re
 from collections.abc import Sequence
-from pathlib import Path
 
+from markupsafe import Markup, escape
 from rich.text import Text
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Point, Setting, Sweep
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.plots.svg import CHARACTER, WIDTH, box, drawing, fitted, number, static, text
 from pytest_gpumem.units import MiB, format_bytes, format_time
 
 FITTED = "fitted"
 """Row of the hit ratios that depend on the set-aside."""
 WIDE = 110
-"""Columns from which gains have a decimal."""
+"""Columns of a terminal from which on gains have a decimal."""
+_NAMES = 62.0
+_CELL = 28.0
+_TOP = 20.0
+_SHADES = (1, 5, 20)
+"""Gains and losses in percent from which on a cell has the next darker shade: classes up1, up2, up3, down1 ..."""
+
+
+class _Map:
+    """The grid of a sweep: a column for each set-aside that was measured, a row for each hit ratio."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.points = [point for point in sweep.points if point.setting.set_aside]
+        # As the search measured it, like the figures of the map; `Sweep.off` is on fresh samples.
+        self.off = next(point.latency for point in sweep.points if not point.setting.set_aside)
+        self.columns = sorted({point.setting.set_aside for point in self.points})
+        rows = {self.row(point.setting) for point in self.points}
+        self.rows = sorted(rows, key=lambda row: 2.0 if row == FITTED else float(row), reverse=True)
+
+    def row(self, setting: Setting) -> str:
+        """The row of a setting: its hit ratio, or `FITTED`."""
+        return FITTED if self.sweep.fitted(setting) and setting.hit_ratio < 1 else f"{setting.hit_ratio:.3g}"
+
+    def gain(self, point: Point) -> float:
+        """Percent against off."""
+        return 100 * (self.off / point.latency - 1)
+
+    def is_best(self, point: Point) -> bool:
+        return point.setting == self.sweep.best.setting
+
+    @property
+    def title(self) -> str:
+        """Kernel, device and window."""
+        simulated = " (simulated)" if self.sweep.simulated else ""
+        return f"{self.sweep.target} on {self.sweep.device}{simulated}, window {format_bytes(self.sweep.window_bytes)}"
 
 
 def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
-    """The map and what it says, without a trailing line break. ASCII only.
+    """The map and its sentences as plain text, without a trailing line break. ASCII only.
 
-    A column for each set-aside that was measured, a row for each hit ratio; a figure is the gain against off, in percent. The best
-    setting has a star.
+    A figure is the gain against off, in percent. The best setting has a star.
 
     Args:
         name: the test.
@@ -31,109 +66,81 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
         width: columns of the terminal.
         colour: with ANSI escape sequences.
     """
-    on = [point for point in sweep.points if point.setting.set_aside]
-    off = off_latency(sweep)
-    columns = sorted({point.setting.set_aside for point in on})
-    rows = sorted({row_name(sweep, point.setting) for point in on}, key=rank, reverse=True)
-    shown = {(row_name(sweep, point.setting), point.setting.set_aside): point for point in on}
-    table = ruled()
-    table.add_column("hit ratio", no_wrap=True)
-    for set_aside in columns:
-        table.add_column(f"{set_aside / MiB:.3g}", justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row, *(_cell(sweep, shown.get((row, set_aside)), off, width >= WIDE) for set_aside in columns))
-    simulated = " (simulated)" if sweep.simulated else ""
-    heading = (
-        f"{name}: {sweep.target} on {sweep.device}{simulated}, window {format_bytes(sweep.window_bytes)}; gain in % against off "
-        f"({format_time(off)}) by set-aside in MiB, * the best"
-    )
-    return "\n".join(
-        [
-            *wrapped(heading, width),
-            drawn_as_text(table, width, colour),
-            *(line for sentence in sweep.sentences for line in wrapped(sentence, width)),
-            *wrapped(f"recommended: persisting_stream(buffer, {_arguments(sweep)})", width),
-        ]
-    )
+    grid = _Map(sweep)
+    found = {(grid.row(point.setting), point.setting.set_aside): point for point in grid.points}
+    lines = [Line(row, [_cell(grid, found.get((row, set_aside)), width >= WIDE) for set_aside in grid.columns]) for row in grid.rows]
+    table = Columns("hit ratio", [f"{set_aside / MiB:.3g}" for set_aside in grid.columns], "", lines)
+    heading = f"{name}: {grid.title}; gain in % against off ({format_time(grid.off)}) by set-aside in MiB, * the best"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in sweep.recommend().items())
+    sentences = [*sweep.sentences, f"recommended: persisting_stream(buffer, {arguments})"]
+    below = [line for sentence in sentences for line in wrapped(sentence, width)]
+    return "\n".join([*wrapped(heading, width), table.drawn(width, colour), *below])
 
 
-def undrawable(path: Path) -> str | None:
-    """Why no picture can be written to `path`, with the remedy; None if nothing speaks against it. For a look before long work."""
-    try:
-        there = importlib.util.find_spec("matplotlib.figure") is not None
-    except (ImportError, ValueError):
-        there = False
-    if not there:
-        return "matplotlib is not installed; python -m pip install matplotlib"
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    if path.is_dir():
-        return "it is a folder"
-    # What is there is replaced in place; else the folder takes a new file.
-    target = path if path.exists() else folder
-    return None if os.access(target, os.W_OK) else f"no permission to write {target}"
+def _cell(grid: _Map, point: Point | None, wide: bool) -> Text:
+    if point is None:
+        return Text(".", style="dim")
+    gain, best = grid.gain(point), grid.is_best(point)
+    style = "green" if gain >= 1 else "red" if gain <= -1 else ""
+    figure = f"{round(gain, 1) + 0.0:+.1f}" if wide else f"{round(gain) + 0:+d}"
+    return Text(f"{figure}{'*' * best}", style=f"bold {style}" if best else style)
 
 
-def picture(sweeps: Sequence[tuple[str, Sweep]], path: Path) -> None:
-    """Write the maps of several tests into one file, PNG or SVG by its name.
+def l2_grid(sweep: Sweep) -> Markup:
+    """The map as a plot: gains in percent against off; the best setting has a frame."""
+    height, parts = _plot(_Map(sweep))
+    return drawing(height, parts, f"gain of persisting L2 by set-aside and hit ratio, window {format_bytes(sweep.window_bytes)}")
+
+
+def l2_svg(sweeps: Sequence[tuple[str, Sweep]]) -> str:
+    """The maps of several tests as the text of one SVG file.
 
     Args:
         sweeps: each with its test's name; at least one.
-        path: the file.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
     """
-    # Neither pyplot nor a backend: nothing of matplotlib's state, which may be the tests' own, is touched.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 3.6 * len(sweeps)), layout="constrained")
-    for axes, (name, sweep) in zip(figure.subplots(len(sweeps), squeeze=False)[:, 0], sweeps, strict=True):
-        on = [point for point in sweep.points if point.setting.set_aside]
-        off = off_latency(sweep)
-        gains = [100 * (off / point.latency - 1) for point in on]
-        most = max(map(abs, gains)) or 1.0
-        x, y = [p.setting.set_aside / MiB for p in on], [p.setting.hit_ratio for p in on]
-        dots = axes.scatter(x, y, c=gains, s=420, cmap="RdYlGn", vmin=-most, vmax=most, edgecolors="black", linewidths=0.5)
-        for i, gain in enumerate(gains):
-            axes.annotate(f"{round(gain) + 0:+d}", (x[i], y[i]), ha="center", va="center", fontsize=7)
-        best = sweep.best.setting
-        axes.scatter([best.set_aside / MiB], [best.hit_ratio], s=800, facecolors="none", edgecolors="black", linewidths=1.5)
-        axes.set(xlabel="set-aside, MiB", ylabel="hit ratio", ylim=(0, 1.15), xlim=(0, 1.1 * max(x)))
-        simulated = " (simulated)" if sweep.simulated else ""
-        axes.set_title(f"{name}\n{sweep.target} on {sweep.device}{simulated}, window {format_bytes(sweep.window_bytes)}", fontsize=9)
-        figure.colorbar(dots, ax=axes, label="gain against off, %")
-    figure.savefig(path, dpi=150)
+    top, parts = 0.0, list[str]()
+    for name, sweep in printable(list(sweeps)):
+        grid = _Map(sweep)
+        height, plot = _plot(grid)
+        parts += [text(8, top + 18, fitted(name, WIDTH - 16)), text(8, top + 34, fitted(grid.title, WIDTH - 16), style="unit")]
+        parts.append(f'<g transform="translate(0 {number(top + 40)})">{"".join(plot)}</g>')
+        top += height + 52
+    page = f"<style>{escape(_style())}</style>{box(0, 0, WIDTH, top, 'page')}"
+    return drawing(top, [page, *parts], "gain of persisting L2 by set-aside and hit ratio", ' xmlns="http://www.w3.org/2000/svg"') + "\n"
 
 
-def off_latency(sweep: Sweep) -> float:
-    """Seconds without a set-aside as the search measured them, like the map's other figures."""
-    return next(point.latency for point in sweep.points if not point.setting.set_aside)
+def _style() -> str:
+    """The rules of the page's style sheet for drawings, in the colours of its light theme: few viewers know CSS variables."""
+    sheet = static("report.css")
+    values = dict(re.findall(r"--(\w+): ([^;]+);", sheet.partition("}")[0]))
+    rules = [".page { fill: var(--page) }", *re.findall(r"^svg (?:text|.unit|.cell|.up1|.down1|.best).*", sheet, re.MULTILINE)]
+    return "\n".join(re.sub(r"var\(--(\w+)\)", lambda name: values[name[1]], rule) for rule in rules)
 
 
-def row_name(sweep: Sweep, setting: Setting) -> str:
-    """The map's row that a setting is in: its hit ratio, or that it is the fitted one."""
-    return FITTED if sweep.fitted(setting) and setting.hit_ratio < 1 else f"{setting.hit_ratio:.3g}"
-
-
-def rank(row: str) -> float:
-    """The order of rows, the highest on top."""
-    return 2.0 if row == FITTED else float(row)
-
-
-def _cell(sweep: Sweep, point: Point | None, off: float, wide: bool) -> Text:
-    if point is None:
-        return Text(".", style="dim")
-    gain = 100 * (off / point.latency - 1)
-    best = point.setting == sweep.best.setting
-    style = "green" if gain >= 1 else "red" if gain <= -1 else ""
-    return Text(
-        f"{round(gain, 1) + 0.0:+.1f}{'*' * best}" if wide else f"{round(gain) + 0:+d}{'*' * best}",
-        style=f"bold {style}" if best else style,
-    )
-
-
-def _arguments(sweep: Sweep) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in sweep.recommend().items())
+def _plot(grid: _Map) -> tuple[float, list[str]]:
+    """Height and shapes of the plot."""
+    width = min(48.0, (WIDTH - _NAMES) / max(1, len(grid.columns)))
+    parts = []
+    for point in grid.points:
+        x = _NAMES + grid.columns.index(point.setting.set_aside) * width
+        y = _TOP + grid.rows.index(grid.row(point.setting)) * _CELL
+        gain = grid.gain(point)
+        shade = sum(abs(gain) >= least for least in _SHADES)
+        style = f"{'up' if gain > 0 else 'down'}{shade}" if shade else "even"
+        tip = f"{point.setting}: {format_time(point.latency)}, {gain:+.1f} % against off"
+        parts.append(box(x + 1, y + 1, width - 2, _CELL - 2, f"cell {style}{' best' * grid.is_best(point)}", tip))
+        figure = f"{round(gain) + 0:+d}"
+        if len(figure) * CHARACTER < width:
+            parts.append(text(x + width / 2, y + _CELL / 2 + 4, figure, anchor="middle"))
+    for index, name in enumerate(grid.rows):
+        parts.append(text(_NAMES - 8, _TOP + (index + 0.5) * _CELL + 4, name, anchor="end"))
+    bottom = _TOP + len(grid.rows) * _CELL
+    free = -1e9
+    for index, set_aside in enumerate(grid.columns):
+        label, at = f"{set_aside / MiB:.3g}", _NAMES + (index + 0.5) * width
+        if at - len(label) * CHARACTER / 2 >= free:
+            parts.append(text(at, bottom + 15, label, anchor="middle"))
+            free = at + len(label) * CHARACTER / 2 + 4
+    parts.append(text(_NAMES - 8, _TOP - 7, "hit ratio", anchor="end", style="unit"))
+    parts.append(text(_NAMES, bottom + 30, "set-aside in MiB; gain in % against off", style="unit"))
+    return bottom + 36, parts

@@ -1,4 +1,4 @@
-"""A run's results as Markdown for a pull request's comment or a job's summary; what tests are called cannot break out of it."""
+"""A run's results as Markdown for a pull request's comment or a job's summary. Names of tests cannot break out of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.cells import HEADINGS, Cells, cells_of, names_of
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import concerns
-from pytest_gpumem.reporting.drawing import wrapped
+from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
 from pytest_gpumem.reporting.terminal import header
 
 LIMIT = 60_000
-"""Characters of a page: a comment on GitHub takes 65 536, and nothing of a longer one."""
+"""Characters of a page: GitHub refuses a comment of more than 65 536."""
 MOST = 50
-"""Rows that are shown with their reasons; a reader who needs more reads the report."""
+"""Rows that are shown with their reasons."""
 WIDTH = 100
 """Columns of the reasons, which do not wrap by themselves."""
 _REASONS = 20_000
-"""Characters that the reasons may take of a page."""
+"""Characters of a page that the reasons may take."""
 
 
 def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object], *, remarks: Sequence[str] = ()) -> str:
@@ -43,12 +43,12 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
     if not rows:
         return _joined([*parts, "Nothing was measured."])
     counts = Counter(row.verdict.outcome for row in rows)
-    told = [f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]]
+    summary = [f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]]
     failed = sum(row.failed and row.verdict.outcome is not Outcome.FAIL for row in rows)
-    told += [f"{failed} of tests that failed for another reason"] if failed else []
-    parts.append(f"{len(rows)} measured: **{', '.join(told)}**")
-    cells = [cells_of(row, facts, name) for row, name in zip(rows, names_of(rows), strict=True)]
-    of_row = {id(row): one for row, one in zip(rows, cells, strict=True)}
+    summary += [f"{failed} of tests that failed for another reason"] if failed else []
+    parts.append(f"{len(rows)} measured: **{', '.join(summary)}**")
+    lines = row_facts(rows, facts)
+    of_row = {id(one.row): one for one in lines}
     found = concerns(rows)
     if found:
         shown = found[:MOST]
@@ -58,16 +58,18 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
             parts.append(f"{left} further rows need a look.")
     parts.append(folded("How it was measured", preformatted(header(facts, settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
-    parts.append(folded(f"All {len(rows)} rows", table(cells, room)))
+    parts.append(folded(f"All {len(rows)} rows", table(lines, room)))
     return _joined(parts)
 
 
-def table(cells: Iterable[Cells], room: int = LIMIT) -> str:
-    """Rows as a table of at most `room` characters; a sentence below it says how many found no place."""
+def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
+    """Rows as a table of at most `room` characters, and a sentence about the rows that do not fit."""
     lines = [f"| test | {' | '.join(HEADINGS)} | verdict |", f"|---|{'--:|' * len(HEADINGS)}---|"]
     length, left = sum(map(len, lines)), 0
-    for one in cells:
-        line = f"| {code(one.name)} | {' | '.join(map(escaped, one.figures))} | {_verdict(one)} |"
+    for row in rows:
+        verdict = f"{row.verdict}{' (simulated)' if row.simulated else ''}"
+        figures = " | ".join(escaped(figure.text) for figure in row.figures)
+        line = f"| {code(row.name)} | {figures} | {verdict if row.outcome is Outcome.PASS else f'**{verdict}**'} |"
         length += len(line) + 1
         if length > room:
             left += 1
@@ -82,12 +84,14 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in one line in which no character means anything to Markdown or HTML; a mention is one still: see `code`."""
-    return "".join(_character(one) for one in " ".join(printable(text).split()))
+    """Text on one line in which no character means anything to Markdown or HTML. GitHub still sees mentions in it: see `code`."""
+    # A character reference is the character itself, and no markup (CommonMark 0.31, 2.5).
+    line = " ".join(printable(text).split())
+    return "".join(one if one.isalnum() or one in " .," else f"&#{ord(one)};" for one in line)
 
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
-    """Sentences as they are, each from a line of its own; HTML's own element, in which Markdown means nothing until it is closed."""
+    """Sentences, each from a line of its own, in an HTML element within which Markdown means nothing."""
     lines: list[str] = []
     length, left = 0, 0
     for sentence in sentences:
@@ -101,16 +105,8 @@ def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
 
 
 def folded(heading: str, body: str) -> str:
+    """A body that opens by a click on its heading."""
     return f"<details><summary>{heading}</summary>\n\n{body}\n\n</details>"
-
-
-def _verdict(cells: Cells) -> str:
-    return cells.verdict if cells.outcome is Outcome.PASS and "failed" not in cells.verdict else f"**{cells.verdict}**"
-
-
-def _character(one: str) -> str:
-    # A reference to a character is the character itself, and no markup (CommonMark 0.31, 2.5).
-    return one if one.isalnum() or one in " .," else f"&#{ord(one)};"
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.drawing import shortened
+from pytest_gpumem.reporting.columns import shortened
 
 
 class Progress:

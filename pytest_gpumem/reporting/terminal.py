@@ -1,4 +1,4 @@
-"""What stands above the results in a terminal: the device, how it is measured, and a banner where it is not a real one."""
+"""The header of a run in a terminal: the device, the settings, the baseline, and a banner if the device is simulated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.row import LOST, NOT_RUN, Missing
+from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 MOST = 20
-"""Lost measurements that are listed; the results hold all."""
+"""Lost measurements that are listed. The results hold all."""
 _ON = {True: "on", False: "off", None: "unknown"}
 
 
@@ -30,18 +32,17 @@ def header(
 
     Args:
         facts: the device under test.
-        settings: what the run was asked for, by the names of the options: mode, sampler, placements, precision (a share), budget and
-            total_budget (seconds), processes, max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left
-            out.
+        settings: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds),
+            processes, max_regression, min_bandwidth, max_latency, strict. Names that are missing or None are left out.
         baseline: one sentence about the baseline, as `baseline_line` makes it.
-        fallback_reason: why the simulated device was taken, where nobody chose it.
+        fallback_reason: why the device is simulated, if nobody chose that.
         conditions: clocks and throttle reasons at the start.
     """
     lines = banner(facts, fallback_reason) if facts.simulated else []
     lines.append(f"gpumem: {_device(facts)}")
     lines.append(f"  {_software(facts)}")
-    if conditions is not None and (clocks := _clocks(conditions)):
-        lines.append(f"  {clocks}")
+    if conditions is not None and (text := conditions_text(conditions)):
+        lines.append(f"  conditions: {text}")
     if plan := _plan(settings):
         lines.append(f"  {plan}")
     if baseline:
@@ -50,7 +51,7 @@ def header(
 
 
 def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
-    """Says that no GPU is measured, and why; in capitals, because a green run would otherwise be taken for a real one."""
+    """Lines that no GPU is measured, and why. In capitals, so that nobody mistakes a green run for a real one."""
     lines = [f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***"]
     if fallback_reason:
         lines.append(f"*** Reason: {fallback_reason} ***")
@@ -58,7 +59,7 @@ def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
 
 
 def missing_lines(missing: Sequence[Missing]) -> list[str]:
-    """Lines about measurements that the baseline holds and a run did not take: each lost one, and how many were not run."""
+    """Lines about measurements that the baseline holds and the run does not: each lost one, and the number that was not run."""
     lost = [one for one in missing if one.status != NOT_RUN]
     lines = [f"{'lost' if one.status == LOST else 'lost, as allowed'}: {one.key}: {one.reason}" for one in lost[:MOST]]
     if len(lost) > MOST:
@@ -67,7 +68,7 @@ def missing_lines(missing: Sequence[Missing]) -> list[str]:
         lines.append("to remove a measurement on purpose, use gpumem accept; to allow it in one run, use --gpumem-allow-lost")
     reasons = Counter(one.reason for one in missing if one.status == NOT_RUN)
     if reasons:
-        measurements = f"{reasons.total()} measurement{'s' * (reasons.total() > 1)} of the baseline"
+        measurements = f"{counted(reasons.total(), 'measurement')} of the baseline"
         lines.append(f"not run: {measurements} ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})")
     return lines
 
@@ -77,25 +78,25 @@ def baseline_line(processes: int, catches: float | None, where: str) -> str:
 
     Args:
         processes: accepted processes that it holds for this device.
-        catches: the smallest slow-down that it catches, as a share; None where it is not known yet.
+        catches: the smallest slow-down that it catches, as a share; None if it is not known yet.
         where: its folder.
     """
     if processes == 0:
         return f"none for this device in {where}; --gpumem-save makes one"
-    held = f"{processes} {'process' if processes == 1 else 'processes'} in {where}"
-    return held if catches is None else f"{held}; catches slow-downs from {format_share(catches)}"
+    stored = f"{counted(processes, 'process')} in {where}"
+    return stored if catches is None else f"{stored}; catches slow-downs from {format_share(catches)}"
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether to colour output: only on a terminal, and not where NO_COLOR is set (https://no-color.org)."""
+    """True on a terminal, unless NO_COLOR is set (https://no-color.org) or the terminal is dumb."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
 def one_place(one: TextIO, other: TextIO) -> bool:
-    """Whether two streams end in the same terminal, file or pipe, so that who reads the one reads the other."""
+    """True if two streams write to the same terminal, file or pipe."""
     try:
         return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
-    except (OSError, ValueError):  # closed, or none of the operating system's
+    except (OSError, ValueError):  # closed, or no stream of the operating system
         return False
 
 
@@ -117,21 +118,6 @@ def _software(facts: DeviceFacts) -> str:
         f"MPS {_ON[facts.mps]}",
     ]
     return ", ".join([*parts, facts.link] if facts.link else parts)
-
-
-def _clocks(conditions: Conditions) -> str:
-    parts = []
-    if conditions.sm_clock_hz is not None:
-        parts.append(f"SM {conditions.sm_clock_hz / 1e6:.0f} MHz")
-    if conditions.memory_clock_hz is not None:
-        parts.append(f"memory {conditions.memory_clock_hz / 1e6:.0f} MHz")
-    if conditions.temperature_c is not None:
-        parts.append(f"{conditions.temperature_c:.0f} degrees C")
-    if conditions.throttle_reasons:
-        parts.append(f"THROTTLED by {', '.join(conditions.throttle_reasons)}")
-    if conditions.other_processes:
-        parts.append(f"OTHER PROCESSES on the device: {conditions.other_processes}")
-    return f"clocks: {', '.join(parts)}" if parts else ""
 
 
 def _plan(settings: Mapping[str, object]) -> str:

@@ -11,21 +11,17 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.cells import names_of
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened_apart, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.units import format_share
 
 _NOT_COUNTED = "not counted"
 _STYLES = {Finding.AGREES: "green", Finding.WRONG: "bold red", Finding.EXCESS: "yellow"}
 _FIGURES = ("declared read + written", "DRAM read + written", "difference", "asked of L2")
-_GAP = 2
-_LEAST_NAME = 20
 
 
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
-    """One line for each measurement, and below it a sentence for each whose figures differ, without a trailing line break.
-
-    Names are shortened in the middle where the figures leave too little of `width`; the figures never are. ASCII only.
+    """One line for each measurement, and a sentence for each whose figures differ, without a trailing line break. ASCII only.
 
     Args:
         rows: in the order in which they are shown.
@@ -34,34 +30,22 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) 
         colour: with ANSI escape sequences.
     """
     rows = printable(rows)
-    accounts = [None if row.measurement is None else account(row.measurement, facts) for row in rows]
-    figures = [_figures(row.measurement, said) for row, said in zip(rows, accounts, strict=True)]
-    says = [_NOT_COUNTED if said is None else said.finding.value for said in accounts]
-    others = sum(max(len(text) for text in column) + _GAP for column in zip(_FIGURES, *figures, strict=True))
-    names = names_of(rows)
-    room = max(_LEAST_NAME, width - others - max(map(len, says), default=0) - _GAP)
-
-    drawn = ruled()
-    drawn.add_column("test", no_wrap=True)
-    for heading in _FIGURES:
-        drawn.add_column(heading, justify="right", no_wrap=True)
-    drawn.add_column("the count says", no_wrap=True)
-    for name, shown, said, words in zip(shortened_apart(names, room), figures, accounts, says, strict=True):
-        style = _STYLES.get(said.finding, "") if said is not None else ""
-        drawn.add_row(Text(name), *map(Text, shown), Text(words, style=style))
-    text = [drawn_as_text(drawn, width, colour)]
-    for row, said in zip(rows, accounts, strict=True):
-        if said is not None and said.notable:
-            text += wrapped(f"{said.finding.value} {row.key}: {said.sentence}", width)
-        elif said is None:
-            text += wrapped(f"{_NOT_COUNTED} {row.key}: {_why_not(row)}", width)
-    return "\n".join(text)
+    lines, sentences = list[Line](), list[str]()
+    for row, name in zip(rows, names_of(rows), strict=True):
+        found = account(row.measurement, facts) if row.measurement is not None else None
+        result = found.finding.value if found is not None else _NOT_COUNTED
+        style = _STYLES.get(found.finding, "") if found is not None else ""
+        lines.append(Line(name, _figures(row.measurement, found), Text(result, style=style)))
+        if found is None or found.notable:
+            sentences.append(f"{result} {row.key}: {found.sentence if found is not None else _why_not(row)}")
+    drawn = Columns("test", _FIGURES, "the count says", lines).drawn(width, colour)
+    return "\n".join([drawn, *(line for sentence in sentences for line in wrapped(sentence, width))])
 
 
-def _figures(measurement: Measurement | None, said: Account | None) -> tuple[str, str, str, str]:
+def _figures(measurement: Measurement | None, found: Account | None) -> tuple[str, str, str, str]:
     if measurement is None:
         return "", "", "", ""
-    difference = "" if said is None or said.difference is None else format_share(said.difference, sign=True)
+    difference = "" if found is None or found.difference is None else format_share(found.difference, sign=True)
     return _declared(measurement.traffic), _counted(measurement.counted), difference, _asked(measurement.counted)
 
 

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.spread import level, readings
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.records.verdict import Code, Outcome
-from pytest_gpumem.reporting.failure import headline
+from pytest_gpumem.reporting.row_facts import headline
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process

@@ -12,7 +12,7 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.verdict import Outcome
-from pytest_gpumem.reporting.drawing import drawn_as_text, ruled, shortened, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.runs.rounds import Result, Told
 from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process
@@ -23,7 +23,7 @@ SCHEMA = 2
 """Version of the document's layout."""
 _NONE = "NO VERDICT"
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
-_LEAST_NAME = 24
+_HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
 def exit_code(result: Result, *, strict: bool) -> int:
@@ -67,12 +67,7 @@ def named(sides: Mapping[str, Side]) -> str:
 
 
 def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
-    drawn = ruled()
-    drawn.add_column("test", no_wrap=True)
-    for heading in ("base", "head", "change", "from", "to", "pairs"):
-        drawn.add_column(heading, justify="right", no_wrap=True)
-    drawn.add_column("verdict", no_wrap=True)
-    name_width = max(_LEAST_NAME, width - 72 - len(simulated))
+    lines = []
     for one in told:
         paired = one.paired
         figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
@@ -83,8 +78,8 @@ def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
             figures += [change(paired.change), *ends, str(paired.pairs)]
         name = one.outcome.value if one.outcome is not None else _NONE
         verdict = Text(f"{name}{simulated}", style=_STYLES.get(one.outcome, "yellow") if one.outcome is not None else "yellow")
-        drawn.add_row(Text(shortened(one.key, name_width)), *(Text(figure) for figure in figures), verdict)
-    return drawn_as_text(drawn, width, colour)
+        lines.append(Line(one.key, figures, verdict))
+    return Columns("test", _HEADINGS, "verdict", lines).drawn(width, colour)
 
 
 def to_json(

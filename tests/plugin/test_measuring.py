@@ -34,7 +34,7 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
     result = gpumem()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS, simulated", "1 measured (simulated): 1 PASS"])
+    result.stdout.fnmatch_lines(["*SIMULATED DEVICE*", "*test_triad*PASS (simulated)", "1 measured (simulated): 1 PASS"])
 
 
 def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -1,1 +1,1 @@
-"""Drawings of results as inline SVG: colours and fonts come from the page's style sheet, so that they follow its theme."""
+"""Plots of results as SVG. Colours and fonts come from the page's style sheet, so that they follow its theme."""

@@ -34,7 +34,7 @@
     let shown = 0;
     for (const one of rows) {
       const fits = words.every((word) => one.words.includes(word)) &&
-        (!verdict || one.row.dataset.said === verdict) && (!kind || one.row.dataset.kind === kind);
+        (!verdict || one.row.dataset.verdict === verdict) && (!kind || one.row.dataset.kind === kind);
       one.row.hidden = one.section.hidden = !fits;
       shown += fits;
     }
@@ -83,13 +83,13 @@
   function tips(section) {
     for (const line of section.querySelectorAll("[data-tips]")) {
       const at = line.getAttribute("d").match(/[\d.]+ [\d.]+/g);
-      line.dataset.tips.split("|").forEach((said, index) => {
+      line.dataset.tips.split("|").forEach((tip, index) => {
         const dot = document.createElementNS(SVG, "circle"), title = document.createElementNS(SVG, "title");
         const [x, y] = at[index].split(" ");
         dot.setAttribute("class", "tip");
         dot.setAttribute("cx", x);
         dot.setAttribute("cy", y);
-        title.textContent = said;
+        title.textContent = tip;
         dot.append(title);
         line.parentNode.append(dot);
       });

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Traffic, Window
+from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
-from pytest_gpumem.reporting.failure import report
+from pytest_gpumem.records.verdict import Code, Outcome, Verdict
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -188,43 +187,6 @@ def test_strict_says_so_and_changes_no_outcome(bench: Any, h100: DeviceFacts) ->
     lax, strict = (judge(bench.measurement(), limits, h100, [], strict=s) for s in (False, True))
     assert lax.outcome is strict.outcome is Outcome.NEW
     assert strict.reason == lax.reason + " (strict: this fails)"
-
-
-def test_the_report_of_a_failure(bench: Any, h100: DeviceFacts) -> None:
-    measurement = bench.measurement(
-        samples=3,
-        half_width=1.34e-7,
-        discarded=2,
-        label="b",
-        conditions=(
-            Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9, temperature_c=41.0, power_w=310.4, other_processes=0),
-            Conditions(sm_clock_hz=1.41e9, throttle_reasons=("sw_power_cap",), other_processes=1),
-        ),
-        window=Window(8 * MiB, 0.5, 9_830_400),
-        notes=("only 8 of 16 placements: the budget was spent",),
-    )
-    verdict = Verdict(Outcome.FAIL, "too slow", Comparison(0.1, 0.09, 0.11, 0.012, 3), simulated=True)
-    text = report(Row("t.py::test_a", held(max_regression="1%"), verdict, measurement, "b"), h100)
-    assert text.splitlines() == [
-        "FAIL (simulated) t.py::test_a[b]: too slow",
-        "  latency    268.0 us ± 0.0500 % (95 %), triad",
-        "  bandwidth  3005 GB/s for 768 MiB, 89.6 % of peak",
-        "  samples    24 samples on 8 placements, spread between placements 0.0500 %, 2 discarded",
-        "  method     clean-cold, graph (the work can be captured)",
-        "  window     8 MiB, hit ratio 0.5, set-aside 9.375 MiB",
-        "  limit      max_regression 1% (marker)",
-        "  baseline   +10.0 % against 3 processes, between +9.00 % (99.9 %) and +11.0 % (99.5 %); catches 1.20 %",
-        "  before     SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled",
-        "  after      SM 1410 MHz, throttled: sw_power_cap, 1 other process",
-        "  note       only 8 of 16 placements: the budget was spent",
-        "  device     NVIDIA H100 80GB HBM3, driver unknown, NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc",
-    ]
-
-
-def test_the_report_of_a_test_that_measured_nothing(h100: DeviceFacts) -> None:
-    text = report(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), h100)
-    assert text.splitlines()[0] == "FAIL t.py::test_a: wrong result"
-    assert len(text.splitlines()) == 2
 
 
 OVERLAP = Overlap((Part("host to device", 200e-6), Part("kernel", 266e-6)), sequential=466e-6, bound=266e-6, streams=4, chunks=4)

@@ -18,7 +18,7 @@ from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Comparison, Outcome
 from pytest_gpumem.reporting.html import anchor, page
-from pytest_gpumem.reporting.plots.history import Past
+from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]

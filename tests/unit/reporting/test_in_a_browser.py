@@ -16,7 +16,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Outcome
 from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
-from pytest_gpumem.reporting.plots.history import Past
+from pytest_gpumem.reporting.plots.samples import Past
 
 MakeRow = Callable[..., Row]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)

@@ -1,17 +1,17 @@
-"""The map of a sweep, as text and as a picture."""
+"""The map of a sweep, as text and as an SVG file."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import xml.etree.ElementTree as ET
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep, Textbook
-from pytest_gpumem.reporting.l2_map import drawn, picture, undrawable
+from pytest_gpumem.reporting.l2_map import drawn, l2_svg
 from pytest_gpumem.units import MiB
 
+SVG = "{http://www.w3.org/2000/svg}"
 STEP = 3276800
 FOUND = Sweep(
     target="reset_data",
@@ -64,33 +64,17 @@ def test_a_model_and_off_are_named() -> None:
     assert text.endswith("recommended: persisting_stream(buffer, set_aside='off')")
 
 
-@pytest.mark.parametrize(("name", "begins"), [("map.png", b"\x89PNG"), ("map.svg", b"<?xml")])
-def test_a_picture_of_two_tests(tmp_path: Path, name: str, begins: bytes) -> None:
-    pytest.importorskip("matplotlib")
-    picture([("test_one", FOUND), ("test_two", FOUND)], tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(begins)
-
-
-def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError):
-        picture([("test_one", FOUND)], tmp_path / "map.png")
-
-
-def test_what_keeps_a_picture_from_being_drawn_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    there = tmp_path / "there.svg"
-    there.touch()
-    assert undrawable(tmp_path / "new.svg") is None
-    assert undrawable(there) is None
-    assert undrawable(tmp_path / "no" / "map.svg") == f"there is no folder {tmp_path / 'no'}"
-    assert undrawable(tmp_path) == "it is a folder"
-    locked: list[Path] = []
-    monkeypatch.setattr("os.access", lambda path, _mode: Path(path) not in locked)
-    locked.append(tmp_path)
-    assert undrawable(tmp_path / "new.svg") == f"no permission to write {tmp_path}"
-    assert undrawable(there) is None
-    locked.append(there)
-    assert undrawable(there) == f"no permission to write {there}"
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert undrawable(tmp_path / "new.svg") == "matplotlib is not installed; python -m pip install matplotlib"
+def test_the_svg_file_of_two_tests_is_xml_with_hostile_names_as_text() -> None:
+    hostile = "t.py::test_a[</text><script>alert(1)</script>\x00]"
+    text = l2_svg([("test_one", FOUND), (hostile, replace(FOUND, simulated=True))])
+    assert len(text.splitlines()[-1]) > 1000  # one drawing, ended by a line break
+    root = ET.fromstring(text)
+    assert root.tag == f"{SVG}svg"
+    assert not [element for element in root.iter() if element.tag == f"{SVG}script"]
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts.count("+100") == 2
+    assert "reset_data on Test GPU, window 8 MiB" in texts
+    assert "reset_data on Test GPU (simulated), window 8 MiB" in texts
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert "var(" not in text

@@ -7,12 +7,10 @@ from datetime import datetime, timezone
 
 import pytest
 
+from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, largest
 from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series, colours, curve
-from pytest_gpumem.reporting.plots.forest import MOST, Delta, forest, shown
-from pytest_gpumem.reporting.plots.history import Past, history
-from pytest_gpumem.reporting.plots.ladder import Rung, ladder
-from pytest_gpumem.reporting.plots.strip import MOST as MOST_SAMPLES
-from pytest_gpumem.reporting.plots.strip import strip, thinned
+from pytest_gpumem.reporting.plots.samples import MOST as MOST_SAMPLES
+from pytest_gpumem.reporting.plots.samples import Past, history, strip, thinned
 from pytest_gpumem.reporting.plots.svg import Scale, Unit, fitted, nice_step, number, rate_unit, short, spanned, time_unit
 
 
@@ -20,6 +18,7 @@ def test_a_scale_is_linear_or_logarithmic() -> None:
     assert Scale(0, 10, 100, 200)(2.5) == 125
     assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
     assert Scale(0, 10, 0, 1).ticks == [0, 2, 4, 6, 8, 10]
+    assert Scale(0, 3e-6, 0, 1, unit=Unit("us", 1e-6)).ticks == pytest.approx([0, 1e-6, 2e-6, 3e-6])
     assert Scale(3, 4200, 0, 1, log=True).ticks == pytest.approx([5, 10, 20, 50, 100, 200, 500, 1000, 2000])
     assert all(0.97 <= tick <= 1.03 for tick in Scale(0.97, 1.03, 0, 1).ticks)
     assert [nice_step(least) for least in (0.011, 1, 3, 7)] == pytest.approx([0.02, 1, 5, 10])
@@ -96,7 +95,7 @@ def test_a_predicted_series_has_the_colour_of_the_one_before() -> None:
 def test_a_forest_shows_what_changed_most_slowest_first() -> None:
     deltas = [Delta(f"row {i}", f"t-{i}", i / 1000, i / 1000 - 0.01, i / 1000 + 0.01, "pass", 0.01) for i in range(-50, 50)]
     deltas.append(Delta("failed", "t-f", 0.0, 0.0, 0.0, "fail"))
-    drawn = shown(deltas)
+    drawn = largest(deltas)
     assert len(drawn) == MOST
     assert [one.delta for one in drawn] == sorted((one.delta for one in drawn), reverse=True)
     assert {"failed", "row -50", "row 49"} <= {one.name for one in drawn}

@@ -17,7 +17,7 @@ def test_header_of_a_gpu(facts: DeviceFacts) -> None:
     assert header(facts, settings, baseline_line(3, 0.008, ".benchmarks"), conditions=conditions) == [
         "gpumem: NVIDIA H100 80GB HBM3 (sm_90, 132 SMs, 79.2 GiB, L2 50 MiB, peak 3352 GB/s)",
         "  driver 580.95.05, CUDA 13.0, ECC on, MIG off, MPS off, PCIe Gen5 x16",
-        "  clocks: SM 1980 MHz, memory 2619 MHz, 34 degrees C",
+        "  conditions: SM 1980 MHz, memory 2619 MHz, 34 C, not throttled",
         "  mode clean-cold, sampler auto, 8 placements, max_regression 1%, precision 0.100 %, 1.000 s a measurement",
         "  baseline: 3 processes in .benchmarks; catches slow-downs from 0.800 %",
     ]
@@ -26,7 +26,7 @@ def test_header_of_a_gpu(facts: DeviceFacts) -> None:
 def test_what_spoils_a_measurement_stands_out(facts: DeviceFacts) -> None:
     conditions = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
     text = "\n".join(header(replace(facts, mps=True, mig_profile="1g.10gb", ecc=None), {}, conditions=conditions))
-    assert "clocks: THROTTLED by sw_power_cap, OTHER PROCESSES on the device: 2" in text
+    assert "conditions: THROTTLED: sw_power_cap, 2 OTHER PROCESSES" in text
     assert "ECC unknown, MIG 1g.10gb, MPS on" in text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.reporting.drawing import shortened, shortened_apart
+from pytest_gpumem.reporting.columns import shortened, shortened_apart
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,270 @@
+"""What a row of results says: name, figures, verdict and facts as text. Every report draws these, each in its own form."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pytest_gpumem.judging.finding import basis, bounds, change, counted
+from pytest_gpumem.judging.traffic import account, size
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.migrations import kernel_formula, sentences
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.reporting.groups import COALESCED, function_of
+from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+
+HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
+"""Of `RowFacts.figures`, in their order."""
+LEAST_NOISE = 1e-5
+"""Share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock."""
+_MEDIANS = 24
+"""Placements whose medians are listed."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a row."""
+
+    text: str = ""
+    """Empty if the row has no such figure."""
+    value: float | None = None
+    """What rows are sorted by: seconds, bytes per second, or a share."""
+    short: str = ""
+    """A shorter text for a narrow table; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """A row as text."""
+
+    row: Row
+    device: DeviceFacts
+    name: str
+    """The key without what all rows of the report share."""
+    function: str
+    """The part of the name before its parameters and its label."""
+    apart: str
+    """Parameters and label, such as "4, pinned": what tells the rows of one test function apart. Empty if there are none."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL if the test failed, whatever the verdict; the outcome of the verdict otherwise."""
+        return Outcome.FAIL if self.row.failed else self.row.verdict.outcome
+
+    @property
+    def verdict(self) -> str:
+        """As `verdict_text`, without "(simulated)"."""
+        return _verdict(self.row)
+
+    @property
+    def css(self) -> str:
+        """The class of the outcome in a page: "pass", "fail" or "doubt"."""
+        return {Outcome.PASS: "pass", Outcome.FAIL: "fail"}.get(self.outcome, "doubt")
+
+    @property
+    def simulated(self) -> bool:
+        """True if the row says nothing about a GPU."""
+        return self.row.verdict.simulated or self.device.simulated
+
+    @cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        """One for each of `HEADINGS`."""
+        measurement, comparison = self.row.measurement, self.row.verdict.comparison
+        change = _change(comparison) if comparison is not None else Figure()
+        if measurement is None:
+            return Figure(), Figure(), Figure(), Figure(), change
+        # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
+        share = measurement.share_of_peak(self.device) if measurement.asked_bandwidth is None else None
+        return (
+            Figure(_latency(measurement), measurement.latency),
+            _bandwidth(measurement),
+            Figure(f"{share * 100:.1f} %", share) if share is not None else Figure(),
+            Figure(_noise(measurement.noise), measurement.noise) if measurement.noise is not None else Figure(),
+            change,
+        )
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Terms and texts in reading order: limits, change, measurement, conditions, notes."""
+        row = self.row
+        for name in LIMITS:
+            if (written := getattr(row.limits, name)) is not None:
+                yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
+        if (past := row.verdict.comparison) is not None:
+            low, high = bounds(past.low, past.high)
+            yield (
+                "change",
+                f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) and {high} (99.5 %); "
+                f"catches {format_share(past.catches)}",
+            )
+        for changed in row.changed:
+            yield "changed since", changed
+        if row.measurement is not None:
+            yield from _measured(row.measurement, self.device)
+
+
+def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
+    """What each of the rows of one report says."""
+    found = []
+    for row, name in zip(rows, names_of(rows), strict=True):
+        parameters = row.nodeid[len(function_of(row)) :]
+        label = f"[{row.label}]" if row.label else ""
+        inside = parameters.removeprefix("[").removesuffix("]")
+        if f"{row.label}, ".startswith(f"{inside}, "):
+            inside = ""  # the label repeats it
+        apart = ", ".join(part for part in (inside, row.label) if part)
+        found.append(RowFacts(row, device, name, name.removesuffix(parameters + label), apart))
+    return found
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Keys without their file where they are unique without it, else without the common folder of all rows."""
+    tests = [row.key.partition("::")[2] for row in rows]
+    if all(tests) and len(set(tests)) == len(rows):
+        return tests
+    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
+    common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
+    return [row.key.removeprefix(f"{common}/") for row in rows]
+
+
+def verdict_text(row: Row) -> str:
+    """Such as "PASS", "PASS, test failed" (by something else than its verdict) or "FAIL (simulated)"."""
+    return _verdict(row) + (" (simulated)" if row.verdict.simulated else "")
+
+
+def headline(row: Row) -> str:
+    """How the failure of a row begins: "FAIL (simulated) tests/test_a.py::test_copy: "."""
+    simulated = " (simulated)" if row.verdict.simulated else ""
+    return f"{row.verdict.outcome.value}{simulated} {row.key}: "
+
+
+def failure_text(row: Row, device: DeviceFacts) -> str:
+    """What a failing test shows: the headline with the verdict's reason, and a line for each fact."""
+    row, device = printable(row), printable(device)
+    (said,) = row_facts([row], device)
+    facts = [(term, text) for term, text in said.facts() if term != "medians"]
+    facts.append(("device", f"{device.name}, driver {device.driver or 'unknown'}, {device.key}"))
+    width = max(len(term) for term, _ in facts) + 2
+    return "\n".join([f"{headline(row)}{row.verdict.reason}", *(f"  {term:<{width}}{text}" for term, text in facts)])
+
+
+def conditions_text(conditions: Conditions) -> str:
+    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"; empty if nothing is known.
+
+    "THROTTLED" and "OTHER PROCESSES" are in capitals: they spoil a measurement.
+    """
+    figures = (
+        ("SM {:.0f} MHz", conditions.sm_clock_hz, 1e-6),
+        ("memory {:.0f} MHz", conditions.memory_clock_hz, 1e-6),
+        ("{:.0f} C", conditions.temperature_c, 1.0),
+        ("{:.0f} W", conditions.power_w, 1.0),
+    )
+    parts = [text.format(value * scale) for text, value, scale in figures if value is not None]
+    if conditions.throttle_reasons:
+        parts.append(f"THROTTLED: {', '.join(conditions.throttle_reasons)}")
+    elif parts:
+        parts.append("not throttled")
+    if conditions.other_processes:
+        parts.append(counted(conditions.other_processes, "other process").upper())
+    return ", ".join(parts)
+
+
+def sectors_text(measurement: Measurement) -> str:
+    """Such as "8 sectors a request"; empty for the four of coalesced requests, and if they are unknown."""
+    if measurement.sectors_per_request in (None, COALESCED):
+        return ""
+    return f"{measurement.sectors_per_request:.3g} sectors a request"
+
+
+def interval_text(measurement: Measurement) -> str:
+    """The 95 % interval of a latency per access, such as "147.6 ns to 147.8 ns/access"; empty if there is none."""
+    interval = measurement.latency_per_access_interval
+    return "" if interval is None else f"{format_time(interval[0])} to {format_time(interval[1])}/access"
+
+
+def _verdict(row: Row) -> str:
+    outcome = row.verdict.outcome
+    return outcome.value + (", test failed" if row.failed and outcome is not Outcome.FAIL else "")
+
+
+def _latency(measurement: Measurement) -> str:
+    if measurement.latency_per_access is not None:
+        return f"{format_time(measurement.latency_per_access)}/access"
+    return format_time(measurement.latency)
+
+
+def _bandwidth(measurement: Measurement) -> Figure:
+    # Where each access waits for the one before, bytes per second mean nothing.
+    if not measurement.bandwidth or measurement.accesses_per_launch:
+        return Figure()
+    if (asked := measurement.asked_bandwidth) is not None:
+        return Figure(f"{format_rate(asked)} asked", asked)
+    return Figure(format_rate(measurement.bandwidth), measurement.bandwidth)
+
+
+def _noise(noise: float) -> str:
+    return format_share(noise) if noise >= LEAST_NOISE else f"< {format_share(LEAST_NOISE)}"
+
+
+def _change(comparison: Comparison) -> Figure:
+    """ "+12.34 [+12.01, +12.66] %"; without an interval where both ends are written as the change is, as on a simulated device."""
+    low, high, delta = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.low, comparison.high, comparison.delta))
+    short = f"{delta} %"
+    return Figure(short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short)
+
+
+def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
+    noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
+    yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
+    if interval := interval_text(measurement):
+        yield "95 % interval", interval
+    yield from _traffic(measurement, device)
+    if measurement.migrations is not None:
+        yield "kernel", kernel_formula(measurement)
+        for sentence in sentences(measurement.migrations):
+            yield "pages", sentence
+    if pattern := sectors_text(measurement):
+        yield "access pattern", f"{pattern} ({COALESCED} where coalesced)"
+    if (window := measurement.window) is not None:
+        yield "window", f"{format_bytes(window.nbytes)}, hit ratio {window.hit_ratio:.3g}, set-aside {format_bytes(window.set_aside)}"
+    spread = measurement.placement_spread
+    apart = f", spread between placements {format_share(spread)}" if spread is not None else ""
+    discarded = f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""
+    yield "samples", f"{basis(measurement)}{apart}{discarded}"
+    more = f" and {len(measurement.medians) - _MEDIANS} more" if len(measurement.medians) > _MEDIANS else ""
+    yield "medians", ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more
+    yield "method", f"{measurement.mode}, {measurement.sampler} ({measurement.sampler_reason})"
+    if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
+        yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
+    yield from _conditions(measurement)
+    if measurement.taken is not None:
+        yield "measured", " ".join(part for part in (measurement.taken.utc, measurement.taken.card) if part)
+    for note in measurement.notes:
+        yield "note", note
+
+
+def _traffic(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
+    traffic, bandwidth = measurement.traffic, measurement.bandwidth
+    if traffic is not None and bandwidth is not None:
+        apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
+        share = measurement.share_of_peak(device)
+        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {measurement.no_share_of_peak(device)}"
+        yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
+    if (found := account(measurement, device)) is not None:
+        yield "traffic", found.sentence
+
+
+def _conditions(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Conditions before, during and after the samples; equal ones share a line."""
+    before, after = measurement.conditions
+    moments: dict[str, list[str]] = {}
+    for moment, conditions in (("before", before), ("worst", measurement.during), ("after", after)):
+        if conditions is not None and (text := conditions_text(conditions)):
+            moments.setdefault(text, []).append(moment)
+    for text, names in moments.items():
+        yield ", ".join(names), text

@@ -1,0 +1,80 @@
+"""What a row says, in the words that every report shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits, Window
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.reporting.row_facts import conditions_text, failure_text, headline, row_facts
+from pytest_gpumem.units import MiB
+
+Make = Callable[..., Row]
+FAST = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9, temperature_c=41.0, power_w=310.4, other_processes=0)
+SLOW = Conditions(sm_clock_hz=1.41e9, throttle_reasons=("sw_power_cap",), other_processes=1)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "text"),
+    [
+        (Conditions(), ""),
+        (FAST, "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"),
+        (SLOW, "SM 1410 MHz, THROTTLED: sw_power_cap, 1 OTHER PROCESS"),
+        (Conditions(other_processes=2), "2 OTHER PROCESSES"),
+    ],
+)
+def test_conditions_in_words(conditions: Conditions, text: str) -> None:
+    assert conditions_text(conditions) == text
+
+
+def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
+    comparison = Comparison(0.1, 0.09, 0.11, 0.012, 3)
+    row = make_row(
+        "t.py::test_a",
+        Outcome.FAIL,
+        label="b",
+        reason="too slow",
+        comparison=comparison,
+        simulated=True,
+        discarded=2,
+        conditions=(FAST, SLOW),
+        during=SLOW,
+        window=Window(8 * MiB, 0.5, 9_830_400),
+        notes=("only 2 of 16 placements: the budget was spent",),
+    )
+    row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}))
+    assert failure_text(row, facts).splitlines() == [
+        "FAIL (simulated) t.py::test_a[b]: too slow",
+        "  limit         max_regression 1% (marker)",
+        "  change        +10.0 % against 3 processes, between +9.00 % (99.9 %) and +11.0 % (99.5 %); catches 1.20 %",
+        "  latency       268.3 us ± 0.100 % (95 %), triad",
+        "  bandwidth     3002 GB/s for 805.3 MB (536.9 MB read, 268.4 MB written), 89.5 % of peak",
+        "  window        8 MiB, hit ratio 0.5, set-aside 9.375 MiB",
+        "  samples       6 samples on 2 placements, spread between placements 0 %, 2 discarded under throttling",
+        "  method        clean-cold, graph (it can be captured)",
+        "  before        SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled",
+        "  worst, after  SM 1410 MHz, THROTTLED: sw_power_cap, 1 OTHER PROCESS",
+        "  note          only 2 of 16 placements: the budget was spent",
+        f"  device        NVIDIA H100 80GB HBM3, driver 580.95.05, {facts.key}",
+    ]
+    assert failure_text(row, facts).startswith(headline(row))
+
+
+def test_the_text_of_a_test_that_measured_nothing(facts: DeviceFacts) -> None:
+    text = failure_text(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), facts)
+    assert text.splitlines()[0] == "FAIL t.py::test_a: wrong result"
+    assert len(text.splitlines()) == 2
+
+
+def test_names_are_split_into_the_function_and_what_tells_its_rows_apart(make_row: Make, facts: DeviceFacts) -> None:
+    rows = [make_row("a/t.py::test_b[4-pinned]"), make_row("a/t.py::test_b[near]", label="near, 4 MiB"), make_row("a/t.py::test_c")]
+    assert [(one.name, one.function, one.apart) for one in row_facts(rows, facts)] == [
+        ("test_b[4-pinned]", "test_b", "4-pinned"),
+        ("test_b[near][near, 4 MiB]", "test_b", "near, 4 MiB"),
+        ("test_c", "test_c", ""),
+    ]
