@@ -26,7 +26,7 @@ from pytest_gpumem.judging.screen import (
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN, Limits, Measurement, Repeat, Window
+from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat, Window
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
 from pytest_gpumem.units import format_bytes, format_share, format_time, parse_share
@@ -167,8 +167,8 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
     seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
     if others := max((c.other_processes or 0 for c in seen), default=0):
         yield f"{counted(others, 'other process')} on the device"
-    if NO_WORK in measurement.sampler_reason:
-        yield f"{NO_WORK}: the time may be the host's alone"
+    if measurement.work_seen is False:
+        yield "no work was seen on the timed stream, on a default one or on the device: the time may be the host's alone"
     if measurement.latency <= NOTHING_RAN * measurement.floor:
         yield (
             f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
@@ -167,6 +169,7 @@ class Conductor:
             requested=target.requested,
             kernel_source=target.kernel_source,
             managed=bool(target.managed),
+            work_seen=UNSET if sampling.work_seen else False,
         )
 
     def _check(self, target: Target, name: str) -> None:

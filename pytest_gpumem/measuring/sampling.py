@@ -25,7 +25,7 @@ from pytest_gpumem.measuring.samplers import (
 )
 from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.whereabouts import Elsewhere, find
+from pytest_gpumem.measuring.whereabouts import Elsewhere, NoWork, find
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import format_share, format_time
@@ -79,6 +79,8 @@ class Sampling:
         self.notes: list[str] = []
         self.discarded = 0
         """Samples taken under throttling."""
+        self.work_seen = True
+        """False if the device did nothing in a launch of a foreign callable."""
         self.choice: Choice = choose(
             plan.sampler,
             mode=plan.mode,
@@ -189,6 +191,7 @@ class Sampling:
             self._to_host(str(expired))
         except Elsewhere as reason:
             self._to_host(str(reason))
+            self.work_seen = not isinstance(reason, NoWork)
         else:
             if found is not target.stream and target.run_on is not None:
                 self.target = target.run_on(found)

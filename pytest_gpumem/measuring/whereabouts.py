@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.measuring.samplers import held
-from pytest_gpumem.records.measurement import NO_WORK, NOTHING_RAN
+from pytest_gpumem.records.measurement import NOTHING_RAN
 
 LOOKS = 2
 """Looks at every stream; what a stream seems to do only once was somebody else's. Long work is looked at once: each look runs it."""
@@ -26,6 +26,10 @@ _DEFAULTS = ("the legacy default stream", "this thread's default stream")
 
 class Elsewhere(Exception):
     """The work cannot be timed on one stream; a phrase that says why."""
+
+
+class NoWork(Elsewhere):
+    """The device did nothing: the host's clock may show the host's time alone."""
 
 
 Queues = Callable[[Stream], object]
@@ -46,7 +50,7 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
 
     Raises:
         HoldExpired: the work waits for the device.
-        Elsewhere: it runs on streams of its own, or nowhere.
+        Elsewhere: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
     defaults = device.default_streams()
     look = _Look(device, prepare, launch, floor)
@@ -58,7 +62,9 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
     elif defaults and defaults[0] in busy:
         busy = [defaults[0]]  # the two default streams wait for each other
     if not busy:
-        raise Elsewhere("its work runs on streams of its own" if look.goes_on(own) else NO_WORK)
+        if look.goes_on(own):
+            raise Elsewhere("its work runs on streams of its own")
+        raise NoWork("no work was seen on the timed stream, on a default one or on the device")
     if len(busy) > 1:
         raise Elsewhere("its work is spread over several streams")
     found = busy[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
@@ -123,8 +123,6 @@ class Taken(Record, frozen=True):
 
 NOTHING_RAN = 1.5
 """Times `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
-NO_WORK = "no work was seen on the timed stream, on a default one or on the device"
-"""Part of `Measurement.sampler_reason` where only the host's clock is known to have passed."""
 
 
 class Repeat(Record, frozen=True):
@@ -204,6 +202,9 @@ class Measurement(Record, frozen=True):
     further: tuple[Repeat, ...] = ()
     """The same measurement in further processes of the run: comparisons take the mean over all processes, the other figures are of this one
     alone."""
+    work_seen: bool | UnsetType = UNSET
+    """False if no work was seen on the timed stream, a default stream or elsewhere on the device: the time may be the host's alone. Written
+    only then."""
 
     @property
     def controls(self) -> Controls | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from bench import Bench
 from counted_device import CountedDevice
@@ -13,9 +14,9 @@ from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target_case import Case
-from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, find
+from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, NoWork, find
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.records.measurement import NO_WORK, Limits
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import GiB, MiB
 
@@ -127,9 +128,11 @@ def test_work_that_stays_on_several_streams_is_elsewhere(scene: Scene) -> None:
 
 
 def test_work_on_a_private_stream_or_none_at_all_is_elsewhere(scene: Scene) -> None:
-    for launch, told in ((scene.on(scene.device.private), "its work runs on streams of its own"), (scene.on(), NO_WORK)):
-        with pytest.raises(Elsewhere, match=told):
-            scene.find(launch)
+    with pytest.raises(Elsewhere, match="its work runs on streams of its own") as elsewhere:
+        scene.find(scene.on(scene.device.private))
+    assert not isinstance(elsewhere.value, NoWork)
+    with pytest.raises(NoWork):
+        scene.find(scene.on())
 
 
 def test_work_that_waits_for_the_device_lets_the_hold_expire(scene: Scene) -> None:
@@ -211,7 +214,8 @@ def test_what_no_stream_shows_is_timed_by_the_hosts_clock(scene: Scene) -> None:
 
 def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
     taken = take(scene, scene.on())
-    assert taken.sampler == "host"
+    assert (taken.sampler, taken.work_seen) == ("host", False)
+    assert msgspec.convert(msgspec.to_builtins(taken), Measurement).work_seen is False
     assert judge(taken, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.UNDECIDED
     working = take(scene, scene.on(scene.device.private))
     assert judge(working, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
