@@ -27,27 +27,36 @@ class CountedDevice(SimulatedDevice):
         self.launched: list[Launch] = []
         """Kernels, in the order of their launch; inside a capture once."""
 
-    def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
-        allocation = super().allocate(nbytes, kind, **flags)
-        self.live.append(allocation)
-        return allocation
+        allocate, adopt, free, launch = self.memory.allocate, self.memory.adopt, self.memory.free, self.kernels.launch
 
-    def adopt(self, array: Any, *, register: bool) -> Allocation:
-        allocation = super().adopt(array, register=register)
-        self.live.append(allocation)
-        return allocation
+        def allocated(nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
+            self.live.append(allocate(nbytes, kind, **flags))
+            return self.live[-1]
 
-    def free(self, allocation: Allocation) -> None:
-        super().free(allocation)
-        self.live = [a for a in self.live if a is not allocation]
+        def adopted(array: Any, *, register: bool) -> Allocation:
+            self.live.append(adopt(array, register=register))
+            return self.live[-1]
 
-    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-        self.launched.append(launch)
-        super().launch(launch, stream, window=window)
+        def freed(allocation: Allocation) -> None:
+            free(allocation)
+            self.live = [a for a in self.live if a is not allocation]
 
-    def content(self, allocation: Allocation) -> bytes:
+        def launched(one: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
+            self.launched.append(one)
+            launch(one, stream, window=window)
+
+        replaced(self.memory, allocate=allocated, adopt=adopted, free=freed)
+        replaced(self.kernels, launch=launched)
+
+    def bytes_of(self, allocation: Allocation) -> bytes:
         """The bytes that are backed."""
-        return np.asarray(self.to_host(allocation, "u1", allocation.nbytes)).tobytes()
+        return np.asarray(self.content.to_host(allocation, "u1", allocation.nbytes)).tobytes()
+
+
+def replaced(facet: object, **methods: Callable[..., Any]) -> None:
+    """Put methods in the place of a facet's own."""
+    for name, method in methods.items():
+        setattr(facet, name, method)
 
 
 def failing(after: int = 0, error: type[BaseException] = DeviceError) -> Callable[..., Any]:

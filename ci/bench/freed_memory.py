@@ -57,20 +57,20 @@ def trials(device: Device, gib: tuple[float, ...], rounds: int, triad_bytes: int
         arrays = tuple(arena.buffer(triad_bytes, "f4") for _ in range(3))
         triad = Kernels(device).triad
         launch = triad.launch(*triad.arguments((*arrays, 3.0), {}))
-        device.launch(launch, stream)
+        device.kernels.launch(launch, stream)
         awake(device, stream, flush)
 
         def sample() -> float:
-            return samples.take(stream, flush, [lambda s: device.launch(launch, s)])[0]
+            return samples.take(stream, flush, [lambda s: device.kernels.launch(launch, s)])[0]
 
         for _ in range(BEFORE):
             sample()
         for number in range(1, rounds + 1):
             for size in gib:
-                nbytes = int(min(size * GiB, MOST_SHARE * device.free_bytes(MemoryKind.DEVICE)))
+                nbytes = int(min(size * GiB, MOST_SHARE * device.memory.free_bytes(MemoryKind.DEVICE)))
                 memory = arena.allocate(nbytes, MemoryKind.DEVICE)
-                device.poison(memory, stream)  # touched, whole
-                device.synchronize()
+                device.content.poison(memory, stream)  # touched, whole
+                device.streams.synchronize()
                 before = [sample() for _ in range(BEFORE)]
                 called = device.now()
                 arena.release(memory)

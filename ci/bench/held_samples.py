@@ -21,7 +21,7 @@ class HeldSamples:
 
     def __init__(self, device: Device, most: int = 1) -> None:
         self._device = device
-        self._pairs = [(device.event(), device.event()) for _ in range(most)]
+        self._pairs = [(device.streams.event(), device.streams.event()) for _ in range(most)]
 
     def take(self, stream: Stream, before: Work | None, works: Sequence[Work | None]) -> list[float]:
         """Seconds between two events around each of `works`, all queued behind one hold, each with `before` in front of it.
@@ -32,17 +32,17 @@ class HeldSamples:
             HoldExpired: something that was queued waited for the device.
         """
         device, pairs = self._device, self._pairs[: len(works)]
-        device.synchronize(stream)
+        device.streams.synchronize(stream)
         with held(device, stream):
             for (start, end), work in zip(pairs, works, strict=True):
                 if before is not None:
                     before(stream)
-                device.record(start, stream)
+                device.streams.record(start, stream)
                 if work is not None:
                     work(stream)
-                device.record(end, stream)
-        device.synchronize(stream)
-        return [device.elapsed(*pair) for pair in pairs]
+                device.streams.record(end, stream)
+        device.streams.synchronize(stream)
+        return [device.streams.elapsed(*pair) for pair in pairs]
 
 
 def awake(device: Device, stream: Stream, work: Work) -> None:
@@ -51,4 +51,4 @@ def awake(device: Device, stream: Stream, work: Work) -> None:
     while device.now() - begun < WAKE_SECONDS:
         for _ in range(WAKE_BATCH):
             work(stream)
-        device.synchronize(stream)
+        device.streams.synchronize(stream)

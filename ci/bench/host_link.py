@@ -84,7 +84,7 @@ class Bench:
             pair = (there, here) if to_device else (here, there)
 
             def copy() -> None:
-                device.copy(pair[0].allocation, pair[1].allocation, self.nbytes, stream)
+                device.content.copy(pair[0].allocation, pair[1].allocation, self.nbytes, stream)
         else:
             from cupy.cuda import runtime
 
@@ -94,13 +94,13 @@ class Bench:
             def copy() -> None:
                 runtime.memcpyAsync(*addresses, self.nbytes, kind, stream.handle)
 
-        seconds, start, end = [], device.event(), device.event()
+        seconds, start, end = [], device.streams.event(), device.streams.event()
         for _ in range(LOOP):
-            device.record(start, stream)
+            device.streams.record(start, stream)
             copy()
-            device.record(end, stream)
-            device.synchronize(stream)
-            seconds.append(device.elapsed(start, end))
+            device.streams.record(end, stream)
+            device.streams.synchronize(stream)
+            seconds.append(device.streams.elapsed(start, end))
         return min(seconds)
 
     def arena(self) -> Arena:
@@ -262,9 +262,9 @@ def leaks(bench: Bench, cycles: int) -> dict[str, Any]:
 
     def state() -> dict[str, int | None]:
         gc.collect()
-        device.synchronize()
-        free = device.free_bytes(MemoryKind.DEVICE)
-        return {"device_free": free, "locked": device.host_memory().locked, "process_locked": locked_bytes()}
+        device.streams.synchronize()
+        free = device.memory.free_bytes(MemoryKind.DEVICE)
+        return {"device_free": free, "locked": device.memory.host().locked, "process_locked": locked_bytes()}
 
     def cycle() -> dict[str, int | None] | None:
         arena = bench.arena()

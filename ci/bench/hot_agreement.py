@@ -63,7 +63,7 @@ def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> tuple[l
     random = np.random.default_rng([seed, mib])
     pairs, launches, replayed = [], [], []
     for number in range(placements + 1):
-        gaps = [bench.device.allocate(int(random.integers(1, LARGEST_GAP // KiB)) * KiB, MemoryKind.DEVICE) for _ in range(2)]
+        gaps = [bench.device.memory.allocate(int(random.integers(1, LARGEST_GAP // KiB)) * KiB, MemoryKind.DEVICE) for _ in range(2)]
         with bench.arrays(mib * MiB) as arrays:
             launch = bench.launcher(arrays)
 
@@ -84,7 +84,7 @@ def measured(bench: TriadBench, mib: int, placements: int, seed: int) -> tuple[l
 
             taken = {way: way() for way in ((ours, theirs) if random.integers(2) else (theirs, ours))}
         for gap in gaps:
-            bench.device.free(gap)
+            bench.device.memory.free(gap)
         if number:  # the first compiles and loads
             pairs.append((taken[ours][0], statistics.fmean(taken[theirs]), statistics.median(taken[theirs])))
             replayed.append(taken[theirs])
@@ -97,7 +97,7 @@ def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
     Once between events in the graph, once between events around its replay on an idle stream.
     """
     device, stream = bench.device, bench.arena.stream
-    start, end, before, after = (device.event() for _ in range(4))
+    start, end, before, after = (device.streams.event() for _ in range(4))
     found: dict[str, dict[str, float]] = {}
     with bench.arrays(mib * MiB) as arrays:
         buffers, values = bench.triad.arguments((*arrays, SCALAR), {})
@@ -106,25 +106,25 @@ def by_length(bench: TriadBench, mib: int) -> dict[str, dict[str, float]]:
             "nothing to do": idle_launch(device.facts, arrays[0].allocation),
         }
         for name, launch in launches.items():
-            device.launch(launch, stream)  # compiles, which no capture allows
-            device.synchronize(stream)
+            device.kernels.launch(launch, stream)  # compiles, which no capture allows
+            device.streams.synchronize(stream)
             inside, around = found[f"{name}, events inside"], found[f"{name}, around"] = {}, {}
             for length in LENGTHS:
 
                 def body(launch: Launch = launch, length: int = length) -> None:
-                    device.record(start, stream)
+                    device.streams.record(start, stream)
                     for _ in range(length):
-                        device.launch(launch, stream)
-                    device.record(end, stream)
+                        device.kernels.launch(launch, stream)
+                    device.streams.record(end, stream)
 
-                graph = device.capture(stream, body)
+                graph = device.graphs.capture(stream, body)
                 taken = []
                 for _ in range(REPLAYS + 1):
-                    device.record(before, stream)
-                    device.replay(graph, stream)
-                    device.record(after, stream)
-                    device.synchronize(stream)
-                    taken.append((device.elapsed(start, end) / length, device.elapsed(before, after) / length))
+                    device.streams.record(before, stream)
+                    device.graphs.replay(graph, stream)
+                    device.streams.record(after, stream)
+                    device.streams.synchronize(stream)
+                    taken.append((device.streams.elapsed(start, end) / length, device.streams.elapsed(before, after) / length))
                 inside[str(length)], around[str(length)] = (statistics.median(own) for own in zip(*taken[1:], strict=True))
     return found
 

@@ -119,7 +119,7 @@ class Bench:
                 "persisting_l2_max_bytes": facts.persisting_l2_max_bytes,
                 "sm_count": facts.sm_count,
                 # What this process began with: nothing has set a limit yet.
-                "set_aside": device.set_aside(),
+                "set_aside": device.l2.set_aside(),
             }
 
     def add(self, what: str, case: Case, found: Record) -> None:

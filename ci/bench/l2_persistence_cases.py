@@ -99,7 +99,7 @@ def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gp
         "swept": found.recommend(),
         "grid's best": options(best),
     }
-    assert gpu_device.set_aside() == bench.record["device"]["set_aside"], "the driver's default is not in place"
+    assert gpu_device.l2.set_aside() == bench.record["device"]["set_aside"], "the driver's default is not in place"
     different = [one for i, one in enumerate(named.values()) if one not in list(named.values())[:i]]
     bench.add(
         "settings",

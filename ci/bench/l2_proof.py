@@ -79,8 +79,8 @@ def windows(chosen: Chosen, job: dict[str, Any]) -> dict[str, Any]:
         out, table = (arena.buffer(LOOKED_AT * MiB, "i4") for _ in range(2))
         kernel = Kernels(device).reset_data
         launch = kernel.launch(*kernel.arguments((out, table), {}))
-        device.launch(launch, arena.stream)
-        device.synchronize()
+        device.kernels.launch(launch, arena.stream)
+        device.streams.synchronize()
         reported = _Reported() if job["cupti"] else None
         found = {}
         for carrier in CARRIERS:
@@ -88,13 +88,13 @@ def windows(chosen: Chosen, job: dict[str, Any]) -> dict[str, Any]:
             with persisting(device, table, **options) as stream:  # type: ignore[arg-type]
                 held: Sequence[WindowSpec | None] = ()
                 if carrier == "graph":
-                    graph = device.capture(stream.stream, partial(device.launch, launch, stream.stream), window=stream.spec)
-                    held = device.graph_windows(graph)
-                    device.replay(graph, stream.stream)
+                    graph = device.graphs.capture(stream.stream, partial(device.kernels.launch, launch, stream.stream), window=stream.spec)
+                    held = device.graphs.windows(graph)
+                    device.graphs.replay(graph, stream.stream)
                 else:
-                    device.launch(launch, stream.stream, window=stream.spec if carrier == "launch" else None)
-                    held = () if carrier == "launch" else (device.window(stream.stream),)
-                device.synchronize()
+                    device.kernels.launch(launch, stream.stream, window=stream.spec if carrier == "launch" else None)
+                    held = () if carrier == "launch" else (device.l2.window(stream.stream),)
+                device.streams.synchronize()
                 found[carrier] = {
                     "asked": _plain(stream.spec),
                     "read_back": None if carrier == "launch" else [_plain(window) for window in held],
@@ -186,12 +186,12 @@ def launches(device_name: str, tables: Sequence[int], out: int) -> None:
             for name, options in SETTINGS.items():
                 with persisting(device, table, **options) as stream:
                     for _ in range(WARM_UP):
-                        device.launch(launch, stream.stream)
+                        device.kernels.launch(launch, stream.stream)
                         flush(stream.stream)
-                    device.synchronize()
+                    device.streams.synchronize()
                     with ranges.range(phase(_named(mib, name), MEASURE)):
-                        device.launch(launch, stream.stream)
-                        device.synchronize()
+                        device.kernels.launch(launch, stream.stream)
+                        device.streams.synchronize()
     finally:
         flush.close()
         arena.close()

@@ -156,12 +156,12 @@ class Variants:
     def _wrong_maps(self, name: str) -> list[Variant]:
         device, out, expected = self._device, self._arrays["out"], self._arrays["expected"]
         self._run(self._launch(CATALOGUE[name]), out)
-        device.copy(expected.allocation, out.allocation, out.nbytes, self._stream)
-        device.synchronize()
+        device.content.copy(expected.allocation, out.allocation, out.nbytes, self._stream)
+        device.streams.synchronize()
         found = []
         for variant in self._of(name):
             self._run(variant.launch, out)
-            if device.mismatch(out.view(), expected.view(), 0.0) is not None:
+            if device.content.mismatch(out.view(), expected.view(), 0.0) is not None:
                 found.append(variant)
         return found
 
@@ -182,15 +182,15 @@ class Variants:
         """The sums of a launch, added up over the largest tile in float64."""
         self._run(launch, self._arrays["sums"])
         tiles = self._arrays["x"].nbytes // tile
-        sums = self._device.to_host(self._arrays["sums"].allocation, "f4", tiles).astype("f8")
+        sums = self._device.content.to_host(self._arrays["sums"].allocation, "f4", tiles).astype("f8")
         each = LARGEST_TILE // tile
         added: np.ndarray[Any, Any] = sums[: len(sums) // each * each].reshape(-1, each).sum(axis=1)
         return added
 
     def _run(self, launch: Launch, written: Buffer) -> None:
-        self._device.poison(written.allocation, self._stream)
-        self._device.launch(launch, self._stream)
-        self._device.synchronize()
+        self._device.content.poison(written.allocation, self._stream)
+        self._device.kernels.launch(launch, self._stream)
+        self._device.streams.synchronize()
 
     def _of(self, name: str) -> list[Variant]:
         return [variant for variant in self.all if variant.kernel == name]
@@ -198,18 +198,18 @@ class Variants:
 
 def batches(device: Device, stream: Stream, variants: list[Variant], rounds: int, launches: int, seed: int) -> list[list[float]]:
     """Seconds of one launch in each round's batch, for every variant."""
-    start, end, random = device.event(), device.event(), np.random.default_rng(seed)
+    start, end, random = device.streams.event(), device.streams.event(), np.random.default_rng(seed)
     seconds: list[list[float]] = [[] for _ in variants]
     for _ in range(rounds):
         for i in random.permutation(len(variants)):
             launch = variants[i].launch
-            device.launch(launch, stream)  # keeps the device busy until the batch is queued
-            device.record(start, stream)
+            device.kernels.launch(launch, stream)  # keeps the device busy until the batch is queued
+            device.streams.record(start, stream)
             for _ in range(launches):
-                device.launch(launch, stream)
-            device.record(end, stream)
-            device.synchronize(stream)
-            seconds[i].append(device.elapsed(start, end) / launches)
+                device.kernels.launch(launch, stream)
+            device.streams.record(end, stream)
+            device.streams.synchronize(stream)
+            seconds[i].append(device.streams.elapsed(start, end) / launches)
     return seconds
 
 
@@ -220,12 +220,12 @@ def measured(device: Device, nbytes: int, rounds: int, launches: int, say: Calla
         begun = device.now()
         variants = Variants(device, arena, nbytes)
         for variant in variants.all:
-            device.compile(variant.launch)
-            device.launch(variant.launch, arena.stream)
-            device.synchronize(arena.stream)
+            device.kernels.compile(variant.launch)
+            device.kernels.launch(variant.launch, arena.stream)
+            device.streams.synchronize(arena.stream)
         say(f"{len(variants.all)} variants compiled, {device.now() - begun:.1f} s")
         triad = next(variant for variant in variants.all if variant.kernel == "triad")
-        awake(device, arena.stream, lambda stream: device.launch(triad.launch, stream))
+        awake(device, arena.stream, lambda stream: device.kernels.launch(triad.launch, stream))
         seconds = batches(device, arena.stream, variants.all, rounds, launches, seed=0)
         wrong = variants.wrong()
         say(f"measured and checked, {device.now() - begun:.1f} s")

@@ -190,7 +190,7 @@ def program(device: Device, name: str) -> float:
     """Run one of the text's programs; gives the seconds of its `add`."""
     import numpy as np
 
-    stream, kernels, start, end = device.stream(), Kernels(device), device.event(), device.event()
+    stream, kernels, start, end = device.streams.create(), Kernels(device), device.streams.event(), device.streams.event()
     arena = Arena(device, seed=0)
     try:
         memory = Memory(arena)
@@ -206,16 +206,16 @@ def program(device: Device, name: str) -> float:
                 arena.guest(array, np)[:] = value
         if name == "unified_memory_prefetch":
             for array in (x, y):
-                device.prefetch(array.allocation, False, stream)
+                device.managed.prefetch(array.allocation, False, stream)
         launch = kernels.add.launch(*kernels.add.arguments((x, y), {}))
-        device.compile(launch)
-        device.record(start, stream)
-        device.launch(launch, stream)
-        device.record(end, stream)
+        device.kernels.compile(launch)
+        device.streams.record(start, stream)
+        device.kernels.launch(launch, stream)
+        device.streams.record(end, stream)
         if name == "unified_memory_prefetch":
-            device.prefetch(y.allocation, True, stream)
-        device.synchronize(stream)
-        seconds = device.elapsed(start, end)
+            device.managed.prefetch(y.allocation, True, stream)
+        device.streams.synchronize(stream)
+        seconds = device.streams.elapsed(start, end)
         wrong = float(np.abs(arena.guest(y, np) - 3.0).max())
         if wrong:
             raise DeviceError(f"{name}: the largest error is {wrong}")
@@ -229,7 +229,7 @@ def counted_program(device: Device, name: str, *, count: bool) -> Record:
     if not count:
         return {"seconds": program(device, name)}
     try:
-        return {"counts": _counts(device.count_pages(lambda: program(device, name) and None)), "not_counted": None}
+        return {"counts": _counts(device.counters.pages(lambda: program(device, name) and None)), "not_counted": None}
     except NotCounted as why:
         return {"counts": None, "not_counted": str(why)}
 

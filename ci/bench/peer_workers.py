@@ -102,7 +102,7 @@ def nvbench(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         bench.launcher(arrays)(0)
-        bench.device.synchronize()
+        bench.device.streams.synchronize()
     first_use = [time.perf_counter() - begun]
     seen: dict[tuple[str, int], Case] = {}
     failures: list[BaseException] = []

@@ -84,12 +84,12 @@ class Noise:
         self._random = np.random.default_rng(job["process"])
         # Kept to the end: memory that is freed would be scrubbed beside the samples.
         self._unrelated = [
-            device.allocate(int(self._random.uniform(0.5, UNRELATED_MIB) * MiB), MemoryKind.DEVICE)
+            device.memory.allocate(int(self._random.uniform(0.5, UNRELATED_MIB) * MiB), MemoryKind.DEVICE)
             for _ in range(int(self._random.integers(1, 4)) if job["process"] % 2 else 0)
         ]
         self._arena = Arena(device, seed=job["process"])
         self._flush = Flush(device, "clean-cold")
-        self._streams = [device.stream() for _ in range(STREAMS)]
+        self._streams = [device.streams.create() for _ in range(STREAMS)]
         self._samples = HeldSamples(device, TOGETHER)
         kernels = Kernels(device)
         written = self._arena.buffer(VECTOR_BYTES, "f4")
@@ -104,7 +104,7 @@ class Noise:
         self._triads = self._placed(kernels.triad)
 
     def _launching(self, launch: Launch) -> Work:
-        return lambda stream: self._device.launch(launch, stream)
+        return lambda stream: self._device.kernels.launch(launch, stream)
 
     def _placed(self, triad: BoundKernel) -> dict[int, list[Work]]:
         """The triad on every placement, by MiB of each array; the arrays hold random numbers."""
@@ -119,7 +119,7 @@ class Noise:
             for _ in range(places):
                 place: dict[str, Allocation] = {name: next(memory) for name in model.arrays}
                 for array, allocation in enumerate(place.values()):
-                    device.fill_random(allocation, "f4", array, self._arena.stream)
+                    device.content.fill_random(allocation, "f4", array, self._arena.stream)
                 found[mib].append(self._launching(Launch(model.kernel, model.call, model.shape, place)))
         return found
 
@@ -130,7 +130,7 @@ class Noise:
         everything += [work for works in self._triads.values() for work in works]
         for work in (self._flush, *everything):  # the first launch of a kernel loads it: nothing may be held then
             work(stream)
-        device.synchronize()
+        device.streams.synchronize()
         awake(device, stream, self._flush)
         for one in self._streams:  # the first samples of a stream are slow
             for _ in range(3):
@@ -178,13 +178,13 @@ class Noise:
         device, stream, found = self._device, self._streams[0], []
         for _ in range(2):
             order = [int(place) for place in self._random.permutation(len(works))]
-            pairs = [(device.event(), device.event()) for _ in order]
-            graph = device.capture(stream, partial(self._queue, [works[place] for place in order], pairs, stream))
+            pairs = [(device.streams.event(), device.streams.event()) for _ in order]
+            graph = device.graphs.capture(stream, partial(self._queue, [works[place] for place in order], pairs, stream))
             replays: list[list[float]] = []
             for _ in range(REPLAYS):
-                device.replay(graph, stream)
-                device.synchronize(stream)
-                replays.append([device.elapsed(*pair) for pair in pairs])
+                device.graphs.replay(graph, stream)
+                device.streams.synchronize(stream)
+                replays.append([device.streams.elapsed(*pair) for pair in pairs])
             readings = [middle_mean([replay[position] for replay in replays[1:]]) for position in range(len(order))]
             found.append({"order": order, "readings": readings})
         return found
@@ -192,9 +192,9 @@ class Noise:
     def _queue(self, works: list[Work], pairs: list[tuple[Any, Any]], stream: Stream) -> None:
         for work, (start, end) in zip(works, pairs, strict=True):
             self._flush(stream)
-            self._device.record(start, stream)
+            self._device.streams.record(start, stream)
             work(stream)
-            self._device.record(end, stream)
+            self._device.streams.record(end, stream)
 
     def _together(self, works: list[Work]) -> dict[str, Any]:
         """Samples behind one hold by their position, and alone behind one, of the same placements in turn on one stream."""
@@ -213,7 +213,7 @@ class Noise:
         self._flush.close()
         self._arena.close()
         for allocation in self._unrelated:
-            self._device.free(allocation)
+            self._device.memory.free(allocation)
         self._device.close()
 
 

@@ -39,10 +39,10 @@ class Bench:
 
     def __init__(self, sheet: Datasheet, seed: int = 0) -> None:
         self.device = SimulatedDevice(sheet, seed=seed)
-        self.stream = self.device.stream()
+        self.stream = self.device.streams.create()
 
     def memory(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Allocation:
-        return self.device.allocate(nbytes, kind)
+        return self.device.memory.allocate(nbytes, kind)
 
     def launch(
         self,
@@ -63,29 +63,29 @@ class Bench:
 
     def hot(self, launch: Launch, repeats: int = 20, warmups: int = 10) -> float:
         """Mean seconds of launches queued one behind the other."""
-        device, start, end = self.device, self.device.event(), self.device.event()
+        device, start, end = self.device, self.device.streams.event(), self.device.streams.event()
         for _ in range(warmups):
-            device.launch(launch, self.stream)
-        device.synchronize()
-        hold = device.hold(self.stream, 60.0)
-        device.record(start, self.stream)
+            device.kernels.launch(launch, self.stream)
+        device.streams.synchronize()
+        hold = device.streams.hold(self.stream, 60.0)
+        device.streams.record(start, self.stream)
         for _ in range(repeats):
-            device.launch(launch, self.stream)
-        device.record(end, self.stream)
+            device.kernels.launch(launch, self.stream)
+        device.streams.record(end, self.stream)
         hold.release()
-        device.synchronize()
-        return device.elapsed(start, end) / repeats
+        device.streams.synchronize()
+        return device.streams.elapsed(start, end) / repeats
 
     def once(self, launch: Launch) -> float:
         """Seconds of one launch between events, launch latency hidden."""
-        device, start, end = self.device, self.device.event(), self.device.event()
-        hold = device.hold(self.stream, 60.0)
-        device.record(start, self.stream)
-        device.launch(launch, self.stream)
-        device.record(end, self.stream)
+        device, start, end = self.device, self.device.streams.event(), self.device.streams.event()
+        hold = device.streams.hold(self.stream, 60.0)
+        device.streams.record(start, self.stream)
+        device.kernels.launch(launch, self.stream)
+        device.streams.record(end, self.stream)
         hold.release()
-        device.synchronize()
-        return device.elapsed(start, end)
+        device.streams.synchronize()
+        return device.streams.elapsed(start, end)
 
     def cold(self, launch: Launch, *, dirty: bool = False, samples: int = 12) -> float:
         """Median seconds of a launch after a flush that reads, or writes, twice the L2."""
@@ -96,7 +96,7 @@ class Bench:
             flush = self.launch("read", {"a": flushed, "sums": self.memory(flushed.nbytes // 64)})
         times = []
         for _ in range(samples):
-            self.device.launch(flush, self.stream)
+            self.device.kernels.launch(flush, self.stream)
             times.append(self.once(launch))
         return statistics.median(times[samples // 2 :])
 
@@ -127,10 +127,10 @@ def reset_data(table: float, blocks: int | None, set_aside: float | None, hit_ra
 
     def model(sheet: Datasheet) -> float:
         bench = Bench(sheet)
-        bench.device.request_set_aside(round((set_aside or 0) * MIB))
+        bench.device.l2.request_set_aside(round((set_aside or 0) * MIB))
         lut, data = bench.memory(round(table * MIB)), bench.memory(GIB)
         if hit_ratio is not None:
-            bench.device.set_window(bench.stream, WindowSpec(lut.address, lut.nbytes, hit_ratio))
+            bench.device.l2.set_window(bench.stream, WindowSpec(lut.address, lut.nbytes, hit_ratio))
         return bench.hot(bench.launch("reset_data", {"data_streaming": data, "lut_persistent": lut}, "i4", blocks))
 
     return model
@@ -143,11 +143,11 @@ def sliding_window(region: int, set_aside: float, hit_ratio: float | None, fixed
         times = []
         for windowed in (True, False):
             bench = Bench(sheet)
-            bench.device.request_set_aside(round(set_aside * MIB) if windowed else 0)
+            bench.device.l2.request_set_aside(round(set_aside * MIB) if windowed else 0)
             hot, data = bench.memory(region * MIB), bench.memory(GIB)
             if windowed:
                 covered = min(fixed_window or region, region) * MIB
-                bench.device.set_window(bench.stream, WindowSpec(hot.address, covered, 1.0 if hit_ratio is None else hit_ratio))
+                bench.device.l2.set_window(bench.stream, WindowSpec(hot.address, covered, 1.0 if hit_ratio is None else hit_ratio))
             times.append(bench.hot(bench.launch("sliding_window", {"data_persistent": hot, "data_streaming": data}, "i4")))
         return times[0] / times[1]
 
@@ -181,13 +181,13 @@ def stream(name: str, mib: int, state: str = "hot") -> Model:
 
 def empty_interval(sheet: Datasheet) -> float:
     bench = Bench(sheet)
-    start, end = bench.device.event(), bench.device.event()
-    hold = bench.device.hold(bench.stream, 1.0)
-    bench.device.record(start, bench.stream)
-    bench.device.record(end, bench.stream)
+    start, end = bench.device.streams.event(), bench.device.streams.event()
+    hold = bench.device.streams.hold(bench.stream, 1.0)
+    bench.device.streams.record(start, bench.stream)
+    bench.device.streams.record(end, bench.stream)
     hold.release()
-    bench.device.synchronize()
-    return bench.device.elapsed(start, end)
+    bench.device.streams.synchronize()
+    return bench.device.streams.elapsed(start, end)
 
 
 def empty_kernel(sheet: Datasheet) -> float:
@@ -217,8 +217,8 @@ def pageable(to_device: bool) -> Model:
         pair = {"destination": near, "source": far} if to_device else {"destination": far, "source": near}
         launch = bench.launch("memcpy", pair)
         start = bench.device.now()
-        bench.device.launch(launch, bench.stream)
-        bench.device.synchronize()
+        bench.device.kernels.launch(launch, bench.stream)
+        bench.device.streams.synchronize()
         return bench.device.now() - start
 
     return model
@@ -233,11 +233,11 @@ def managed(first_touch: str) -> Model:
         bench.hot(warm, 20, 20)
         for memory in (x, y):
             if first_touch == "device":
-                device.launch(bench.launch("init", {"x": memory}), bench.stream)
+                device.kernels.launch(bench.launch("init", {"x": memory}), bench.stream)
             else:
-                device.from_host(memory, device.to_host(memory, "f4", 4))
+                device.content.from_host(memory, device.content.to_host(memory, "f4", 4))
             if first_touch == "prefetch":
-                device.prefetch(memory, False, bench.stream)
+                device.managed.prefetch(memory, False, bench.stream)
         return bench.once(bench.launch("add", {"x": x, "y": y}))
 
     return model

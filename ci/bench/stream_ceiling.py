@@ -72,12 +72,12 @@ def by_host(device: Device, stream: Stream, works: dict[str, Work], times: int) 
 def _bare(device: Device, stream: Stream, work: Work) -> tuple[Callable[[], object], Callable[[], object]]:
     """What launches a work, and what waits for it, with as little Python around the driver's calls as can be: the clock counts it."""
     if device.facts.simulated or not isinstance(work, _Kernel):
-        return work, partial(device.synchronize, stream)
+        return work, partial(device.streams.synchronize, stream)
     import numpy as np
     from cuda.bindings import driver
     from cupy.cuda import runtime
 
-    ready: Any = device._launches.prepared(work.launched)  # type: ignore[attr-defined]
+    ready: Any = device.kernels.prepared(work.launched)  # type: ignore[attr-defined]
     # Packed once: CuPy's launch packs the arguments at every call.
     values = [np.array([argument]) for argument in ready.arguments]
     pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
@@ -97,16 +97,16 @@ def by_events(device: Device, stream: Stream, works: dict[str, Work], times: int
 
     The stream is held while they are queued: no launch gap lies between them. The works ran before.
     """
-    start, end = device.event(), device.event()
+    start, end = device.streams.event(), device.streams.event()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(times):
         for name, work in works.items():
             with held(device, stream):
-                device.record(start, stream)
+                device.streams.record(start, stream)
                 work()
-                device.record(end, stream)
-            device.synchronize(stream)
-            seconds[name].append(device.elapsed(start, end))
+                device.streams.record(end, stream)
+            device.streams.synchronize(stream)
+            seconds[name].append(device.streams.elapsed(start, end))
     return {name: taken[1:] for name, taken in seconds.items()}
 
 
@@ -130,7 +130,7 @@ class _Kernel:
         self._device, self._stream = arena.device, arena.stream
 
     def __call__(self) -> None:
-        self._device.launch(self.launched, self._stream)
+        self._device.kernels.launch(self.launched, self._stream)
 
 
 def measured(device: Device, elements: int, times: int) -> dict[str, Any]:
@@ -153,11 +153,11 @@ def measured(device: Device, elements: int, times: int) -> dict[str, Any]:
         }
 
         def total() -> None:
-            float(device.view(sums.allocation, "f8", sums.size).sum())
+            float(device.memory.view(sums.allocation, "f8", sums.size).sum())
 
         def dot_with_sum() -> None:
             works["dot"]()
-            device.call(Foreign(total, reference=total), stream)
+            device.kernels.call(Foreign(total, reference=total), stream)
 
         host = by_host(device, stream, {**works, "dot with final sum": dot_with_sum}, times)
         events = by_events(device, stream, dict(works), times)
@@ -167,7 +167,7 @@ def measured(device: Device, elements: int, times: int) -> dict[str, Any]:
     finally:
         arena.close()
 
-    device.settle()
+    device.memory.settle()
     arena = Arena(device, seed=0)
     try:
         a = arena.buffer(min(GiB, elements * 8), "f4")

@@ -68,7 +68,7 @@ class TriadBench:
         self.arena = Arena(self.device, seed=0)
         self.triad = Kernels(self.device).triad
         self._conductor = Conductor(self.device, Ranges(), profiled=False)
-        self._unrelated: list[Allocation] = [self.device.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
+        self._unrelated: list[Allocation] = [self.device.memory.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
 
     @contextmanager
     def arrays(self, nbytes: int) -> Iterator[tuple[Buffer, Buffer, Buffer]]:
@@ -132,7 +132,7 @@ class TriadBench:
         self._conductor.close()
         self.arena.close()
         for allocation in self._unrelated:
-            self.device.free(allocation)
+            self.device.memory.free(allocation)
         self.device.close()
 
 

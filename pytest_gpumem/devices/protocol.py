@@ -138,7 +138,7 @@ class WindowSpec:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel bound to its arguments: what `Device.launch` takes. Rebuilt when a buffer moves."""
+    """A kernel bound to its arguments: what `Kernels.launch` takes. Rebuilt when a buffer moves."""
 
     kernel: Kernel
     call: Call
@@ -149,7 +149,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A function that is not of the catalogue: what `Device.call` takes."""
+    """A function that is not of the catalogue: what `Kernels.call` takes."""
 
     function: Callable[[], object]
     """Launches on the current stream."""
@@ -200,25 +200,20 @@ unused memory back, and one that keeps it; CuPy's pool; page-locking, of new mem
 Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
 
 
-class Device(Protocol):
-    """One GPU, real or simulated. Not thread-safe; one per process."""
+class Streams(Protocol):
+    """Streams and events."""
 
-    @property
-    def facts(self) -> DeviceFacts: ...
-
-    # Streams, events, graphs
-
-    def stream(self) -> Stream:
+    def create(self) -> Stream:
         """A new non-blocking stream. It lives for as long as somebody holds it."""
 
-    def default_streams(self) -> tuple[Stream, ...]:
+    def defaults(self) -> tuple[Stream, ...]:
         """Streams that work may go to unasked: the legacy default stream first, then the per-thread one; none on the simulated device.
 
         Source: CUDA C++ Programming Guide, Default Stream.
         """
 
-    def visible_streams(self) -> tuple[Stream, ...]:
-        """Streams whose windows can be asked for: the default streams, the current stream of CuPy, and those of `stream` that live.
+    def visible(self) -> tuple[Stream, ...]:
+        """Streams whose windows can be asked for: the default streams, the current stream of CuPy, and those of `create` that live.
 
         On the simulated device those that ever had a window. A stream that somebody else made and keeps is not among them.
         """
@@ -241,6 +236,13 @@ class Device(Protocol):
         Inside a capture of `stream` or `other` it is part of what is captured. The simulated device captures one stream alone.
         """
 
+    def hold(self, stream: Stream, timeout: float) -> Hold:
+        """Make `stream` wait until released or until `timeout` seconds have passed on the device's own timer."""
+
+
+class Graphs(Protocol):
+    """Work captured once and replayed."""
+
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable.
 
@@ -250,19 +252,15 @@ class Device(Protocol):
             window: access-policy window of every kernel in the graph, whatever window the stream or the launch had.
         """
 
-    def graph_windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         """The access-policy window of each kernel in a graph, as the driver holds it."""
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Queue a captured graph. Raises `CannotCapture` during a capture."""
 
-    def hold(self, stream: Stream, timeout: float) -> Hold:
-        """Make `stream` wait until released or until `timeout` seconds have passed on the device's own timer."""
 
-    def now(self) -> float:
-        """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""
-
-    # Work
+class Kernels(Protocol):
+    """Kernels and functions that are queued on a stream."""
 
     def compile(self, launch: Launch) -> None:
         """Make a launch ready ahead of its first time. Raises `DeviceError` with the compiler's message."""
@@ -285,7 +283,9 @@ class Device(Protocol):
         The simulated device runs the reference instead, and raises `Unsupported` where there is none.
         """
 
-    # Memory
+
+class Memory(Protocol):
+    """Memory of every kind: allocated, adopted, freed, and seen as arrays."""
 
     def allocate(
         self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
@@ -305,16 +305,35 @@ class Device(Protocol):
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A part of an allocation, for copies and launches: it is not freed, and lives no longer than the whole."""
 
-    def allocator(self, name: str) -> Allocator:
-        """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported` where the device has no such one."""
+    def adopt(self, array: Any, *, register: bool) -> Allocation:
+        """An allocation over a host NumPy array: registered (page-locked) or left pageable. The array stays the owner."""
 
-    def memory_kind(self, address: int) -> MemoryKind | None:
+    def free(self, allocation: Allocation) -> None:
+        """Free or unregister; a second call does nothing."""
+
+    def free_bytes(self, kind: MemoryKind) -> int:
+        """Bytes that can still be allocated of a kind."""
+
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        """Device memory for several buffers, each at a random place of its own; `seed` decides where.
+
+        As aligned as allocations of their own: to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed by itself. Raises `OutOfMemory`
+        before asking the driver if less is free.
+        """
+
+    def make_room(self) -> None:
+        """Give back device memory that is only kept to be used again, before somebody else's code allocates."""
+
+    def settle(self) -> None:
+        """Wait until the driver is done with the memory that was freed: scrubbing it takes bandwidth from what runs meanwhile."""
+
+    def kind_at(self, address: int) -> MemoryKind | None:
         """What kind of memory an address belongs to (unified virtual addressing, `cudaPointerGetAttributes`).
 
         None: to no memory of this process, such as the first byte past the end of an allocation that nothing lies behind.
         """
 
-    def host_memory(self) -> HostMemory:
+    def host(self) -> HostMemory:
         """How much memory the host has."""
 
     def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
@@ -329,36 +348,8 @@ class Device(Protocol):
             Unsupported: the host has no such node, or none of its CPUs is this process's to use.
         """
 
-    def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Let this GPU and the one that `PEER` memory lies on reach each other's memory inside the block, or not; found state put back.
-
-        Without it, copies between them are staged through the host. Raises `Unsupported` with the reason where it cannot be.
-        """
-
-    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Device memory for several buffers, each at a random place of its own; `seed` decides where.
-
-        As aligned as allocations of their own: to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed by itself. Raises `OutOfMemory`
-        before asking the driver if less is free.
-        """
-
-    def entropy(self, seed: int) -> int:
-        """A seed for what is to differ from process to process, such as placements; on the simulated device `seed` itself."""
-
-    def make_room(self) -> None:
-        """Give back device memory that is only kept to be used again, before somebody else's code allocates."""
-
-    def settle(self) -> None:
-        """Wait until the driver is done with the memory that was freed: scrubbing it takes bandwidth from what runs meanwhile."""
-
-    def adopt(self, array: Any, *, register: bool) -> Allocation:
-        """An allocation over a host NumPy array: registered (page-locked) or left pageable. The array stays the owner."""
-
-    def free(self, allocation: Allocation) -> None:
-        """Free or unregister; a second call does nothing."""
-
-    def free_bytes(self, kind: MemoryKind) -> int:
-        """Bytes that can still be allocated of a kind."""
+    def allocator(self, name: str) -> Allocator:
+        """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported` where the device has no such one."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array over the memory: CuPy for memory that the device sees, NumPy for pageable memory.
@@ -366,17 +357,15 @@ class Device(Protocol):
         On the simulated device a NumPy array of the backed prefix, which may be shorter than `size`.
         """
 
-    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A NumPy copy of the content (of the backed prefix on the simulated device), after all queued work."""
-
-    def from_host(self, allocation: Allocation, content: Any) -> None:
-        """Copy a NumPy array into the memory, waiting for it."""
-
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         """An array of another library over the memory: `like` is the module `cupy`, `torch`, `numba.cuda` or `numpy` (host memory).
 
         Raises `Unsupported` for a module that this device has no bridge to.
         """
+
+
+class Content(Protocol):
+    """What memory holds: filled, copied, read and compared."""
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """Seeded content: floats uniform in [0, 1), integers over their full range. The same seed gives the same content."""
@@ -390,13 +379,21 @@ class Device(Protocol):
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
         """Copy between any two kinds of memory, asynchronously where the kinds allow it."""
 
+    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        """A NumPy copy of the content (of the backed prefix on the simulated device), after all queued work."""
+
+    def from_host(self, allocation: Allocation, content: Any) -> None:
+        """Copy a NumPy array into the memory, waiting for it."""
+
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first.
 
         NaN equals nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all.
         """
 
-    # Persisting L2
+
+class L2(Protocol):
+    """Persisting L2: the set-aside, access-policy windows of streams, and persisting lines."""
 
     def set_aside(self) -> int:
         """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
@@ -422,16 +419,12 @@ class Device(Protocol):
         occur" (CUDA C++ Programming Guide, Reset L2 Access to Normal).
         """
 
-    # Managed memory
+
+class Managed(Protocol):
+    """Managed memory: where its pages lie."""
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         """`cudaMemPrefetchAsync` to the device or to the host. Raises `Unsupported` without `concurrentManagedAccess`."""
-
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory that may be more than the device has free, up to half of what the host has: pages are then evicted to the host.
-
-        That can hang a GPU. Raises `OutOfMemory` before asking the driver.
-        """
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         """`cudaMemAdvise` for the device or for the host: set (`on`) or unset, at once and in no stream's order.
@@ -445,22 +438,65 @@ class Device(Protocol):
         What is read before the next write is undefined. Raises `Unsupported` where driver or bindings are older than CUDA 13.
         """
 
-    def count_pages(self, work: Callable[[], None]) -> PageCounts:
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        """Managed memory that may be more than the device has free, up to half of what the host has: pages are then evicted to the host.
+
+        That can hang a GPU. Raises `OutOfMemory` before asking the driver.
+        """
+
+
+class Counters(Protocol):
+    """What the work of this process does, as a second source beside the clock."""
+
+    def pages(self, work: Callable[[], None]) -> PageCounts:
         """What the pages of this process's managed memory do while `work` runs, which waits for what it queues.
 
         Counting costs time; nothing counts before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
-    def count_activity(self, work: Callable[[], None]) -> Activity:
+    def activity(self, work: Callable[[], None]) -> Activity:
         """Kernels, copies and memsets of this process while `work` runs, which waits for what it queues.
 
         Watching costs time; nothing watches before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
-    # Conditions
+
+class Device(Protocol):
+    """One GPU, real or simulated. Not thread-safe; one per process."""
+
+    @property
+    def facts(self) -> DeviceFacts: ...
+    @property
+    def streams(self) -> Streams: ...
+    @property
+    def graphs(self) -> Graphs: ...
+    @property
+    def kernels(self) -> Kernels: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def content(self) -> Content: ...
+    @property
+    def l2(self) -> L2: ...
+    @property
+    def managed(self) -> Managed: ...
+    @property
+    def counters(self) -> Counters: ...
+
+    def now(self) -> float:
+        """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""
+
+    def entropy(self, seed: int) -> int:
+        """A seed for what is to differ from process to process, such as placements; on the simulated device `seed` itself."""
 
     def conditions(self) -> Conditions:
         """Clocks, throttle reasons, temperature, power, other processes, now."""
+
+    def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
+        """Let this GPU and the one that `PEER` memory lies on reach each other's memory inside the block, or not; found state put back.
+
+        Without it, copies between them are staged through the host. Raises `Unsupported` with the reason where it cannot be.
+        """
 
     def close(self) -> None:
         """Free what the device itself holds. Allocations belong to those who made them."""

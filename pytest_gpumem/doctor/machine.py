@@ -39,7 +39,7 @@ def _tool(wanted: Tool) -> Path:
 def _set_aside(chosen: opening.Chosen) -> int:
     device = chosen.open()
     try:
-        return device.set_aside()
+        return device.l2.set_aside()
     finally:
         device.close()
 

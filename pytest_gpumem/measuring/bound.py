@@ -75,8 +75,8 @@ class BoundKernel:
         self.fill(buffers, self.stream)
         if self.kernel.content:
             self.expected({name: b.view() for name, b in buffers.items()}, values)  # an index out of bounds would end the context
-        self.device.launch(self.launch(buffers, values), self.stream)
-        self.device.synchronize(self.stream)
+        self.device.kernels.launch(self.launch(buffers, values), self.stream)
+        self.device.streams.synchronize(self.stream)
 
     def arguments(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Sort a call's arguments into buffers and scalars by parameter name.
@@ -157,8 +157,8 @@ class BoundKernel:
         for name, content in self.kernel.content.items():
             buffer = buffers[name]
             if content == "cycle" and not buffer.written:
-                self.device.fill_cycle(buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream)
-                self.device.synchronize(stream)
+                self.device.content.fill_cycle(buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream)
+                self.device.streams.synchronize(stream)
                 buffer.written = True
 
     def expected(self, arrays: Mapping[str, Any], values: Mapping[str, int | float]) -> Mapping[str, Any]:
@@ -202,7 +202,7 @@ class Kernels:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._stream = device.stream()
+        self._stream = device.streams.create()
 
     def __getattr__(self, name: str) -> BoundKernel:
         if name not in CATALOGUE:

@@ -71,7 +71,7 @@ class Conductor:
             return kernel_target(function, arguments, keywords, arena, queue, stream)
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
-        self.device.make_room()
+        self.device.memory.make_room()
         return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
@@ -84,7 +84,7 @@ class Conductor:
         """
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
-        self.device.make_room()
+        self.device.memory.make_room()
         return case_target(build, arena, arena.stream, persisting)
 
     def measure(
@@ -121,10 +121,10 @@ class Conductor:
     def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
         device, harness, profiled = self.device, self._harness, self.profiled
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
-        device.synchronize()
+        device.streams.synchronize()
         self._check(target, name)
         if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
-            device.reset_persisting()  # a read flush does not evict lines that somebody left persisting
+            device.l2.reset_persisting()  # a read flush does not evict lines that somebody left persisting
         harness.wake()
         floors = harness.floors()
         before = device.conditions()

@@ -89,15 +89,15 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
     """
     arena = Arena(device, seed=0)
     try:
-        stream = device.stream()
+        stream = device.streams.create()
         large = [_launch(device, arena, DRAM_MULTIPLES * device.facts.l2_bytes, 1) for _ in range(DRAM_ARRAYS)]
         small = [_launch(device, arena, device.facts.l2_bytes // L2_PART, L2_PASSES) for _ in range(L2_ARRAYS)]
         idle = _launch(device, arena, TILE_BYTES, 0)
         walk = [_walk(device, arena, stream)] if latency else []
         for launch in (*large, *small, idle, *walk):  # compiles and loads, which waits for the device: nothing may be held then
-            device.launch(launch, stream)
-        device.synchronize(stream)
-        device.settle()
+            device.kernels.launch(launch, stream)
+        device.streams.synchronize(stream)
+        device.memory.settle()
         return Controls(
             dram=_reading(device, stream, large),
             l2=_reading(device, stream, small),
@@ -138,7 +138,7 @@ def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
 def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
     """A pointer chase over nodes that L2 does not hold, on from wherever the walk before it ended."""
     nodes, out = _array(arena, LATENCY_MULTIPLES * device.facts.l2_bytes), _array(arena, 4)
-    device.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream)
+    device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream)
     kernel = CATALOGUE["chase_onward"]
     call = Call({name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("nodes", nodes), ("out", out))}, {"steps": LATENCY_STEPS}, None)
     return Launch(kernel, call, kernel.shape(device.facts, call), {"nodes": nodes.allocation, "out": out.allocation})
@@ -164,18 +164,18 @@ def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launc
         rounds: readings on each stream, with the one that is left out.
         hold: hold the stream meanwhile; given up once a hold expires.
     """
-    start, end = device.event(), device.event()
+    start, end = device.streams.event(), device.streams.event()
     found = list[float]()
     for _ in range(rounds):
         for stream in streams:
             with held(device, stream) if hold else nullcontext():
-                device.record(start, stream)
+                device.streams.record(start, stream)
                 for launch in launches:
-                    device.launch(launch, stream)
-                device.record(end, stream)
+                    device.kernels.launch(launch, stream)
+                device.streams.record(end, stream)
             try:
-                device.synchronize(stream)
+                device.streams.synchronize(stream)
             except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
                 hold = False
-            found.append(device.elapsed(start, end))
+            found.append(device.streams.elapsed(start, end))
     return found[len(streams) :]

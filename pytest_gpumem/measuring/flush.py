@@ -45,7 +45,7 @@ class Flush:
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""
         if self._launch is not None:
-            self._device.launch(self._launch, stream)
+            self._device.kernels.launch(self._launch, stream)
 
     def close(self) -> None:
         """Free the buffer."""

@@ -53,7 +53,7 @@ class Harness:
     def streams(self) -> tuple[Stream, ...]:
         """The streams that take turns for a target that runs on any stream."""
         if not self._streams:
-            self._streams = tuple(self.device.stream() for _ in range(STREAMS))
+            self._streams = tuple(self.device.streams.create() for _ in range(STREAMS))
         return self._streams
 
     def flush(self, mode: str) -> Flush:
@@ -63,7 +63,7 @@ class Harness:
             # A kernel is loaded at its first launch, which waits for the device: never behind a held stream.
             stream = self.streams()[0]
             flush(stream)
-            self.device.synchronize(stream)
+            self.device.streams.synchronize(stream)
         return self._flushes[mode]
 
     def wake(self) -> None:
@@ -71,17 +71,17 @@ class Harness:
         if self._awake or self.profiled:
             return
         device = self.device
-        stream, start, end = device.stream(), device.event(), device.event()
+        stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
         begun, means = device.now(), list[float]()
         flush = self.flush("clean-cold")
         asleep = device.conditions()
         while True:
-            device.record(start, stream)
+            device.streams.record(start, stream)
             for _ in range(WAKE_BATCH):
                 flush(stream)
-            device.record(end, stream)
-            device.synchronize(stream)
-            means.append(device.elapsed(start, end) / WAKE_BATCH)
+            device.streams.record(end, stream)
+            device.streams.synchronize(stream)
+            means.append(device.streams.elapsed(start, end) / WAKE_BATCH)
             spent, now = device.now() - begun, device.conditions()
             unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (asleep.sm_clock_hz, asleep.memory_clock_hz)
             if (unchanged and now.sm_clock_hz is not None) or (spent > WAKE_SECONDS and steady(means)) or spent > WAKE_LIMIT:
@@ -98,8 +98,8 @@ class Harness:
                 empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
                 idle = idle_launch(self.device.facts, memory)
                 # The first launch loads the kernel, which waits for the device: never behind a held stream.
-                self.device.launch(idle, streams[0])
-                self.device.synchronize()
+                self.device.kernels.launch(idle, streams[0])
+                self.device.streams.synchronize()
                 launch = readings(self.device, streams, [idle], FLOOR_SAMPLES, hold=hold)
                 self._floors = Floors(float(np.median(empty)), middle_mean(launch))
             finally:

@@ -94,13 +94,13 @@ def held(device: Device, stream: Stream) -> Iterator[None]:
     A hold that expired meanwhile is reported by the next `synchronize`, except where the block raises: then its own error counts, and
     nobody who uses the stream after it is told of the hold.
     """
-    hold = device.hold(stream, HOLD_TIMEOUT)
+    hold = device.streams.hold(stream, HOLD_TIMEOUT)
     try:
         yield
     except BaseException:
         hold.release()
         with suppress(DeviceError):
-            device.synchronize(stream)
+            device.streams.synchronize(stream)
         raise
     hold.release()
 
@@ -118,7 +118,7 @@ class BlockedSampler:
 
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
-        self._start, self._end = shot.device.event(), shot.device.event()
+        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
         self._taken = 0
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
@@ -132,14 +132,14 @@ class BlockedSampler:
         # whole device, because a restore need not follow the current stream any more than a launch does.
         if shot.restores:
             shot.restore(stream)
-            device.synchronize()
+            device.streams.synchronize()
         with held(device, stream):
             shot.state(place, stream)
-            device.record(self._start, stream)
+            device.streams.record(self._start, stream)
             shot.launch(place, stream)
-            device.record(self._end, stream)
-        device.synchronize(stream)
-        return device.elapsed(self._start, self._end)
+            device.streams.record(self._end, stream)
+        device.streams.synchronize(stream)
+        return device.streams.elapsed(self._start, self._end)
 
 
 LEAST_BATCH = 20
@@ -170,11 +170,11 @@ class BatchedSampler:
     def __init__(self, shot: Shot, batch: int, *, capture: bool) -> None:
         self._shot = shot
         self._batch = batch
-        self._start, self._end = shot.device.event(), shot.device.event()
+        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
         self._graphs: list[Graph] = []
         if capture:
             try:
-                self._graphs = [shot.device.capture(shot.stream, partial(self._body, place)) for place in range(shot.places)]
+                self._graphs = [shot.device.graphs.capture(shot.stream, partial(self._body, place)) for place in range(shot.places)]
             except CannotCapture:
                 self._graphs = []
 
@@ -182,23 +182,23 @@ class BatchedSampler:
         device, stream = self._shot.device, self._shot.stream
         for _ in range(UNTIMED):
             self._shot.launch(place, stream)
-        device.record(self._start, stream)
+        device.streams.record(self._start, stream)
         for _ in range(self._batch):
             self._shot.launch(place, stream)
-        device.record(self._end, stream)
+        device.streams.record(self._end, stream)
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
             shot.restore(shot.stream)
             if self._graphs:
-                device.replay(self._graphs[place], shot.stream)
+                device.graphs.replay(self._graphs[place], shot.stream)
             else:
-                device.synchronize(shot.stream)
+                device.streams.synchronize(shot.stream)
                 with held(device, shot.stream):
                     self._body(place)
-            device.synchronize(shot.stream)
-            taken.append((place, device.elapsed(self._start, self._end) / self._batch))
+            device.streams.synchronize(shot.stream)
+            taken.append((place, device.streams.elapsed(self._start, self._end) / self._batch))
         return taken
 
 
@@ -214,10 +214,10 @@ class HostSampler:
         shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
             shot.before(place, shot.stream)
-            device.synchronize()
+            device.streams.synchronize()
             start = device.now()
             shot.launch(place, shot.stream)
-            device.synchronize()
+            device.streams.synchronize()
             taken.append((place, device.now() - start))
         return taken
 
@@ -238,7 +238,7 @@ class PlainSampler:
 
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
-        self._start, self._end = shot.device.event(), shot.device.event()
+        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
@@ -249,11 +249,11 @@ class PlainSampler:
                 shot.ranges.range(phase(shot.name, MEASURE)),
                 shot.ranges.range(phase(shot.name, LAUNCH), payload=shot.moved, category=shot.category),
             ):
-                device.record(self._start, shot.stream)
+                device.streams.record(self._start, shot.stream)
                 shot.launch(place, shot.stream)
-                device.record(self._end, shot.stream)
-            device.synchronize(shot.stream)
-            taken.append((place, device.elapsed(self._start, self._end)))
+                device.streams.record(self._end, shot.stream)
+            device.streams.synchronize(shot.stream)
+            taken.append((place, device.streams.elapsed(self._start, self._end)))
         return taken
 
 

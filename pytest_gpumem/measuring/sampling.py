@@ -144,7 +144,7 @@ class Sampling:
         """Sample until steady; gives the seconds that one sample costs."""
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
         self._launch_once()
-        self._device.settle()
+        self._device.memory.settle()
         if self.target.foreign and self.choice.sampler != "host":
             self._find_stream()
         self._sampler = self._make()
@@ -179,7 +179,7 @@ class Sampling:
         target = self.target
         target.prepare(target.stream)
         target.launch(0, target.stream)
-        self._device.synchronize()
+        self._device.streams.synchronize()
 
     def _find_stream(self) -> None:
         """Time a foreign callable where it works; by the host's clock where no stream shows it."""
@@ -209,8 +209,8 @@ class Sampling:
         limit = affordable(cost, budget)
         try:
             self.target = self.target.move(min(wanted, limit), min(most, limit), self._random)
-            self._device.synchronize()  # what a case's function queued on other streams must not run beside a sample
-            self._device.settle()
+            self._device.streams.synchronize()  # what a case's function queued on other streams must not run beside a sample
+            self._device.memory.settle()
         except OutOfMemory as full:
             self.notes.append(f"no further placement: {full}")
             self.target = replace(self.target, places=1)

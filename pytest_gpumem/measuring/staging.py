@@ -104,16 +104,16 @@ class Copy(Work):
     def queue(self, stream: Stream) -> None:
         device, destination, source = self._device, self._destination.allocation, self._source.allocation
         if len(self._pieces) == 1:
-            device.copy(destination, source, self._source.nbytes, stream)
+            device.content.copy(destination, source, self._source.nbytes, stream)
             return
         for offset, nbytes in self._pieces:
-            device.copy(device.part(destination, offset, nbytes), device.part(source, offset, nbytes), nbytes, stream)
+            device.content.copy(device.memory.part(destination, offset, nbytes), device.memory.part(source, offset, nbytes), nbytes, stream)
 
     def poison(self, stream: Stream) -> None:
-        self._device.poison(self._destination.allocation, stream)
+        self._device.content.poison(self._destination.allocation, stream)
 
     def verify(self) -> None:
-        _equal(self._device, self.name, self._destination, self._device.to_host(self._source.allocation, "u1", self._source.nbytes))
+        _equal(self._device, self.name, self._destination, self._device.content.to_host(self._source.allocation, "u1", self._source.nbytes))
 
 
 class Launched(Work):
@@ -137,7 +137,7 @@ class Launched(Work):
         self._launch = bound(device, kernel, {name: (b, b.allocation) for name, b in buffers.items()}, scalars, blocks)
         self._expected: Mapping[str, Any] = {}
         self.name, self.verifies = kernel.name, kernel.reference is not None
-        device.compile(self._launch)
+        device.kernels.compile(self._launch)
 
     @property
     def engines(self) -> frozenset[str]:
@@ -148,23 +148,23 @@ class Launched(Work):
         return self._kernel.traffic(self._launch.call)
 
     def queue(self, stream: Stream) -> None:
-        self._device.launch(self._launch, stream)
+        self._device.kernels.launch(self._launch, stream)
 
     def poison(self, stream: Stream) -> None:
         if self._kernel.reference is None:
             return
-        self._device.synchronize(stream)
-        arrays = {name: self._device.view(b.allocation, b.dtype_name, b.size) for name, b in self._buffers.items()}
+        self._device.streams.synchronize(stream)
+        arrays = {name: self._device.memory.view(b.allocation, b.dtype_name, b.size) for name, b in self._buffers.items()}
         self._expected = self._kernel.reference(arrays, self._launch.call.scalars)
         for parameter in self._kernel.parameters:
             if parameter.role is Role.WRITE:
-                self._device.poison(self._buffers[parameter.name].allocation, stream)
+                self._device.content.poison(self._buffers[parameter.name].allocation, stream)
 
     def verify(self) -> None:
         for name, content in self._expected.items():
             buffer = self._buffers[name]
-            actual = self._device.view(buffer.allocation, buffer.dtype_name, buffer.size)[: content.size]
-            wrong = self._device.mismatch(actual, content, self._kernel.relative_tolerance)
+            actual = self._device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)[: content.size]
+            wrong = self._device.content.mismatch(actual, content, self._kernel.relative_tolerance)
             if wrong is not None:
                 raise WrongContent(
                     f"{self.name}: {wrong[0]} of {content.size} elements of {name!r} are wrong; the first is element {wrong[1]}"
@@ -195,7 +195,7 @@ class Allocating(Work):
     on_host = True
 
     def __init__(self, device: Device, name: str, nbytes: int) -> None:
-        self._allocator = device.allocator(name)
+        self._allocator = device.memory.allocator(name)
         self._nbytes = nbytes
         self.name = f"{name} of {format_bytes(nbytes)}"
 
@@ -255,13 +255,13 @@ class InTurn(_Several):
     def queue(self, stream: Stream) -> None:
         for i, work in enumerate(self.parts):
             if i and work.on_host:
-                self._device.synchronize(stream)
+                self._device.streams.synchronize(stream)
             work.queue(stream)
 
     def poison(self, stream: Stream) -> None:
         for work in self.parts[:-1]:  # what the last one is to find
             work.queue(stream)
-            self._device.synchronize(stream)
+            self._device.streams.synchronize(stream)
         self.parts[-1].poison(stream)
 
     def verify(self) -> None:
@@ -279,7 +279,7 @@ class Together(_Several):
     def __init__(self, device: Device, works: Sequence[Work]) -> None:
         super().__init__(device, works, "together")
         check_engines(device, self.engines)
-        self._lanes = tuple(device.stream() for work in works if work.engines != {HOST})
+        self._lanes = tuple(device.streams.create() for work in works if work.engines != {HOST})
 
     @property
     def streams(self) -> int:
@@ -289,11 +289,11 @@ class Together(_Several):
     def queue(self, stream: Stream) -> None:
         lanes = iter(self._lanes)
         for lane in self._lanes:
-            self._device.join(lane, stream)
+            self._device.streams.join(lane, stream)
         for work in sorted(self.parts, key=lambda work: work.engines == {HOST}):
             work.queue(stream if work.engines == {HOST} else next(lanes))
         for lane in self._lanes:
-            self._device.join(stream, lane)
+            self._device.streams.join(stream, lane)
 
 
 class StagedCopy(Work):
@@ -337,15 +337,15 @@ class StagedCopy(Work):
         check_engines(device, frozenset([HOST_TO_DEVICE]))
         self.on_host = MemoryKind.PAGEABLE in (source.kind, target.kind if target is not None else None)
         self._pieces = cut(there.nbytes, chunks or streams)
-        self._lanes = tuple(device.stream() for _ in range(streams))
+        self._lanes = tuple(device.streams.create() for _ in range(streams))
         self._steps = [self._step(offset, nbytes) for offset, nbytes in self._pieces]
         self._expected: Any = None
         self.verifies = True
-        device.compile(self._steps[0][2])
+        device.kernels.compile(self._steps[0][2])
         self.name = f"staged {kernel.name}"
 
     def _step(self, offset: int, nbytes: int) -> tuple[Allocation, Allocation, Launch, Allocation | None]:
-        part = self._device.part
+        part = self._device.memory.part
         there = part(self._there.allocation, offset, nbytes)
         launch = bound(self._device, self._kernel, {self._parameter: (self._there, there)}, self._scalars)
         target = None if self._target is None else part(self._target.allocation, offset, nbytes)
@@ -387,32 +387,32 @@ class StagedCopy(Work):
     def queue(self, stream: Stream) -> None:
         device = self._device
         for lane in self._lanes:
-            device.join(lane, stream)
+            device.streams.join(lane, stream)
         for i, (there, source, launch, target) in enumerate(self._steps):
             lane = self._lanes[i % len(self._lanes)]
-            device.copy(there, source, there.nbytes, lane)
-            device.launch(launch, lane)
+            device.content.copy(there, source, there.nbytes, lane)
+            device.kernels.launch(launch, lane)
             if target is not None:
-                device.copy(target, there, there.nbytes, lane)
+                device.content.copy(target, there, there.nbytes, lane)
         for lane in self._lanes:
-            device.join(stream, lane)
+            device.streams.join(stream, lane)
 
     def poison(self, stream: Stream) -> None:
         device, there = self._device, self._there
-        device.copy(there.allocation, self._source.allocation, there.nbytes, stream)
-        device.synchronize(stream)
+        device.content.copy(there.allocation, self._source.allocation, there.nbytes, stream)
+        device.streams.synchronize(stream)
         assert self._kernel.reference is not None
-        arrays = {self._parameter: device.view(there.allocation, there.dtype_name, there.size)}
+        arrays = {self._parameter: device.memory.view(there.allocation, there.dtype_name, there.size)}
         self._expected = self._kernel.reference(arrays, self._steps[0][2].call.scalars)[self._parameter]
         for buffer in (there, self._target):
             if buffer is not None:
-                device.poison(buffer.allocation, stream)
+                device.content.poison(buffer.allocation, stream)
 
     def verify(self) -> None:
         device = self._device
         result = self._there if self._target is None else self._target
-        actual = device.to_host(result.allocation, result.dtype_name, result.size)
-        wrong = device.mismatch(actual, self._expected, self._kernel.relative_tolerance)
+        actual = device.content.to_host(result.allocation, result.dtype_name, result.size)
+        wrong = device.content.mismatch(actual, self._expected, self._kernel.relative_tolerance)
         if wrong is not None:
             raise WrongContent(f"{self.name}: {wrong[0]} of {actual.size} elements are wrong; the first is element {wrong[1]}")
         self._expected = None
@@ -494,11 +494,11 @@ def enqueue(device: Device, work: Work, stream: Stream) -> tuple[float, float]:
 
     A call is asynchronous if it returns while its work still runs; one that returns when all is done has waited for it.
     """
-    device.synchronize(stream)
+    device.streams.synchronize(stream)
     began = device.now()
     work.queue(stream)
     returned = device.now() - began
-    device.synchronize(stream)
+    device.streams.synchronize(stream)
     return returned, device.now() - began
 
 
@@ -508,8 +508,8 @@ def _at_least_one(name: str, value: object) -> None:
 
 
 def _equal(device: Device, name: str, buffer: Buffer, expected: Any) -> None:
-    actual = device.to_host(buffer.allocation, "u1", buffer.nbytes)
+    actual = device.content.to_host(buffer.allocation, "u1", buffer.nbytes)
     size = min(actual.size, expected.size)  # the simulated device backs a part
-    wrong = device.mismatch(actual[:size], expected[:size], 0.0)
+    wrong = device.content.mismatch(actual[:size], expected[:size], 0.0)
     if wrong is not None:
         raise WrongContent(f"{name}: {wrong[0]} of {size} bytes are wrong; the first is byte {wrong[1]}")

@@ -157,8 +157,8 @@ def captured(name: str, device: Device, window: PersistingStream, body: Callable
         BadCall: it has no kernel that could carry the window.
         CannotCapture: with the reason.
     """
-    graph = device.capture(window.stream, body, window=window.spec)
-    windows = device.graph_windows(graph)
+    graph = device.graphs.capture(window.stream, body, window=window.spec)
+    windows = device.graphs.windows(graph)
     if window.spec is not None and not any(windows):
         raise BadCall(f'where="graph": {name} queues no kernel that could carry the window')
     window.read_back(windows)

@@ -79,21 +79,21 @@ class _Calls:
         self.target: Target
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
-            arena.device.call(foreign, stream)
-            arena.device.synchronize()
+            arena.device.kernels.call(foreign, stream)
+            arena.device.streams.synchronize()
             self._capture()
 
     def _capture(self) -> None:
         """Capture one call, for where its buffers now are, if the window is on a graph's kernels."""
         if self._window is not None and self._window.where == "graph":
-            body = partial(self._arena.device.call, self._foreign, self._window.stream)
+            body = partial(self._arena.device.kernels.call, self._foreign, self._window.stream)
             self._graph = captured(self._name, self._arena.device, self._window, body)
 
     def launch(self, place: int, stream: Stream) -> None:
         if self._graph is not None:
-            self._arena.device.replay(self._graph, stream)
+            self._arena.device.graphs.replay(self._graph, stream)
         else:
-            self._arena.device.call(self._foreign, stream)
+            self._arena.device.kernels.call(self._foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._arena.pad(padding(random))

@@ -137,13 +137,13 @@ class _Placements:
         writes = tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
         reference = case.reference if function is case.launch else function
         foreign = Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
-        self._device.call(foreign, stream)
+        self._device.kernels.call(foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._arena.pad(padding(random))
         # Both placements live for a moment, so that the new one cannot get the old addresses.
         old = self._built
-        if self._device.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
+        if self._device.memory.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
             raise OutOfMemory("two placements of the case do not fit at once")
         try:
             self._built = self._make()
@@ -167,13 +167,13 @@ class _Placements:
         assert built.case.check is not None
         for buffer in built.writes:
             if buffer not in built.reads:
-                device.poison(buffer.allocation, target.stream)
+                device.content.poison(buffer.allocation, target.stream)
         # The poison is on our stream; what restores, launches and checks need be on none of ours, and no stream of ours waits for another.
-        device.synchronize()
+        device.streams.synchronize()
         target.prepare(target.stream)
-        device.synchronize()
+        device.streams.synchronize()
         target.launch(0, target.stream)
-        device.synchronize()
+        device.streams.synchronize()
         with _named(self._name):
             result = built.case.check()
             # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
@@ -181,7 +181,7 @@ class _Placements:
                 raise WrongResult(f"{self._name}: its check returned {result} after one launch")
         for buffer in target.managed:
             buffer.put_home(target.stream)
-        device.synchronize(target.stream)
+        device.streams.synchronize(target.stream)
 
     def close(self) -> None:
         self._built.exit.close()

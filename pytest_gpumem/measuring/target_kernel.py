@@ -68,7 +68,7 @@ class KernelLaunches:
         self._graph: Graph | None = None
         """The launch, where the window is on a graph's kernels; such buffers move one placement at a time."""
         self._launches = [bound.launch(self._buffers, self._values)]
-        device.compile(self._launches[0])
+        device.kernels.compile(self._launches[0])
         bound.fill(self._buffers, stream)
         self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
         self._saved: dict[str, Allocation] = {}
@@ -77,8 +77,8 @@ class KernelLaunches:
                 self._save(parameter.name)
         if window is not None and window.where == "graph":
             # A kernel is loaded at its first launch, which waits for the device: not within a capture.
-            device.launch(self._launches[0], stream)
-            device.synchronize(stream)
+            device.kernels.launch(self._launches[0], stream)
+            device.streams.synchronize(stream)
             self._bind()
         self.target = self._describe(call)
 
@@ -122,8 +122,8 @@ class KernelLaunches:
         """Keep the content that an updated argument has now: every check starts from it."""
         buffer, device, stream = self._buffers[name], self._device, self._arena.stream
         saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
-        device.copy(saved, buffer.allocation, buffer.nbytes, stream)
-        device.synchronize(stream)
+        device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
+        device.streams.synchronize(stream)
         buffer.put_home(stream)
         self._saved[name] = saved
 
@@ -131,11 +131,11 @@ class KernelLaunches:
         """Queue one launch on the buffers of one placement."""
         device = self._device
         if self._graph is not None:
-            device.replay(self._graph, stream)
+            device.graphs.replay(self._graph, stream)
         elif self._window is not None and self._window.where == "launch":
-            device.launch(self._launches[place], stream, window=self._window.spec)
+            device.kernels.launch(self._launches[place], stream, window=self._window.spec)
         else:
-            device.launch(self._launches[place], stream)
+            device.kernels.launch(self._launches[place], stream)
 
     # Placements
 
@@ -144,7 +144,7 @@ class KernelLaunches:
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
         if self.target.any_stream and all(b.kind is MemoryKind.DEVICE for b in self._movable):
             nbytes = sum(b.nbytes for b in self._movable)
-            count = side_by_side(nbytes, wanted, most, self._device.free_bytes(MemoryKind.DEVICE))
+            count = side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
             if count:
                 self._scatter(count, random)
                 return replace(self.target, places=count)
@@ -160,7 +160,7 @@ class KernelLaunches:
         """Make the launch, and its graph, for where the buffers now are."""
         self._launches = [self._bound.launch(self._buffers, self._values)]
         if self._window is not None and self._window.where == "graph":
-            body = partial(self._device.launch, self._launches[0], self._stream)
+            body = partial(self._device.kernels.launch, self._launches[0], self._stream)
             self._graph = captured(self._bound.name, self._device, self._window, body)
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
@@ -174,7 +174,7 @@ class KernelLaunches:
             placed = dict(zip(self._movable, place, strict=True))
             for buffer, copy in placed.items():
                 if buffer not in outputs:
-                    self._device.copy(copy, buffer.allocation, buffer.nbytes, self._arena.stream)
+                    self._device.content.copy(copy, buffer.allocation, buffer.nbytes, self._arena.stream)
             self._launches.append(self._bound.launch(self._buffers, self._values, placed))
 
     def _leave(self) -> None:
@@ -194,19 +194,19 @@ class KernelLaunches:
         for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
                 buffer = self._buffers[parameter.name]
-                device.copy(buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream)
+                device.content.copy(buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream)
             elif parameter.role is Role.WRITE:
-                device.poison(self._buffers[parameter.name].allocation, stream)
-        device.synchronize(stream)
+                device.content.poison(self._buffers[parameter.name].allocation, stream)
+        device.streams.synchronize(stream)
         # Updated arguments have their saved content now.
         inputs = {name: self._array(self._saved.get(name, b.allocation), name) for name, b in self._buffers.items()}
         expected = self._bound.expected(inputs, self._values)
         self.launch(0, stream)
-        device.synchronize(stream)
+        device.streams.synchronize(stream)
         for name, content in expected.items():
             # A reference may give fewer elements than the array has room for, such as one sum for each tile.
             actual = self._array(self._buffers[name].allocation, name)[: content.size]
-            wrong = device.mismatch(actual, content, kernel.relative_tolerance)
+            wrong = device.content.mismatch(actual, content, kernel.relative_tolerance)
             if wrong is not None:
                 count, first = wrong
                 raise WrongResult(
@@ -215,7 +215,7 @@ class KernelLaunches:
                 )
         for buffer in self.target.managed:
             buffer.put_home(stream)
-        device.synchronize(stream)
+        device.streams.synchronize(stream)
 
     def _array(self, allocation: Allocation, name: str) -> Any:
         # One array module for all arguments: NumPy as soon as one of them lies on the host.
@@ -224,8 +224,8 @@ class KernelLaunches:
         if self._bound.kernel.source is None:
             dtype, size = "u1", buffer.nbytes  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
         if any(b.kind.beyond_link for b in self._buffers.values()):
-            return self._device.to_host(allocation, dtype, size)
-        return self._device.view(allocation, dtype, size)
+            return self._device.content.to_host(allocation, dtype, size)
+        return self._device.memory.view(allocation, dtype, size)
 
     def close(self) -> None:
         """Free the placements and the saved inputs; a second call does nothing."""

@@ -15,16 +15,16 @@ from pytest_gpumem.records.uses import Activity
 def put_back(device: Device, target: Target) -> None:
     """Put inputs and pages back exactly as before a sample, and wait."""
     target.prepare(target.stream)
-    device.synchronize()
+    device.streams.synchronize()
     for buffer in target.managed:
         buffer.put_home(target.stream)
-    device.synchronize()
+    device.streams.synchronize()
 
 
 def launch(device: Device, target: Target) -> None:
     """Launch once on the first placement, and wait."""
     target.launch(0, target.stream)
-    device.synchronize()
+    device.streams.synchronize()
 
 
 def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
@@ -37,13 +37,13 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
         target: what is launched, on its first placement.
         profiled: a profiler is attached, which holds CUPTI itself.
     """
-    set_aside = device.set_aside() if device.facts.persisting_l2_max_bytes else None
+    set_aside = device.l2.set_aside() if device.facts.persisting_l2_max_bytes else None
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
     if profiled:
         return replace(known, not_counted="a profiler is attached, and CUPTI serves one tool at a time; it shows what ran itself")
     put_back(device, target)
     try:
-        seen = device.count_activity(partial(launch, device, target))
+        seen = device.counters.activity(partial(launch, device, target))
     except NotCounted as reason:
         return replace(known, not_counted=str(reason))
     return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
@@ -71,7 +71,7 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
     said = ""
     for _ in range(TRIES):
         try:
-            return Migrations(before=device.count_pages(before), launch=device.count_pages(one_launch), source=source)
+            return Migrations(before=device.counters.pages(before), launch=device.counters.pages(one_launch), source=source)
         except Undelivered as reason:
             said = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:

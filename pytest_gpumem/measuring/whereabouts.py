@@ -52,7 +52,7 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
         HoldExpired: the work waits for the device.
         Elsewhere: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
-    defaults = device.default_streams()
+    defaults = device.streams.defaults()
     look = _Look(device, prepare, launch, floor)
     busy = [s for s in (own, *defaults) if look.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
@@ -105,14 +105,14 @@ class _Look:
         """Seconds from a launch, or from when the stream `first` is done after it, until the device is idle."""
         device = self._device
         self._prepare(current)
-        device.synchronize()
+        device.streams.synchronize()
         begun = device.now()
         if work:
             self._launch(current)
         if first is not None:
-            device.synchronize(first)
+            device.streams.synchronize(first)
             begun = device.now()
-        device.synchronize()
+        device.streams.synchronize()
         return device.now() - begun
 
     def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
@@ -122,18 +122,18 @@ class _Look:
         by some microseconds.
         """
         device = self._device
-        start, end = device.event(), device.event()
+        start, end = device.streams.event(), device.streams.event()
         self._prepare(current)
-        device.synchronize()
+        device.streams.synchronize()
         with held(device, watched):
-            device.record(start, watched)
+            device.streams.record(start, watched)
             self._launch(current)
-            device.record(end, watched)
+            device.streams.record(end, watched)
             over = device.now() + (2 * whole if whole <= LONG else 0.0)
             while device.now() < over:
                 pass
-        device.synchronize()
-        return device.elapsed(start, end)
+        device.streams.synchronize()
+        return device.streams.elapsed(start, end)
 
     def goes_on(self, stream: Stream) -> bool:
         """Whether the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unseen."""

@@ -34,9 +34,9 @@ def work_target(work: Work, arena: Arena) -> Target:
 
     def check() -> None:
         work.poison(stream)
-        device.synchronize(stream)
+        device.streams.synchronize(stream)
         work.queue(stream)
-        device.synchronize(stream)
+        device.streams.synchronize(stream)
         try:
             work.verify()
         except WrongContent as error:

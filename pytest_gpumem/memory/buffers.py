@@ -118,7 +118,7 @@ class Buffer:
 
     def read(self) -> np.ndarray[Any, Any]:
         """A NumPy copy of the content, after all queued work. On the simulated device: of the part that is backed."""
-        flat: np.ndarray[Any, Any] = self._arena.device.to_host(self._allocation, self.dtype_name, self.size)
+        flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(self._allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
     def write(self, content: Any) -> None:
@@ -133,13 +133,13 @@ class Buffer:
         array = np.ascontiguousarray(content, dtype=self.dtype).reshape(-1)
         if array.size != self.size:
             raise BadBuffer(f"write() got {array.size} elements for {self!r}, which holds {self.size}")
-        self._arena.device.from_host(self._allocation, array)
+        self._arena.device.content.from_host(self._allocation, array)
         self.written = True
 
     def view(self) -> Any:
         """An array over the memory: CuPy where the device sees it, else NumPy; the backed part on the simulated device."""
         self.written = True
-        flat = self._arena.device.view(self._allocation, self.dtype_name, self.size)
+        flat = self._arena.device.memory.view(self._allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -168,17 +168,17 @@ class Buffer:
         """Put the same content at a fresh address. Raises `OutOfMemory` and stays where it is if both do not fit at once."""
         device = self._arena.device
         old = self._allocation
-        new = device.allocate(self.nbytes, self.kind)
+        new = device.memory.allocate(self.nbytes, self.kind)
         try:
             stream = self._arena.stream
-            device.copy(new, old, self.nbytes, stream)
-            device.synchronize(stream)
+            device.content.copy(new, old, self.nbytes, stream)
+            device.streams.synchronize(stream)
         except BaseException:
-            device.free(new)
+            device.memory.free(new)
             raise
         self._allocation = new
         self._arena.replaced(old, new)
-        device.free(old)
+        device.memory.free(old)
         self.put_home(self._arena.stream)
         for follower in list(self._followers):
             follower()
@@ -188,9 +188,9 @@ class Buffer:
         if self.kind is not MemoryKind.MANAGED:
             return
         if self._home in ("host", "prefetched"):
-            self._arena.device.prefetch(self._allocation, True, stream)
+            self._arena.device.managed.prefetch(self._allocation, True, stream)
         if self._home in ("device", "prefetched"):
-            self._arena.device.prefetch(self._allocation, False, stream)
+            self._arena.device.managed.prefetch(self._allocation, False, stream)
 
 
 class Arena:
@@ -207,7 +207,7 @@ class Arena:
         self.device = device
         self.pinned = pinned or PinnedCap()
         self.oversubscribes = oversubscribes
-        self.stream = device.stream()
+        self.stream = device.streams.create()
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
         self._guests: dict[int, tuple[Any, Buffer]] = {}
@@ -256,8 +256,8 @@ class Arena:
             self.pinned.check(self.device, nbytes)
         if allocation is None:
             # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
-            with self.device.near_host(numa) if kind.on_host else nullcontext():
-                allocation = self.device.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
+            with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
+                allocation = self.device.memory.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
         self._allocations[id(allocation)] = allocation
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
@@ -274,9 +274,9 @@ class Arena:
         """Give the buffer that was made last its seeded content, unless `content` is False, and put its pages home."""
         if content:
             seed = self.seed * 1_000_003 + self._made
-            self.device.fill_random(buffer.allocation, buffer.dtype_name, seed, self.stream)
+            self.device.content.fill_random(buffer.allocation, buffer.dtype_name, seed, self.stream)
         buffer.put_home(self.stream)
-        self.device.synchronize(self.stream)
+        self.device.streams.synchronize(self.stream)
 
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
@@ -304,16 +304,16 @@ class Arena:
                     )
         if register:
             self.pinned.check(self.device, array.nbytes)
-        with self.device.near_host(None):
+        with self.device.memory.near_host(None):
             if array.flags.writeable:
                 touch(array)
-            allocation = self.device.adopt(array, register=register)
+            allocation = self.device.memory.adopt(array, register=register)
         self._allocations[id(allocation)] = allocation
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
     def guest(self, buffer: Buffer, like: Any) -> Any:
         """An array of the library `like` over a buffer; the buffer then stays where it is, because the array holds its address."""
-        array = self.device.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
+        array = self.device.memory.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
         self._guests[id(array)] = (array, buffer)
         buffer.written = True
         return array
@@ -357,26 +357,26 @@ class Arena:
             self.release(allocation)
         self._padding = []
         if nbytes:
-            allocation = self.device.allocate(nbytes, MemoryKind.DEVICE)
+            allocation = self.device.memory.allocate(nbytes, MemoryKind.DEVICE)
             self._allocations[id(allocation)] = allocation
             self._padding = [allocation]
 
     def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
         """Memory without a handle that lives until `release` or `close`."""
-        allocation = self.device.allocate(nbytes, kind)
+        allocation = self.device.memory.allocate(nbytes, kind)
         self._allocations[id(allocation)] = allocation
         return allocation
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory at random places, without content, freed with the arena or by `release`. Errors as `Device.scatter`."""
-        made = self.device.scatter(sizes, seed)
+        made = self.device.memory.scatter(sizes, seed)
         self._allocations.update((id(a), a) for a in made)
         return made
 
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)
-        self.device.free(allocation)
+        self.device.memory.free(allocation)
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
         """Book a move: `new` is ours now, `old` no longer."""
@@ -389,7 +389,7 @@ class Arena:
         first: Exception | None = None
         for allocation in reversed(list(self._allocations.values())):
             try:
-                self.device.free(allocation)
+                self.device.memory.free(allocation)
             except Exception as error:
                 first = first or error
         self._allocations.clear()

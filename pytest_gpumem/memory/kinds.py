@@ -25,7 +25,7 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
     address = address_of(pointer)
     if address < 0:
         raise BadBuffer(f"{address} is no address")
-    return device.memory_kind(address)
+    return device.memory.kind_at(address)
 
 
 def address_of(pointer: Any) -> int:

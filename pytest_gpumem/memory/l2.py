@@ -116,13 +116,13 @@ class PersistingStream:
         """
         spec = self._graph_window if self.where == "graph" and not self.closed else self.spec
         if self.where == "stream":
-            spec = self.device.window(self.stream)
+            spec = self.device.l2.window(self.stream)
         if spec is None:
             return None
         return Window(
             nbytes=spec.nbytes,
             hit_ratio=spec.hit_ratio,
-            set_aside=self.device.set_aside(),
+            set_aside=self.device.l2.set_aside(),
             where=self.where,
             hit=spec.hit.value,
             miss=spec.miss.value,
@@ -157,13 +157,13 @@ class PersistingStream:
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
         if self.set_aside:
-            self.device.reset_persisting()
+            self.device.l2.reset_persisting()
             self.put()
 
     def put(self) -> None:
         """Give the stream its window, where it is the stream that carries it."""
         if self.where == "stream" and self.set_aside:
-            self.device.set_window(self.stream, self.spec)
+            self.device.l2.set_window(self.stream, self.spec)
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
         """Take note of the windows that a graph's kernels have, as the driver holds them."""
@@ -189,7 +189,7 @@ class PersistingStream:
         self._property = AccessProperty.NORMAL if how == "window" else None
         self.put()
         if how == "context":
-            self.device.reset_persisting()
+            self.device.l2.reset_persisting()
 
     def renew(self) -> None:
         """Have the window persist again after a `reset`."""
@@ -235,19 +235,19 @@ class _Ledger:
         self.live.remove(stream)
         try:
             if stream.where == "stream":
-                self.device.set_window(stream.stream, None)
+                self.device.l2.set_window(stream.stream, None)
             if not self.live:
-                self.device.reset_persisting()
+                self.device.l2.reset_persisting()
         finally:
             if self.live:
                 self._share()
             else:
-                self.device.request_set_aside(self.found)
+                self.device.l2.request_set_aside(self.found)
 
     def _share(self) -> None:
         """Ask for what all need together, fit the ratios to what was granted, and put the windows."""
         wanted = self._wanted()
-        self.granted = self.device.request_set_aside(wanted)
+        self.granted = self.device.l2.request_set_aside(wanted)
         if wanted and not self.granted:
             raise Unsupported(f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
         fixed = sum(s.asked.hit_ratio * s.nbytes for s in self.live if s.asked.hit_ratio is not None)
@@ -258,7 +258,7 @@ class _Ledger:
             stream.set_aside = self.granted
         # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room; where nothing is set
         # aside, what somebody left persisting would be in what a gain is compared with.
-        self.device.reset_persisting()
+        self.device.l2.reset_persisting()
         for stream in self.live:
             stream.put()
 
@@ -341,14 +341,14 @@ def persisting(
             window; set_aside="off" beside another stream; an argument that is none of the accepted words.
         Unsupported: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
     """
-    reason = unsupported(device.facts, device.set_aside)
+    reason = unsupported(device.facts, device.l2.set_aside)
     if reason is not None:
         raise Unsupported(reason)
     wish = asked(device, buffer, hit_ratio=hit_ratio, set_aside=set_aside, miss=miss, window=window, where=where, allow_thrash=allow_thrash)
-    stream = PersistingStream(device.stream(), device, buffer, wish)
+    stream = PersistingStream(device.streams.create(), device, buffer, wish)
     ledger = _LEDGERS.get(device)
     if ledger is None or not ledger.live:  # one without streams was interrupted before its first
-        ledger = _LEDGERS[device] = _Ledger(device, device.set_aside())
+        ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
     unfollow: Callable[[], None] | None = None
     try:
         ledger.open(stream)

@@ -45,7 +45,7 @@ class Watch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._works = unsupported(device.facts, device.set_aside) is None
+        self._works = unsupported(device.facts, device.l2.set_aside) is None
         self._found: State = {}
         self._kept: dict[Hashable, State] = {}
         """What those that live longer than a test have changed: what was there before."""
@@ -74,7 +74,7 @@ class Watch:
             DeviceError: the device is lost.
         """
         if self._works and not any(self._kept.values()) and not open_streams(self._device):
-            self._device.reset_persisting()
+            self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
         """What changed since `before` belongs to `owner`, which lives on: it is no leftover of this test."""
@@ -114,7 +114,7 @@ class Watch:
                 return None
             for key in left:
                 self._put_back(key)
-            self._device.reset_persisting()
+            self._device.l2.reset_persisting()
             stubborn = self._differences(self._read())
         except DeviceError as error:
             self._works = False
@@ -128,12 +128,12 @@ class Watch:
 
     def _read(self) -> State:
         device, ours = self._device, open_streams(self._device)
-        state: State = {} if ours else {_LIMIT: device.set_aside()}
+        state: State = {} if ours else {_LIMIT: device.l2.set_aside()}
         handles = {stream.stream.handle for stream in ours}
-        for stream in device.visible_streams():
+        for stream in device.streams.visible():
             if stream.handle not in handles:
                 try:
-                    state[stream.handle] = device.window(stream)
+                    state[stream.handle] = device.l2.window(stream)
                 except DeviceError:  # a stream that is gone, or one that takes no window
                     continue
         return state
@@ -145,14 +145,14 @@ class Watch:
     def _put_back(self, key: int | str) -> None:
         found = self._found.get(key)
         if isinstance(found, int):
-            self._device.request_set_aside(found)
+            self._device.l2.request_set_aside(found)
             return
         stream = self._stream(key)
         if stream is not None:
-            self._device.set_window(stream, found)
+            self._device.l2.set_window(stream, found)
 
     def _stream(self, key: int | str) -> Stream | None:
-        return next((stream for stream in self._device.visible_streams() if stream.handle == key), None)
+        return next((stream for stream in self._device.streams.visible() if stream.handle == key), None)
 
     def _described(self, key: int | str, value: _Value) -> str:
         found = self._found.get(key)
@@ -162,7 +162,7 @@ class Watch:
         return f"{left} on {self._name(key)} (found: {'none' if found is None else f'one of {_size(found)}'})"
 
     def _name(self, key: int | str) -> str:
-        for stream, name in zip(self._device.default_streams(), _DEFAULT_STREAMS, strict=False):
+        for stream, name in zip(self._device.streams.defaults(), _DEFAULT_STREAMS, strict=False):
             if stream.handle == key:
                 return name
         return f"stream 0x{key:x}"

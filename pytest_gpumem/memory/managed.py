@@ -98,7 +98,7 @@ class ManagedBuffer(Buffer):
             Unsupported: the device has no `concurrentManagedAccess`.
         """
         self._wanted = advised(self._wanted, read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
-        self._arena.device.synchronize()  # an advice is in no stream's order
+        self._arena.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
     def prefetch(self, place: Place) -> None:
@@ -110,9 +110,9 @@ class ManagedBuffer(Buffer):
         if place not in PLACES:
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
         device, stream = self._arena.device, self._arena.stream
-        device.synchronize()
-        device.prefetch(self._allocation, place == "host", stream)
-        device.synchronize(stream)
+        device.streams.synchronize()
+        device.managed.prefetch(self._allocation, place == "host", stream)
+        device.streams.synchronize(stream)
 
     def discard(self) -> None:
         """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
@@ -121,9 +121,9 @@ class ManagedBuffer(Buffer):
             Unsupported: driver or bindings are older than CUDA 13.
         """
         device, stream = self._arena.device, self._arena.stream
-        device.synchronize()
-        device.discard(self._allocation, stream)
-        device.synchronize(stream)
+        device.streams.synchronize()
+        device.managed.discard(self._allocation, stream)
+        device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
         """Put pages back to where they are before every sample; waits where an advice has to change, which is in no stream's order."""
@@ -131,19 +131,19 @@ class ManagedBuffer(Buffer):
         # Copies on both sides would survive a prefetch: only without the advice do they become one.
         alone = replace(self._wanted, read_mostly=False)
         if self._in_force != alone:
-            device.synchronize(stream)
+            device.streams.synchronize(stream)
             self._apply(alone)
         if not self._wanted.read_mostly:
             super().put_home(stream)
         else:
             if self.home != "as left":
-                device.prefetch(self._allocation, self.home != "device", stream)
-            device.synchronize(stream)
+                device.managed.prefetch(self._allocation, self.home != "device", stream)
+            device.streams.synchronize(stream)
             self._apply(self._wanted)
             if self.home == "prefetched":
-                device.prefetch(self._allocation, False, stream)  # leaves a copy on the host
+                device.managed.prefetch(self._allocation, False, stream)  # leaves a copy on the host
         if self.discards:
-            device.discard(self._allocation, stream)
+            device.managed.discard(self._allocation, stream)
 
     @property
     def _in_force(self) -> Advised:
@@ -152,7 +152,7 @@ class ManagedBuffer(Buffer):
 
     def _apply(self, wanted: Advised) -> None:
         for advice, to_host, on in wanted.calls(self._in_force):
-            self._arena.device.advise(self._allocation, advice, to_host, on=on)
+            self._arena.device.managed.advise(self._allocation, advice, to_host, on=on)
         self._advised = (self._allocation, wanted)
 
 
@@ -182,15 +182,15 @@ def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool,
 def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
     """Managed memory, and whether it is more than the device has free."""
     device = arena.device
-    free = device.free_bytes(MemoryKind.MANAGED)
+    free = device.memory.free_bytes(MemoryKind.MANAGED)
     if nbytes <= free:
-        return device.allocate(nbytes, MemoryKind.MANAGED), False
+        return device.memory.allocate(nbytes, MemoryKind.MANAGED), False
     if not arena.oversubscribes:
         raise OutOfMemory(
             f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are free on the device: more than fits can hang "
             "a GPU, so it needs @pytest.mark.gpumem_oversubscribe on the test"
         )
-    return device.oversubscribe(nbytes), True
+    return device.managed.oversubscribe(nbytes), True
 
 
 def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:

@@ -38,7 +38,7 @@ class PinnedCap:
         Raises:
             TooMuchPinned: names what was asked for, what is locked already, the cap and where it was set.
         """
-        memory = device.host_memory()
+        memory = device.memory.host()
         cap = int(self.share * memory.total)
         if memory.locked + nbytes <= cap:
             return

@@ -156,7 +156,7 @@ class Memory:
         generator = np.random.default_rng(self.arena.seed)
         block = generator.integers(0, 2**31 - 1, 4096, dtype=np.int32) if element.kind in "iu" else generator.random(4096)
         # np.resize repeats the block: the pages must exist, their content need not be unique for a link.
-        with self.arena.device.near_host(None):
+        with self.arena.device.memory.near_host(None):
             made = np.resize(block.astype(element), shape)
         return self.arena.adopt(made, register=register)
 

@@ -18,9 +18,9 @@ def launched(gpu_device: Any, gpu_kernels: Any, device_buffer: Any) -> Any:
     if not gpu_device.facts.persisting_l2_max_bytes:
         pytest.skip("no persisting L2")
     out, table = device_buffer(8 * MiB), device_buffer(8 * MiB)
-    launch, stream = gpu_kernels.copy.launch({"c": out, "a": table}, {}), gpu_device.stream()
-    gpu_device.launch(launch, stream)
-    gpu_device.synchronize(stream)
+    launch, stream = gpu_kernels.copy.launch({"c": out, "a": table}, {}), gpu_device.streams.create()
+    gpu_device.kernels.launch(launch, stream)
+    gpu_device.streams.synchronize(stream)
     return launch, stream, table
 
 
@@ -29,15 +29,15 @@ def launched(gpu_device: Any, gpu_kernels: Any, device_buffer: Any) -> Any:
 def test_the_driver_gives_windows_back(gpu_device: Any, launched: Any, hit: AccessProperty, miss: AccessProperty) -> None:
     launch, stream, table = launched
     window = WindowSpec(table.address, table.nbytes, 0.75, hit, miss)
-    gpu_device.set_window(stream, window)
-    assert gpu_device.window(stream) == window
-    gpu_device.set_window(stream, None)
-    assert gpu_device.window(stream) is None
-    on_nodes = gpu_device.capture(stream, lambda: gpu_device.launch(launch, stream), window=window)
-    assert gpu_device.graph_windows(on_nodes) == (window,)
-    on_launch = gpu_device.capture(stream, lambda: gpu_device.launch(launch, stream, window=window))
-    assert gpu_device.graph_windows(on_launch) == (window,)
-    assert gpu_device.window(stream) is None
+    gpu_device.l2.set_window(stream, window)
+    assert gpu_device.l2.window(stream) == window
+    gpu_device.l2.set_window(stream, None)
+    assert gpu_device.l2.window(stream) is None
+    on_nodes = gpu_device.graphs.capture(stream, lambda: gpu_device.kernels.launch(launch, stream), window=window)
+    assert gpu_device.graphs.windows(on_nodes) == (window,)
+    on_launch = gpu_device.graphs.capture(stream, lambda: gpu_device.kernels.launch(launch, stream, window=window))
+    assert gpu_device.graphs.windows(on_launch) == (window,)
+    assert gpu_device.l2.window(stream) is None
 
 
 def test_a_launch_with_a_window_computes_the_same(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, persisting_stream: Any) -> None:

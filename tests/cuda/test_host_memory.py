@@ -85,7 +85,7 @@ def test_memory_of_others_is_told_too(memory_kind: Any) -> None:
 
 def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Any, pinned_buffer: Any) -> None:
     before = os.sched_getaffinity(0)
-    with gpu_device.near_host(None) as node:
+    with gpu_device.memory.near_host(None) as node:
         inside = os.sched_getaffinity(0)
     assert os.sched_getaffinity(0) == before
     if node is None:
@@ -97,8 +97,8 @@ def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Any, pinn
 
 def state(device: Any) -> tuple[int, int, int | None]:
     gc.collect()
-    device.synchronize()
-    return device.free_bytes(MemoryKind.DEVICE), device.host_memory().locked, locked_bytes()
+    device.streams.synchronize()
+    return device.memory.free_bytes(MemoryKind.DEVICE), device.memory.host().locked, locked_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,15 +129,15 @@ def test_a_thousand_cycles_leave_nothing(gpu_device: Any, kind: str) -> None:
 
 def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: Any) -> None:
     """The driver refuses a second registration; the first is unregistered all the same."""
-    before = gpu_device.host_memory().locked
+    before = gpu_device.memory.host().locked
     arena, array = Arena(gpu_device, seed=1), np.zeros(MiB, "u1")
     memory = Memory(arena)
     memory.registered(array)
     with pytest.raises(DeviceError, match="AlreadyRegistered"):
         memory.registered(array)
     arena.close()
-    assert gpu_device.host_memory().locked == before
-    assert gpu_device.memory_kind(array.ctypes.data) is MemoryKind.PAGEABLE
+    assert gpu_device.memory.host().locked == before
+    assert gpu_device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
 
 
 def test_peer_access_is_put_back(gpu_device: Any, device_buffer: Any, peer_buffer: Any, memory_kind: Any) -> None:
@@ -146,9 +146,9 @@ def test_peer_access_is_put_back(gpu_device: Any, device_buffer: Any, peer_buffe
     assert not (here.read() == there.read()).all()
     for allowed in (False, True, False):
         with gpu_device.peer_access(allowed):
-            gpu_device.copy(there.allocation, here.allocation, MiB, gpu_device.stream())
-            gpu_device.synchronize()
+            gpu_device.content.copy(there.allocation, here.allocation, MiB, gpu_device.streams.create())
+            gpu_device.streams.synchronize()
             assert (there.read() == here.read()).all()
-        gpu_device.poison(there.allocation, gpu_device.stream())
-        gpu_device.synchronize()
+        gpu_device.content.poison(there.allocation, gpu_device.streams.create())
+        gpu_device.streams.synchronize()
         assert (there.read() == -1).all()

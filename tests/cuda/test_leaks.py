@@ -48,7 +48,7 @@ def said(pytestconfig: pytest.Config) -> Iterator[list[tuple[str, str]]]:
 @pytest.fixture
 def victim(gpu_benchmark: Any, gpu_kernels: Any, gpu_device: Any, device_buffer: Any) -> Callable[[str], float]:
     """Measures a saturated stream of writes, which a large set-aside slows: what is set aside is missing for them."""
-    reason = unsupported(gpu_device.facts, gpu_device.set_aside)
+    reason = unsupported(gpu_device.facts, gpu_device.l2.set_aside)
     if reason is not None:
         pytest.skip(reason)
     out, table = device_buffer(1 * GiB, "i4"), device_buffer(1 * MiB, "i4")
@@ -141,4 +141,4 @@ def test_our_own_streams_leave_nothing(
     with pytest.raises(error):
         measure()
     assert limit() == found
-    assert all(gpu_device.window(stream) is None for stream in gpu_device.visible_streams() if stream.handle not in (0, 2))
+    assert all(gpu_device.l2.window(stream) is None for stream in gpu_device.streams.visible() if stream.handle not in (0, 2))

@@ -20,10 +20,10 @@ def counted(gpu_device: Any) -> Any:
     def count(work: Any) -> Any:
         def waiting() -> None:
             work()
-            gpu_device.synchronize()
+            gpu_device.streams.synchronize()
 
         try:
-            return gpu_device.count_pages(waiting)
+            return gpu_device.counters.pages(waiting)
         except NotCounted as why:
             pytest.skip(f"not counted: {why}")
 

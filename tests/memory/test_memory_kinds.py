@@ -47,9 +47,9 @@ def test_pinned_memory_has_one_address_on_both_sides(pinned_buffer):
 
 def test_registered_memory_goes_back_to_pageable(memory_kind, gpu_device):
     array = np.zeros(MiB, "u1")
-    allocation = gpu_device.adopt(array, register=True)
+    allocation = gpu_device.memory.adopt(array, register=True)
     assert memory_kind(array) == "registered"
-    gpu_device.free(allocation)
+    gpu_device.memory.free(allocation)
     assert memory_kind(array) == "pageable"
 
 

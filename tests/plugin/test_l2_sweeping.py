@@ -18,10 +18,10 @@ import pytest
 from pytest_gpumem import MiB
 
 def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device):
-    found_limit = gpu_device.set_aside()
+    found_limit = gpu_device.l2.set_aside()
     out, table = device_buffer(64 * MiB, "i4"), device_buffer(SIZE * MiB, "i4")
     found = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
-    assert gpu_device.set_aside() == found_limit
+    assert gpu_device.l2.set_aside() == found_limit
     assert found.simulated and found.target == "reset_data" and found.window_bytes == SIZE * MiB
     assert 3 <= len(found.points) <= found.grid / 4
     assert sum(not point.setting.set_aside for point in found.points) == 1
@@ -163,14 +163,14 @@ def test_a_sweep_that_cannot_be_done_does_not_hide_the_failure(pytester: pytest.
             out, table = device_buffer(64 * MiB, "i4"), device_buffer(8 * MiB, "i4")
             with persisting_stream(table) as stream:
                 gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
-                request = gpu_device.request_set_aside
+                request = gpu_device.l2.request_set_aside
 
                 def refuse(nbytes):
                     if nbytes == gpu_device.facts.persisting_l2_max_bytes:
                         raise Unsupported("not that much")
                     return request(nbytes)
 
-                monkeypatch.setattr(gpu_device, "request_set_aside", refuse)
+                monkeypatch.setattr(gpu_device.l2, "request_set_aside", refuse)
                 assert False, "too slow"
         """
     )
@@ -188,8 +188,8 @@ def test_a_driver_that_sets_aside_something_else_is_noted(pytester: pytest.Pytes
         def test_table(l2_sweep, device_buffer, gpu_kernels, gpu_device, monkeypatch):
             out, table = device_buffer(64 * MiB, "i4"), device_buffer(9 * MiB, "i4")
             largest = gpu_device.facts.persisting_l2_max_bytes
-            request = gpu_device.request_set_aside
-            monkeypatch.setattr(gpu_device, "request_set_aside", lambda nbytes: request(largest if nbytes else 0))
+            request = gpu_device.l2.request_set_aside
+            monkeypatch.setattr(gpu_device.l2, "request_set_aside", lambda nbytes: request(largest if nbytes else 0))
             found = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
             monkeypatch.undo()
             again = l2_sweep(gpu_kernels.reset_data, out, table, window=table)
@@ -365,17 +365,17 @@ def test_a_case_with_a_window_is_swept(pytester: pytest.Pytester, gpumem: Run) -
         CASE.replace("WINDOW", "table")
         + """
 def test_case(l2_sweep, gpu_device):
-    limit = gpu_device.set_aside()
-    asked, request = [], gpu_device.request_set_aside
-    gpu_device.request_set_aside = lambda nbytes: asked.append(nbytes) or request(nbytes)
+    limit = gpu_device.l2.set_aside()
+    asked, request = [], gpu_device.l2.request_set_aside
+    gpu_device.l2.request_set_aside = lambda nbytes: asked.append(nbytes) or request(nbytes)
     try:
         found = l2_sweep.case(lookup)
     finally:
-        del gpu_device.request_set_aside
+        del gpu_device.l2.request_set_aside
     assert found.target == "lookup" and found.window_bytes == 8 * MiB
     assert {point.setting.set_aside for point in found.points} <= set(asked)
     assert len(placements) > len(found.points)
-    assert gpu_device.set_aside() == limit
+    assert gpu_device.l2.set_aside() == limit
 """
     )
     result = gpumem()

@@ -19,10 +19,10 @@ STATE = """
     DEFAULT, MOST = int(9.375 * MiB), int(31.25 * MiB)
 
     def state(device):
-        return device.set_aside(), [device.window(stream) for stream in device.visible_streams() if device.window(stream)]
+        return device.l2.set_aside(), [device.l2.window(stream) for stream in device.streams.visible() if device.l2.window(stream)]
 
     def lines(device):
-        return sum(line.persisting for line in device._l2._lines.values())
+        return sum(line.persisting for line in device.machine.l2._lines.values())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(config):
@@ -62,17 +62,17 @@ WAYS_IN = """
 
     def sweep(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
         reset, calls = gpu_kernels.reset_data, []
-        launch = gpu_kernels._device.launch
+        launch = gpu_kernels._device.kernels.launch
         def counted(*arguments, **options):
             calls.append(1)
             if len(calls) == 100:
                 leave()
             return launch(*arguments, **options)
-        gpu_kernels._device.launch = counted
+        gpu_kernels._device.kernels.launch = counted
         try:
             l2_sweep(reset, out, table, window=table)
         finally:
-            gpu_kernels._device.launch = launch
+            gpu_kernels._device.kernels.launch = launch
 
     def case(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
         gpu_benchmark.case(lambda memory: while_sampled(memory, memory.device(8 * MiB), leave, window=True))
@@ -159,12 +159,12 @@ NEIGHBOUR = """
         return lambda label: gpu_benchmark(gpu_kernels.reset_data, out, table, label=label).latency
 
     def misbehave(device, launch=None, table=None):
-        device.request_set_aside(MOST)
-        stream = device.stream()
+        device.l2.request_set_aside(MOST)
+        stream = device.streams.create()
         if table is not None:
-            device.set_window(stream, WindowSpec(table.address, table.nbytes, 1.0))
-            device.launch(launch, stream)
-            device.synchronize(stream)
+            device.l2.set_window(stream, WindowSpec(table.address, table.nbytes, 1.0))
+            device.kernels.launch(launch, stream)
+            device.streams.synchronize(stream)
         return stream
     """
 
@@ -210,14 +210,14 @@ def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pyteste
     def test_neighbour(gpu_device, gpu_kernels, device_buffer):
         from dataclasses import replace
         from pytest_gpumem.devices.protocol import MemoryKind
-        stream = gpu_device.stream()
-        memory = gpu_device.allocate(4 * MiB, MemoryKind.DEVICE)  # as of another library, which keeps it
+        stream = gpu_device.streams.create()
+        memory = gpu_device.memory.allocate(4 * MiB, MemoryKind.DEVICE)  # as of another library, which keeps it
         launch = gpu_kernels.copy.launch({"c": device_buffer(4 * MiB), "a": device_buffer(4 * MiB)}, {})
         launch = replace(launch, arrays={**launch.arrays, "a": memory})
-        gpu_device.set_window(stream, WindowSpec(memory.address, memory.nbytes, 1.0))
-        gpu_device.launch(launch, stream)
-        gpu_device.synchronize(stream)
-        gpu_device.set_window(stream, None)
+        gpu_device.l2.set_window(stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+        gpu_device.kernels.launch(launch, stream)
+        gpu_device.streams.synchronize(stream)
+        gpu_device.l2.set_window(stream, None)
         assert lines(gpu_device) > 0
 
     def test_after(gpu_device):
@@ -304,13 +304,13 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.
     @pytest.fixture(scope="class", params=["restores", "does not"])
     def wide(request):
         device = seen["device"]
-        stream = device.stream()
-        device.request_set_aside(MOST)
-        device.set_window(stream, WindowSpec(4096, 8 * MiB, 1.0))
+        stream = device.streams.create()
+        device.l2.request_set_aside(MOST)
+        device.l2.set_window(stream, WindowSpec(4096, 8 * MiB, 1.0))
         yield MOST, [WindowSpec(4096, 8 * MiB, 1.0)]
         if request.param == "restores":
-            device.request_set_aside(DEFAULT)
-            device.set_window(stream, None)
+            device.l2.request_set_aside(DEFAULT)
+            device.l2.set_window(stream, None)
 
     def test_opens(gpu_device):
         seen["device"] = gpu_device
@@ -321,7 +321,7 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.
 
         def test_second(self, gpu_device, wide):
             assert state(gpu_device) == wide
-            gpu_device.request_set_aside(0)
+            gpu_device.l2.request_set_aside(0)
 
         def test_third(self, gpu_device, wide):
             assert state(gpu_device) == wide
@@ -354,10 +354,10 @@ def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.P
             yield
             return
         device = session.chosen.open()
-        device.request_set_aside(MOST)
+        device.l2.request_set_aside(MOST)
         object.__setattr__(session.chosen, "open", lambda: device)
         yield
-        device.request_set_aside(DEFAULT)
+        device.l2.request_set_aside(DEFAULT)
     """
     )
     pytester.makepyfile(
@@ -380,7 +380,7 @@ def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pyt
     def restoring(gpu_device):
         misbehave(gpu_device)
         yield
-        gpu_device.request_set_aside(DEFAULT)
+        gpu_device.l2.request_set_aside(DEFAULT)
 
     @pytest.fixture
     def leaving(gpu_device):
@@ -441,7 +441,7 @@ def test_what_cannot_be_put_back_is_an_error_under_strict(pytester: pytest.Pytes
         + """
     def test_neighbour(gpu_device):
         misbehave(gpu_device)
-        gpu_device.request_set_aside = lambda nbytes: MOST
+        gpu_device.l2.request_set_aside = lambda nbytes: MOST
     """
     )
     result = gpumem("--gpumem-device", "sim:h100", *(["--gpumem-strict"] if strict else []))

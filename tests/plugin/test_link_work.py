@@ -94,8 +94,8 @@ def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
     body = """
 def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     work = staged_copy(2, MiB)
-    launch = gpu_device.launch
-    monkeypatch.setattr(gpu_device, "launch", lambda one, stream: None if one is work._steps[0][2] else launch(one, stream))
+    launch = gpu_device.kernels.launch
+    monkeypatch.setattr(gpu_device.kernels, "launch", lambda one, stream: None if one is work._steps[0][2] else launch(one, stream))
     gpu_benchmark(work)
 """
     result = run(body)

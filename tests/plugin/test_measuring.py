@@ -325,10 +325,11 @@ def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpume
 def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
+        from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
         from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
         live, found = set(), []
-        allocate, free, close = SimulatedDevice.allocate, SimulatedDevice.free, SimulatedDevice.close
+        allocate, free, close = SimulatedMemory.allocate, SimulatedMemory.free, SimulatedDevice.close
 
         def counted(self, *args, **kwargs):
             allocation = allocate(self, *args, **kwargs)
@@ -340,10 +341,10 @@ def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -
             free(self, allocation)
 
         def closed(self):
-            print("live at close:", len(live), "set-aside:", self.set_aside() == found[0])
+            print("live at close:", len(live), "set-aside:", self.l2.set_aside() == found[0])
             close(self)
 
-        SimulatedDevice.allocate, SimulatedDevice.free, SimulatedDevice.close = counted, freed, closed
+        SimulatedMemory.allocate, SimulatedMemory.free, SimulatedDevice.close = counted, freed, closed
         """
     )
     pytester.makepyfile(
@@ -351,10 +352,10 @@ def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -
         from conftest import found, live
 
         def test_failing(device_buffer, gpu_device, persisting_stream):
-            found.append(gpu_device.set_aside())
+            found.append(gpu_device.l2.set_aside())
             table = device_buffer(8 << 20)
             with persisting_stream(table):
-                assert gpu_device.set_aside() != found[0]
+                assert gpu_device.l2.set_aside() != found[0]
                 assert live
                 raise ValueError("the body fails")
 

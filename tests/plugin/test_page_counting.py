@@ -86,7 +86,7 @@ def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pyteste
     pytester.makeconftest(
         """
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.devices.simulated.counters import SimulatedCounters
 import pytest
 
 def refuse(self, work):
@@ -94,7 +94,7 @@ def refuse(self, work):
 
 @pytest.fixture(autouse=True)
 def uncounted(monkeypatch):
-    monkeypatch.setattr(SimulatedDevice, "count_pages", refuse)
+    monkeypatch.setattr(SimulatedCounters, "pages", refuse)
 """
     )
     pytester.makepyfile(

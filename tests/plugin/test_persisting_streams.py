@@ -41,13 +41,13 @@ def test_two_streams_are_open_at_once(pytester: pytest.Pytester, gpumem: Run) ->
         from pytest_gpumem import MiB
 
         def test_both(gpu_benchmark, gpu_device, device_buffer, persisting_stream, gpu_kernels):
-            found = gpu_device.set_aside()
+            found = gpu_device.l2.set_aside()
             out, one, other = (device_buffer(8 * MiB, "i4") for _ in range(3))
             with persisting_stream(one) as first, persisting_stream(other, where="launch") as second:
                 for label, table, stream in (("one", one, first), ("other", other, second)):
                     result = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label=label)
-                    assert result.measurement.window.set_aside == gpu_device.set_aside() == 18.75 * MiB
-            assert gpu_device.set_aside() == found
+                    assert result.measurement.window.set_aside == gpu_device.l2.set_aside() == 18.75 * MiB
+            assert gpu_device.l2.set_aside() == found
         """
     )
     gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=1, warnings=0)
@@ -88,7 +88,7 @@ def test_an_array_of_another_library_stands_for_its_buffer(pytester: pytest.Pyte
 
         def test_array(device_buffer, persisting_stream, gpu_device, monkeypatch):
             # No library of this machine sees the memory of a device; which array stands for it does not matter here.
-            monkeypatch.setattr(gpu_device, "guest", lambda allocation, dtype, shape, like: numpy.ones(4))
+            monkeypatch.setattr(gpu_device.memory, "guest", lambda allocation, dtype, shape, like: numpy.ones(4))
             array = device_buffer("8 MiB", like=numpy)
             with persisting_stream(array) as stream:
                 assert stream.window.nbytes == 8 << 20
@@ -116,7 +116,7 @@ def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
         from msgspec.structs import replace
 
         def test_table(gpu_device, device_buffer, persisting_stream, monkeypatch):
-            monkeypatch.setattr(gpu_device, "_facts", replace(gpu_device.facts, {changes}))
+            monkeypatch.setattr(gpu_device.machine, "facts", replace(gpu_device.facts, {changes}))
             with persisting_stream(device_buffer(1 << 20)):
                 pass
         """

@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.devices.protocol import Launch, MemoryKind
-from pytest_gpumem.devices.simulated import allocators, timing
+from pytest_gpumem.devices.simulated import allocations, timing
+from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.device import SimulatedDevice, _Step
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
-from pytest_gpumem.devices.simulated.memory import L2, Lines
+from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
+from pytest_gpumem.devices.simulated.l2 import L2, Lines
+from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.managed import SimulatedManaged
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages, Touched
+from pytest_gpumem.devices.simulated.streams import SimulatedStreams, Step
 from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.devices.simulated.windows import SimulatedL2
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.memory import l2
@@ -36,7 +42,7 @@ SUITE = Path(__file__).parents[1] / "memory"
 
 def no_window(patch: Patch) -> None:
     """A window is taken and forgotten."""
-    patch.setattr(SimulatedDevice, "set_window", lambda self, stream, window: None)
+    patch.setattr(SimulatedL2, "set_window", lambda self, stream, window: None)
 
 
 def no_set_aside(patch: Patch) -> None:
@@ -57,9 +63,9 @@ def largest_set_aside(patch: Patch) -> None:
 
 def hit_ratio_ignored(patch: Patch) -> None:
     """Every access under a window persists, so a window beyond the set-aside thrashes."""
-    set_window = SimulatedDevice.set_window
+    set_window = SimulatedL2.set_window
     patch.setattr(
-        SimulatedDevice,
+        SimulatedL2,
         "set_window",
         lambda self, stream, window: set_window(self, stream, window and replace(window, hit_ratio=1.0)),
     )
@@ -67,9 +73,9 @@ def hit_ratio_ignored(patch: Patch) -> None:
 
 def no_prefetch(patch: Patch) -> None:
     """A prefetch to the device moves no page."""
-    prefetch = SimulatedDevice.prefetch
+    prefetch = SimulatedManaged.prefetch
     patch.setattr(
-        SimulatedDevice,
+        SimulatedManaged,
         "prefetch",
         lambda self, allocation, to_host, stream: prefetch(self, allocation, to_host, stream) if to_host else None,
     )
@@ -77,9 +83,9 @@ def no_prefetch(patch: Patch) -> None:
 
 def pages_stay_where_they_are(patch: Patch) -> None:
     """A prefetch to the host moves no page: only the first sample of a placement faults."""
-    prefetch = SimulatedDevice.prefetch
+    prefetch = SimulatedManaged.prefetch
     patch.setattr(
-        SimulatedDevice,
+        SimulatedManaged,
         "prefetch",
         lambda self, allocation, to_host, stream: None if to_host else prefetch(self, allocation, to_host, stream),
     )
@@ -98,18 +104,18 @@ def pages_never_stay(patch: Patch) -> None:
 
 def advice_does_nothing(patch: Patch) -> None:
     """The driver hears no advice."""
-    patch.setattr(SimulatedDevice, "advise", lambda *_, **__: None)
+    patch.setattr(SimulatedManaged, "advise", lambda *_, **__: None)
 
 
 def advice_stays(patch: Patch) -> None:
     """What was advised is never taken back."""
-    advise = SimulatedDevice.advise
-    patch.setattr(SimulatedDevice, "advise", lambda self, *args, on: advise(self, *args, on=True) if on else None)
+    advise = SimulatedManaged.advise
+    patch.setattr(SimulatedManaged, "advise", lambda self, *args, on: advise(self, *args, on=True) if on else None)
 
 
 def discards_keep_the_content(patch: Patch) -> None:
     """A discard does nothing."""
-    patch.setattr(SimulatedDevice, "discard", lambda *_: None)
+    patch.setattr(SimulatedManaged, "discard", lambda *_: None)
 
 
 def migration_costs_nothing(patch: Patch) -> None:
@@ -119,28 +125,28 @@ def migration_costs_nothing(patch: Patch) -> None:
 
 def pageable_instead_of_pinned(patch: Patch) -> None:
     """What was to be page-locked is ordinary memory."""
-    allocate = SimulatedDevice.allocate
+    allocate = SimulatedMemory.allocate
 
-    def unlocked(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: Any) -> Any:
+    def unlocked(self: SimulatedMemory, nbytes: int, kind: MemoryKind, **flags: Any) -> Any:
         return allocate(self, nbytes, MemoryKind.PAGEABLE if kind is MemoryKind.PINNED else kind, **flags)
 
-    patch.setattr(SimulatedDevice, "allocate", unlocked)
+    patch.setattr(SimulatedMemory, "allocate", unlocked)
 
 
 def registering_locks_nothing(patch: Patch) -> None:
     """`cudaHostRegister` leaves the memory pageable."""
-    adopt = SimulatedDevice.adopt
-    patch.setattr(SimulatedDevice, "adopt", lambda self, array, register: adopt(self, array, register=False))
+    adopt = SimulatedMemory.adopt
+    patch.setattr(SimulatedMemory, "adopt", lambda self, array, register: adopt(self, array, register=False))
 
 
 def kernels(patch: Patch, change: Callable[[Kernel], Kernel]) -> None:
     """The device sees each kernel as `change(kernel)` gives it; the suite sees it as it is."""
-    prepare = SimulatedDevice._prepare
+    prepare = SimulatedKernels._prepare
 
-    def prepared(self: SimulatedDevice, launch: Launch) -> Any:
+    def prepared(self: SimulatedKernels, launch: Launch) -> Any:
         return replace(prepare(self, replace(launch, kernel=change(launch.kernel))), launch=launch)
 
-    patch.setattr(SimulatedDevice, "_prepare", prepared)
+    patch.setattr(SimulatedKernels, "_prepare", prepared)
 
 
 def accesses_by(patch: Patch, change: Callable[[str, Call, Access], Access]) -> None:
@@ -222,14 +228,14 @@ def dram_at_three_quarters(patch: Patch) -> None:
 
 def own_code_does_not_run(patch: Patch) -> None:
     """A function of the user's own queues its work and computes nothing."""
-    call = SimulatedDevice.call
-    patch.setattr(SimulatedDevice, "call", lambda self, foreign, stream: call(self, replace(foreign, reference=lambda: None), stream))
+    call = SimulatedKernels.call
+    patch.setattr(SimulatedKernels, "call", lambda self, foreign, stream: call(self, replace(foreign, reference=lambda: None), stream))
 
 
 def results_do_not_come_back(patch: Patch) -> None:
     """A host that reads managed memory in place finds zeros there."""
-    guest = SimulatedDevice.guest
-    patch.setattr(SimulatedDevice, "guest", lambda self, *arguments: np.zeros_like(guest(self, *arguments)))
+    guest = SimulatedMemory.guest
+    patch.setattr(SimulatedMemory, "guest", lambda self, *arguments: np.zeros_like(guest(self, *arguments)))
 
 
 def windows_cost(patch: Patch) -> None:
@@ -266,9 +272,9 @@ def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
 
 def flags_slow_the_link(patch: Patch) -> None:
     """Memory that is not mapped, not portable or write-combined is copied at half the rate."""
-    allocate, copy, slow = SimulatedDevice.allocate, Timing.copy, list[Any]()
+    allocate, copy, slow = SimulatedMemory.allocate, Timing.copy, list[Any]()
 
-    def flagged(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
+    def flagged(self: SimulatedMemory, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
         made = allocate(self, nbytes, kind, **flags)
         if flags.get("write_combined") or not flags.get("mapped", True) or not flags.get("portable", True):
             slow.append(made)
@@ -277,18 +283,18 @@ def flags_slow_the_link(patch: Patch) -> None:
     def slower(self: Timing, destination: Any, source: Any, nbytes: float) -> float:
         return copy(self, destination, source, nbytes) * (2 if any(a is destination or a is source for a in slow) else 1)
 
-    patch.setattr(SimulatedDevice, "allocate", flagged)
+    patch.setattr(SimulatedMemory, "allocate", flagged)
     patch.setattr(Timing, "copy", slower)
 
 
-def copies(patch: Patch, change: Callable[[SimulatedDevice, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
+def copies(patch: Patch, change: Callable[[Machine, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
     """Each copy's duration, engine and whether the host waits are what `change` makes of them."""
-    copying = SimulatedDevice._copying
+    copying = Machine.copying
 
-    def changed(self: SimulatedDevice, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
+    def changed(self: Machine, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
         return change(self, destination, source, nbytes, copying(self, destination, source, nbytes))
 
-    patch.setattr(SimulatedDevice, "_copying", changed)
+    patch.setattr(Machine, "copying", changed)
 
 
 def one_copy_engine(patch: Patch) -> None:
@@ -308,13 +314,13 @@ def every_copy_makes_the_host_wait(patch: Patch) -> None:
 
 def joining_streams_takes_a_millisecond(patch: Patch) -> None:
     """A stream that waits for another one wakes late."""
-    join = SimulatedDevice.join
+    join = SimulatedStreams.join
 
-    def late(self: SimulatedDevice, stream: Any, other: Any) -> None:
+    def late(self: SimulatedStreams, stream: Any, other: Any) -> None:
         join(self, stream, other)
-        self._queue(stream, _Step(Work(COMPUTE, lambda start: 1e-3)), 0.0)
+        self._timeline.queue(stream, Step(Work(COMPUTE, lambda start: 1e-3)), 0.0)
 
-    patch.setattr(SimulatedDevice, "join", late)
+    patch.setattr(SimulatedStreams, "join", late)
 
 
 def every_copy_takes_as_long(patch: Patch) -> None:
@@ -325,21 +331,21 @@ def every_copy_takes_as_long(patch: Patch) -> None:
 
 def small_copies_cost_nothing_extra(patch: Patch) -> None:
     """A copy is begun in no time."""
-    run = SimulatedDevice._run_copy
+    run = Machine.run_copy
 
-    def begun(self: SimulatedDevice, to: Any, source: Any, nbytes: int, start: float) -> float:
-        return max(1e-9, run(self, to, source, nbytes, start) - self._sheet.launch)
+    def begun(self: Machine, to: Any, source: Any, nbytes: int, start: float) -> float:
+        return max(1e-9, run(self, to, source, nbytes, start) - self.sheet.launch)
 
-    patch.setattr(SimulatedDevice, "_run_copy", begun)
+    patch.setattr(Machine, "run_copy", begun)
 
 
 def device_memory_is_copied_over_the_link(patch: Patch) -> None:
     """Down to the host and up again."""
 
-    def around(self: SimulatedDevice, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
+    def around(self: Machine, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
         if to.kind.on_host or source.kind.on_host:
             return made
-        return (lambda start: 2 * nbytes / self._sheet.pinned_bandwidth), made[1], made[2]
+        return (lambda start: 2 * nbytes / self.sheet.pinned_bandwidth), made[1], made[2]
 
     copies(patch, around)
 
@@ -381,7 +387,7 @@ def the_link_is_not_told(patch: Patch) -> None:
 
 
 def pools_keep(patch: Patch, keeps: bool) -> None:
-    patch.setattr(allocators, "COSTS", {name: replace(cost, keeps=keeps) for name, cost in allocators.COSTS.items()})
+    patch.setattr(allocations, "COSTS", {name: replace(cost, keeps=keeps) for name, cost in allocations.COSTS.items()})
 
 
 def pools_keep_nothing(patch: Patch) -> None:
@@ -396,30 +402,30 @@ def pools_keep_all(patch: Patch) -> None:
 
 def locking_costs_nothing(patch: Patch) -> None:
     """Pages are locked in no time."""
-    patch.setattr(SimulatedDevice, "_locking", lambda self, nbytes, kind: 0.0)
+    patch.setattr(SimulatedMemory, "_locking", lambda self, nbytes, kind: 0.0)
 
 
 def kinds_are_not_told(patch: Patch) -> None:
     """No pointer belongs to anything."""
-    patch.setattr(SimulatedDevice, "memory_kind", lambda self, address: None)
+    patch.setattr(SimulatedMemory, "kind_at", lambda self, address: None)
 
 
 def everything_is_pageable(patch: Patch) -> None:
     """Every pointer belongs to the process."""
-    patch.setattr(SimulatedDevice, "memory_kind", lambda self, address: MemoryKind.PAGEABLE)
+    patch.setattr(SimulatedMemory, "kind_at", lambda self, address: MemoryKind.PAGEABLE)
 
 
 def pinned_memory_lies_elsewhere_on_the_device(patch: Patch) -> None:
     """As without unified virtual addressing."""
-    allocate = SimulatedDevice.allocate
+    allocate = SimulatedMemory.allocate
 
-    def elsewhere(self: SimulatedDevice, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
+    def elsewhere(self: SimulatedMemory, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
         made = allocate(self, nbytes, kind, **flags)
         if kind is MemoryKind.PINNED and made.address:
             made.address += 2**44
         return made
 
-    patch.setattr(SimulatedDevice, "allocate", elsewhere)
+    patch.setattr(SimulatedMemory, "allocate", elsewhere)
 
 
 ASSERTION = r"^E +(AssertionError: )?assert "

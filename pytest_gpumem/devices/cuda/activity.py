@@ -6,13 +6,11 @@ Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.cuda.counters import Counters
-from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse
 
 KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
@@ -32,32 +30,14 @@ _MEMORY = {
 }
 
 
-def count(counters: Counters, work: Callable[[], None]) -> Activity:
-    """What runs while `work` does, which waits for what it queues.
-
-    Args:
-        counters: the device's; it holds CUPTI's one place for records.
-        work: launches and waits.
-
-    Raises:
-        NotCounted: as `Counters.watch`; or nothing was delivered.
-    """
-    seen: list[KernelUse | CopyUse] = []
-
-    def receive(cupti: Any, record: Any) -> None:
-        kind = cupti.ActivityKind(int(record.kind)).name
-        if kind == "CONCURRENT_KERNEL":
-            seen.append(kernel(record))
-        elif kind in ("MEMCPY", "MEMCPY2"):
-            seen.append(copy(cupti, record))
-        elif kind == "MEMSET":
-            seen.append(memset(cupti, record))
-
-    for _ in range(PASSES):
-        counters.watch(KINDS, receive, work)
-        if seen:
-            return together(seen)
-    raise NotCounted(f"CUPTI told of no kernel, copy or memset in {PASSES} passes")
+def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
+    """A record as plain values; None for one that is of no kernel, copy or memset."""
+    kind = cupti.ActivityKind(int(record.kind)).name
+    if kind == "CONCURRENT_KERNEL":
+        return kernel(record)
+    if kind in ("MEMCPY", "MEMCPY2"):
+        return copy(cupti, record)
+    return memset(cupti, record) if kind == "MEMSET" else None
 
 
 def together(seen: Iterable[KernelUse | CopyUse]) -> Activity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda import host, links
+from pytest_gpumem.devices.cuda import guests, host, links
+from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, is_sticky, message, translated
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, HostMemory, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.parts import check_part
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, MemoryKind, OutOfMemory
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256
@@ -54,7 +57,7 @@ class _Region:
     """Allocations that lie in it now."""
 
 
-class Allocations:
+class CudaMemory:
     """Allocates on one device.
 
     Device memory comes from `cudaMalloc` and not from CuPy's pool: where a buffer lies changes its speed, and a pool would give the
@@ -81,14 +84,15 @@ class Allocations:
             self._peer = links.peer_of(self._index)
         return self._peer
 
-    def allocate(self, nbytes: int, kind: MemoryKind, *, mapped: bool, write_combined: bool, portable: bool = True) -> Allocation:
-        """Allocate. Raises `OutOfMemory` before the driver is asked if less is free, `DeviceError` if the driver refuses."""
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+    ) -> Allocation:
         if nbytes <= 0:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
         if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED) and nbytes > free - self._kept(kind):
             self._empty_pools()
-            self.drop_spare()
+            self.make_room()
             free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
@@ -121,17 +125,6 @@ class Allocations:
         start = -_address(raw) % _PAGE
         return self._over(raw[start : start + pages], nbytes, register=kind is MemoryKind.REGISTERED)
 
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory, whatever the device has free. Raises `OutOfMemory` if it is more than half of what the host has available."""
-        most = host.available_bytes() // 2
-        if not 0 < nbytes <= most:
-            raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {most / 2**30:.3g} GiB for evicted pages"
-            )
-        with translated(f"allocating {nbytes} bytes of managed memory"):
-            address = int(runtime.mallocManaged(nbytes))
-        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
-
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
         region = self._region(needed_bytes(sizes))
@@ -147,10 +140,10 @@ class Allocations:
         if self._spare is not None and self._spare.nbytes >= nbytes:
             spare, self._spare = self._spare, None
             return spare
-        self.drop_spare()
+        self.make_room()
         roomy = min(_LEAST_REGION, self._facts.memory_bytes // _SPARE_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
-        whole = self.allocate(size, MemoryKind.DEVICE, mapped=True, write_combined=False)
+        whole = self.allocate(size, MemoryKind.DEVICE)
         return _Region(whole.address, size, 0)
 
     def _empty_pools(self) -> None:
@@ -167,8 +160,7 @@ class Allocations:
         after, _total = runtime.memGetInfo()
         self._to_scrub(max(0, int(after) - int(before)))
 
-    def drop_spare(self) -> None:
-        """Give back the region that is kept."""
+    def make_room(self) -> None:
         if self._spare is not None:
             spare, self._spare = self._spare, None
             self._give_back(spare.address, spare.nbytes)
@@ -205,12 +197,22 @@ class Allocations:
         self._locked[allocation.host_address] = allocation
         return allocation
 
-    def host_memory(self) -> HostMemory:
-        """The host's memory, and what is page-locked of it now."""
+    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        check_part(allocation, offset, nbytes)
+        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+        # The whole stands behind it, so that NumPy's memory outlives a part of it.
+        return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
+
+    def allocator(self, name: str) -> Allocator:
+        return allocator(name, self._index)
+
+    def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
+        return host.on_node(node, links.nearest_node(self._index))
+
+    def host(self) -> HostMemory:
         return HostMemory(host.total_bytes(), host.available_bytes(), sum(a.nbytes for a in self._locked.values()))
 
-    def memory_kind(self, address: int) -> MemoryKind | None:
-        """What kind of memory an address belongs to; None: to none of this process."""
+    def kind_at(self, address: int) -> MemoryKind | None:
         registered = any(
             a.kind is MemoryKind.REGISTERED and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
             for a in self._locked.values()
@@ -259,7 +261,7 @@ class Allocations:
         if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
             self._give_back(region.address, region.nbytes)
             return
-        self.drop_spare()
+        self.make_room()
         self._spare = region
 
     def free_bytes(self, kind: MemoryKind) -> int:
@@ -288,6 +290,9 @@ class Allocations:
         index = self.peer if allocation.kind is MemoryKind.PEER else self._index
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        return guests.guest(self.view, allocation, dtype, shape, like)
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:
@@ -322,3 +327,6 @@ def _address(array: Any) -> int:
 def _starts(allocation: Allocation) -> set[int]:
     """Where an allocation starts, for the device and for the host."""
     return {allocation.address, allocation.host_address} - {0}
+
+
+_: type[Memory] = CudaMemory

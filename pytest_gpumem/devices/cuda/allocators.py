@@ -15,7 +15,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda.errors import check, translated
-from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import ALLOCATORS, Allocator, DeviceError, Stream, Unsupported
 
 _KEEP_ALL = 2**64 - 1

@@ -6,17 +6,19 @@ kind of memory and the size of the buffer do not change them. NumPy fills what t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda import host, links
+from pytest_gpumem.devices.cuda.allocations import CudaMemory
+from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
-from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import Allocation, DeviceError
+from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, MemoryKind, Stream
 from pytest_gpumem.records.device import DeviceFacts
 
 SOURCE = r"""
@@ -65,23 +67,37 @@ _BLOCKS_PER_SM = 32
 _CHUNK = 1 << 20  # elements that NumPy hashes at a time: its temporaries stay in the host's cache
 
 
-class Content:
-    """Fills memory on one device."""
+class CudaContent:
+    """What the memory of one device holds."""
 
-    def __init__(self, compiler: Compiler, facts: DeviceFacts) -> None:
+    def __init__(self, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory) -> None:
         self._compiler = compiler
+        self._memory = memory
+        self._comparing = Comparing(compiler, facts)
         self._blocks = _BLOCKS_PER_SM * facts.sm_count
         self._fills: dict[str, Any] = {}
 
-    def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
-        """Floats uniform in [0, 1), integers over their full range, booleans by a coin; complex numbers as two floats each."""
+    def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
+        """As the protocol says; booleans by a coin, complex numbers as two floats each."""
+        if allocation.kind is not MemoryKind.PEER:
+            self._fill_random(allocation, dtype, seed, cast(CudaStream, stream))
+            return
+        # A kernel of this GPU may not reach it.
+        here = self._memory.allocate(allocation.nbytes, MemoryKind.DEVICE)
+        try:
+            self._fill_random(here, dtype, seed, cast(CudaStream, stream))
+            copy(allocation, here, allocation.nbytes, stream)
+            _wait(stream)
+        finally:
+            self._memory.free(here)
+
+    def _fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
         element, parts = plain_type(dtype)
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
             return
         if not allocation.address:
-            with translated("waiting for the stream"):
-                runtime.streamSynchronize(stream.handle)
+            _wait(stream)
             fill_on_host(host.array(allocation, element, size), seed)
             return
         function = self._fills.get(element)
@@ -96,31 +112,34 @@ class Content:
                 stream=stream.cupy,
             )
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: CudaStream) -> None:
-        """One random cycle over all nodes, as 32-bit indices in the first 4 bytes of each."""
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
         if node_bytes % 4 or node_bytes <= 0:
             raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
         nodes = allocation.nbytes // node_bytes
         if not 0 < nodes < 2**31:
             raise DeviceError(f"{nodes} nodes of {node_bytes} bytes: 1 to 2^31 - 1 are possible")
         following = random_cycle(nodes, seed)
-        words = node_bytes // 4
+        words, queue = node_bytes // 4, cast(CudaStream, stream).cupy
         with translated("writing a cycle"):
             if not allocation.address:
                 runtime.streamSynchronize(stream.handle)
                 host.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
                 return
-            memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, int(stream.cupy.device_id))
+            memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, int(queue.device_id))
             slots = cupy.ndarray((nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0))
             # Straight from cudaMalloc and back: blocks that a pool kept would change where later buffers lie.
-            with cupy.cuda.using_allocator(None), stream.cupy:
+            with cupy.cuda.using_allocator(None), queue:
                 staged = cupy.asarray(following)
                 slots[:, 0] = staged
                 runtime.streamSynchronize(stream.handle)
                 del staged
 
-    def poison(self, allocation: Allocation, stream: CudaStream) -> None:
-        """Bytes 0xFF: NaN as a float, -1 as an integer."""
+    def poison(self, allocation: Allocation, stream: Stream) -> None:
+        if allocation.kind is MemoryKind.PEER:
+            _wait(stream)
+            with translated("poisoning the other GPU's memory"):
+                links.set_bytes_on_peer(allocation.address, 0xFF, allocation.nbytes, self._memory.peer)
+            return
         with translated("poisoning memory"):
             if allocation.address:
                 runtime.memsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle)
@@ -128,8 +147,41 @@ class Content:
                 runtime.streamSynchronize(stream.handle)
                 host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
 
+    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+        copy(destination, source, nbytes, stream)
 
-def copy(destination: Allocation, source: Allocation, nbytes: int, stream: CudaStream) -> None:
+    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        # A copy does not move managed pages as the host's own reads would.
+        result = np.empty(size, dtype=dtype)
+        if allocation.freed or result.nbytes > allocation.nbytes:
+            raise DeviceError(f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}")
+        with translated("reading memory"):
+            runtime.deviceSynchronize()
+            if allocation.address:
+                runtime.memcpy(result.__array_interface__["data"][0], allocation.address, result.nbytes, runtime.memcpyDefault)
+            else:
+                result[:] = host.array(allocation, dtype, size)
+        return result
+
+    def from_host(self, allocation: Allocation, content: Any) -> None:
+        source = np.ascontiguousarray(content)
+        if allocation.freed or source.nbytes > allocation.nbytes:
+            raise DeviceError(f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}")
+        with translated("writing memory"):
+            runtime.deviceSynchronize()
+            if allocation.address:
+                runtime.memcpy(allocation.address, source.__array_interface__["data"][0], source.nbytes, runtime.memcpyDefault)
+                # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
+                # streams do not wait for the default stream.
+                runtime.deviceSynchronize()
+            else:
+                host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+
+    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+        return self._comparing.mismatch(actual, expected, relative_tolerance)
+
+
+def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
     """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
     if nbytes > min(destination.nbytes, source.nbytes):
         raise DeviceError(f"cannot copy {nbytes} bytes from {source.nbytes} to {destination.nbytes}")
@@ -145,34 +197,9 @@ def copy(destination: Allocation, source: Allocation, nbytes: int, stream: CudaS
         )
 
 
-def to_host(allocation: Allocation, dtype: str, size: int) -> Any:
-    """A NumPy copy, after all queued work of the device. The copy does not move managed pages as the host's own reads would."""
-    result = np.empty(size, dtype=dtype)
-    if allocation.freed or result.nbytes > allocation.nbytes:
-        raise DeviceError(f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}")
-    with translated("reading memory"):
-        runtime.deviceSynchronize()
-        if allocation.address:
-            runtime.memcpy(result.__array_interface__["data"][0], allocation.address, result.nbytes, runtime.memcpyDefault)
-        else:
-            result[:] = host.array(allocation, dtype, size)
-    return result
-
-
-def from_host(allocation: Allocation, content: Any) -> None:
-    """Copy a NumPy array into memory, after all queued work, and wait until it is there."""
-    source = np.ascontiguousarray(content)
-    if allocation.freed or source.nbytes > allocation.nbytes:
-        raise DeviceError(f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}")
-    with translated("writing memory"):
-        runtime.deviceSynchronize()
-        if allocation.address:
-            runtime.memcpy(allocation.address, source.__array_interface__["data"][0], source.nbytes, runtime.memcpyDefault)
-            # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
-            # streams do not wait for the default stream.
-            runtime.deviceSynchronize()
-        else:
-            host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+def _wait(stream: Stream) -> None:
+    with translated("waiting for the stream"):
+        runtime.streamSynchronize(stream.handle)
 
 
 def plain_type(dtype: str) -> tuple[str, int]:
@@ -220,3 +247,6 @@ def _mixed(z: Any) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
     return z ^ (z >> np.uint64(31))
+
+
+_: type[Content] = CudaContent

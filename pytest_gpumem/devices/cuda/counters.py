@@ -1,6 +1,6 @@
-"""Page faults and migrations of managed memory, counted by CUPTI through `cupti-python` (the extra `cupti`).
+"""What CUPTI counts through `cupti-python` (the extra `cupti`): page faults and migrations of managed memory, kernels and copies.
 
-Nothing is imported before somebody counts, and CUPTI's counters are off again before `Counters.count` returns.
+Nothing is imported before somebody counts, and CUPTI's counters are off again before `pages` and `activity` return.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
 """
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import NotCounted, Undelivered
+from pytest_gpumem.devices.cuda import activity
+from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
     CPU_FAULT,
@@ -23,6 +24,7 @@ from pytest_gpumem.records.migrations import (
     PageEvent,
     page_counts,
 )
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 BUFFER_BYTES = 8 * 2**20
 """Of one buffer of records; CUPTI asks for more when it is full."""
@@ -70,7 +72,7 @@ class Event(NamedTuple):
 
 
 class MovedOnPurpose(Protocol):
-    """What `beacon.Beacon` is."""
+    """What `managed.Beacon` is."""
 
     @property
     def nbytes(self) -> int: ...
@@ -78,8 +80,8 @@ class MovedOnPurpose(Protocol):
     def holds(self, address: int) -> bool: ...
 
 
-class Counters:
-    """CUPTI's counters of unified memory, for one device.
+class CudaCounters:
+    """CUPTI's counters of unified memory and its records of activity, for one device.
 
     Args:
         index: the device.
@@ -98,7 +100,7 @@ class Counters:
         self._others = 0
         """Records of other kinds that were delivered to `watch`."""
 
-    def count(self, work: Callable[[], None]) -> PageCounts:
+    def pages(self, work: Callable[[], None]) -> PageCounts:
         """What is counted while `work` runs, which waits for what it queues.
 
         Raises:
@@ -107,7 +109,7 @@ class Counters:
         """
         cupti = self._load()
         for _ in range(0 if self._awake else WAKING):
-            # The first passes of a process may deliver nothing (see `beacon.Beacon`); none of them is the one that counts.
+            # The first passes of a process may deliver nothing (see `managed.Beacon`); none of them is the one that counts.
             self._record(cupti, lambda: None)
             if self._seen() > 0:
                 break
@@ -119,6 +121,25 @@ class Counters:
         self._awake = True
         self._refuse_losses(cupti)
         return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
+
+    def activity(self, work: Callable[[], None]) -> Activity:
+        """Kernels, copies and memsets while `work` runs, which waits for what it queues.
+
+        Raises:
+            NotCounted: as `watch`; or nothing was delivered.
+        """
+        seen: list[KernelUse | CopyUse] = []
+
+        def receive(cupti: Any, record: Any) -> None:
+            use = activity.use_of(cupti, record)
+            if use is not None:
+                seen.append(use)
+
+        for _ in range(activity.PASSES):
+            self.watch(activity.KINDS, receive, work)
+            if seen:
+                return activity.together(seen)
+        raise NotCounted(f"CUPTI told of no kernel, copy or memset in {activity.PASSES} passes")
 
     def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
         """Have CUPTI's records of other kinds delivered while `work` runs, which waits for what it queues.
@@ -282,3 +303,6 @@ def _hint(error: Exception) -> str:
     if "MULTIPLE_SUBSCRIBERS" in str(error):
         return " (another tool, such as a profiler, holds CUPTI in this process)"
     return " (its version must be that of libcupti)" if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper() else ""
+
+
+_: type[Counters] = CudaCounters

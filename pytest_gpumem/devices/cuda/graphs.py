@@ -5,16 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import guests, l2
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check
-from pytest_gpumem.devices.cuda.streams import CudaEvent, CudaStream
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, WindowSpec
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
+from pytest_gpumem.devices.persistence import check_window
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Graphs, Stream, WindowSpec
+from pytest_gpumem.records.device import DeviceFacts
 
 _WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
 _SETTING = "setting the access-policy window of a graph's kernel"
@@ -33,10 +35,11 @@ class CudaGraph:
         weakref.finalize(self, _destroy, executable, template, pools).atexit = False
 
 
-class Capturing:
+class CudaGraphs:
     """Captures on one device; knows which stream is being captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._facts = facts
         self._stream: CudaStream | None = None
 
     def record(self, event: CudaEvent, stream: CudaStream) -> None:
@@ -46,18 +49,20 @@ class Capturing:
         else:
             runtime.eventRecord(event.handle, stream.handle)
 
-    def replay(self, graph: CudaGraph, stream: CudaStream) -> None:
-        """Queue a graph. Raises `CannotCapture` during a capture: a graph within a graph would have to be made a node."""
-        if self._stream is not None:
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        if self._stream is not None:  # a graph within a graph would have to be made a node
             raise CannotCapture("it replays a graph")
-        runtime.graphLaunch(graph.executable, stream.handle)
+        with translated("replaying a graph"):
+            runtime.graphLaunch(cast(CudaGraph, graph).executable, stream.handle)
 
-    def capture(self, stream: CudaStream, body: Callable[[], None], window: WindowSpec | None = None) -> CudaGraph:
-        """Run `body` and keep what it queued on `stream`, with `window` on every kernel of it.
+    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        reading = "reading the access-policy window of a graph's kernel"
+        nodes = _kernels(cast(CudaGraph, graph).template)
+        return tuple(l2.unpacked(check(R.cudaGraphKernelNodeGetAttribute(node, _WINDOW), reading)) for node in nodes)
 
-        Raises:
-            CannotCapture: with the reason; the stream can be used as before.
-        """
+    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> CudaGraph:
+        if window is not None:
+            check_window(window, self._facts)
         if self._stream is not None:
             raise CannotCapture("another capture is under way")
         pool = cupy.cuda.MemoryPool(_malloc_while_capturing)
@@ -67,7 +72,7 @@ class Capturing:
                 pools.enter_context(cupy.cuda.using_allocator(pool.malloc))
                 torch_pool = pools.enter_context(guests.private_torch_pool())
                 runtime.streamBeginCapture(stream.handle, runtime.streamCaptureModeThreadLocal)
-                self._stream = stream
+                self._stream = cast(CudaStream, stream)
                 body()
                 # Before the allocators are put back: what a library does then must not run into the capture.
                 graph = self._end(stream)
@@ -90,11 +95,11 @@ class Capturing:
                 runtime.graphDestroy(graph)
         return CudaGraph(executable, template, (pool, torch_pool))
 
-    def _end(self, stream: CudaStream) -> int:
+    def _end(self, stream: Stream) -> int:
         self._stream = None
         return int(runtime.streamEndCapture(stream.handle))
 
-    def _abort(self, stream: CudaStream) -> None:
+    def _abort(self, stream: Stream) -> None:
         """End a capture that went wrong. Ending an invalidated one reports that; CuPy clears the error, cuda-bindings' is cleared here."""
         try:
             unfinished = self._end(stream)
@@ -103,12 +108,6 @@ class Capturing:
         R.cudaGetLastError()
         if unfinished:
             runtime.graphDestroy(unfinished)
-
-
-def windows(graph: CudaGraph) -> tuple[WindowSpec | None, ...]:
-    """The access-policy window of each kernel node, read back from the driver."""
-    reading = "reading the access-policy window of a graph's kernel"
-    return tuple(l2.unpacked(check(R.cudaGraphKernelNodeGetAttribute(node, _WINDOW), reading)) for node in _kernels(graph.template))
 
 
 def _malloc_while_capturing(nbytes: int) -> Any:
@@ -147,3 +146,6 @@ def _destroy(executable: int, template: int, pools: tuple[Any, ...]) -> None:
     with suppress(*CUPY_ERRORS):  # only a lost context refuses, and took the graphs with it
         runtime.graphExecDestroy(executable)
         runtime.graphDestroy(template)
+
+
+_: type[Graphs] = CudaGraphs

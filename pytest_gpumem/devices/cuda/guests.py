@@ -11,8 +11,7 @@ from typing import Any
 import cupy
 
 from pytest_gpumem.devices.cuda import host
-from pytest_gpumem.devices.cuda.allocations import Allocations
-from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 
@@ -52,8 +51,8 @@ _GUESTS: dict[str, Callable[[Any, Allocation, str, int], Any]] = {
 }
 
 
-def guest(allocations: Allocations, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-    """An array of the library `like` over an allocation.
+def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+    """An array of the library `like` over an allocation; `view` gives the array that it is made of.
 
     Raises:
         Unsupported: no bridge to that library, or the library cannot take this memory or type.
@@ -63,9 +62,9 @@ def guest(allocations: Allocations, allocation: Allocation, dtype: str, shape: t
         asked = name if isinstance(name, str) else repr(like)
         raise Unsupported(f"no bridge to {asked}: like= takes the module cupy, torch, numba.cuda or numpy")
     size = math.prod(shape)
-    view = allocations.view(allocation, dtype, size)
+    seen = view(allocation, dtype, size)
     try:
-        return _GUESTS[name](view, allocation, dtype, size).reshape(shape)
+        return _GUESTS[name](seen, allocation, dtype, size).reshape(shape)
     except DeviceError:
         raise
     except (ImportError, TypeError, ValueError, RuntimeError) as error:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.cuda import host
-from pytest_gpumem.devices.cuda.allocations import Allocations
-from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.cuda.allocations import CudaMemory
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import DeviceError, HoldExpired, MemoryKind, Unsupported
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
@@ -57,12 +57,11 @@ class CudaHold:
 class Holds:
     """The flags in mapped host memory, and which of them are in use."""
 
-    def __init__(self, function: Any, allocations: Allocations) -> None:
+    def __init__(self, function: Any, memory: CudaMemory) -> None:
         self._function = function
-        self._allocations = allocations
-        self._memory = allocations.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED, mapped=True, write_combined=False)
+        self._memory = memory.allocate(_SLOTS * _SLOT_WORDS * 4, MemoryKind.PINNED)
         if not self._memory.address:
-            allocations.free(self._memory)
+            memory.free(self._memory)
             raise Unsupported("the device cannot map host memory: a stream cannot be held")
         self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
@@ -106,7 +105,3 @@ class Holds:
         """Let every stream go on."""
         for hold in self._pending:
             hold.release()
-
-    def close(self) -> None:
-        """Free the flags. Nothing may be held any more."""
-        self._allocations.free(self._memory)

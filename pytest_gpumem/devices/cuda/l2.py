@@ -10,9 +10,8 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.streams import CudaStream
 from pytest_gpumem.devices.persistence import check_window, unsupported
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import L2, AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 _NUMBERS = {
@@ -22,56 +21,39 @@ _NUMBERS = {
 }
 """The driver and the runtime number the properties alike."""
 _PROPERTIES = {number: which for which, number in _NUMBERS.items()}
+_WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
 _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
 
 
-def set_aside() -> int:
-    """`cudaLimitPersistingL2CacheSize` in bytes."""
-    return int(check(R.cudaDeviceGetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize), "reading the L2 set-aside"))
+class CudaL2:
+    """The set-aside of one device and the windows of its streams."""
 
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._facts = facts
 
-def request_set_aside(nbytes: int, facts: DeviceFacts) -> int:
-    """Set it, at most to the largest that the device has, and give back what was granted.
+    def set_aside(self) -> int:
+        return int(check(R.cudaDeviceGetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize), "reading the L2 set-aside"))
 
-    Raises:
-        Unsupported: no persisting L2, a MIG instance, or MPS, whose server alone can set it (CUDA Programming Guide, L2 set-aside).
-    """
-    reason = unsupported(facts, set_aside)
-    if reason is not None:
-        raise Unsupported(reason)
-    wanted = min(nbytes, facts.persisting_l2_max_bytes)
-    check(R.cudaDeviceSetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize, wanted), f"setting aside {wanted} bytes of L2")
-    return set_aside()
+    def request_set_aside(self, nbytes: int) -> int:
+        # Under MPS only its server can set it (CUDA Programming Guide, L2 set-aside).
+        reason = unsupported(self._facts, self.set_aside)
+        if reason is not None:
+            raise Unsupported(reason)
+        wanted = min(nbytes, self._facts.persisting_l2_max_bytes)
+        check(R.cudaDeviceSetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize, wanted), f"setting aside {wanted} bytes of L2")
+        return self.set_aside()
 
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        if window is not None:
+            check_window(window, self._facts)
+        value = packed(window, R.cudaStreamAttrValue)
+        check(R.cudaStreamSetAttribute(stream.handle, _WINDOW, value), "setting the access-policy window")
 
-def set_window(stream: CudaStream, window: WindowSpec | None, facts: DeviceFacts) -> None:
-    """Set the window, or turn it off.
+    def window(self, stream: Stream) -> WindowSpec | None:
+        return unpacked(check(R.cudaStreamGetAttribute(stream.handle, _WINDOW), "reading the access-policy window"))
 
-    Raises:
-        DeviceError: as `check_window` says, or the driver refuses.
-    """
-    if window is not None:
-        check_window(window, facts)
-    check(
-        R.cudaStreamSetAttribute(
-            stream.handle, R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow, packed(window, R.cudaStreamAttrValue)
-        ),
-        "setting the access-policy window",
-    )
-
-
-def window(stream: CudaStream) -> WindowSpec | None:
-    """The window as the driver holds it; None if it is off."""
-    value = check(
-        R.cudaStreamGetAttribute(stream.handle, R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow),
-        "reading the access-policy window",
-    )
-    return unpacked(value)
-
-
-def reset_persisting() -> None:
-    """Turn all persisting lines to normal."""
-    check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
+    def reset_persisting(self) -> None:
+        check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
 
 
 def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
@@ -113,3 +95,6 @@ def unpacked(value: Any) -> WindowSpec | None:
         raise DeviceError(f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}")
     hit, miss = (_PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)
+
+
+_: type[L2] = CudaL2

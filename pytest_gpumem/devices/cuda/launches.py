@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
+from pytest_gpumem.devices.cuda import guests
 from pytest_gpumem.devices.cuda.compiler import Compiler
-from pytest_gpumem.devices.cuda.errors import check_driver
+from pytest_gpumem.devices.cuda.content import copy
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, message
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
-from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, WindowSpec
+from pytest_gpumem.devices.persistence import check_window
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Kernel, Role
+from pytest_gpumem.records.device import DeviceFacts
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,35 @@ class Prepared:
         )
 
 
-class Launches:
-    """Prepared launches, each kept for as long as its `Launch` lives: repeating one costs a look-up."""
+class CudaKernels:
+    """Launches on one device. Each is prepared once and kept for as long as its `Launch` lives: repeating it costs a look-up."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, index: int, facts: DeviceFacts, compiler: Compiler) -> None:
+        self._index = index
+        self._facts = facts
         self._compiler = compiler
         # A Launch holds mappings and cannot be hashed, so it is found by identity and forgotten when it dies.
         self._prepared: dict[int, tuple[weakref.ref[Launch], Prepared]] = {}
+
+    def compile(self, launch: Launch) -> None:
+        if launch.kernel.source is not None:
+            self.prepared(launch)
+
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
+        if window is not None:
+            check_window(window, self._facts)
+        if launch.kernel.source is None:
+            copy(*copied(launch), stream)
+            return
+        prepared = self.prepared(launch)
+        try:  # not `translated`: samples repeat it
+            prepared.queue(cast(CudaStream, stream), window)
+        except CUPY_ERRORS as error:
+            raise DeviceError(message(error.status, str(error), f"launching kernel {launch.kernel.name!r}")) from error
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        with guests.current(self._index, cast(CudaStream, stream)):
+            foreign.function()
 
     def prepared(self, launch: Launch) -> Prepared:
         """Compile if need be and pack the arguments. Raises `DeviceError` for a memory that the device cannot see."""
@@ -139,3 +165,6 @@ def copied(launch: Launch) -> tuple[Allocation, Allocation, int]:
     destination, source = by_role[Role.WRITE], by_role[Role.READ]
     nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
     return launch.arrays[destination], launch.arrays[source], nbytes
+
+
+_: type[Kernels] = CudaKernels

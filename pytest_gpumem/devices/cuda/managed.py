@@ -1,4 +1,4 @@
-"""Prefetch, advice and discard of managed memory under CUDA 12 and 13, which name a place in different ways."""
+"""Prefetch, advice and discard of managed memory under CUDA 12 and 13, which name a place in different ways; and the beacon."""
 
 from __future__ import annotations
 
@@ -6,32 +6,83 @@ from typing import Any
 
 import cuda.bindings
 from cuda.bindings import runtime as R  # noqa: N812
+from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.streams import CudaStream
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.protocol import (
+    Advice,
+    Allocation,
+    DeviceError,
+    Managed,
+    MemoryKind,
+    NotCounted,
+    OutOfMemory,
+    Stream,
+    Unsupported,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 """Of cuda-bindings, which names places as its own CUDA does."""
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
+BEACON_BYTES = 2 * 2**20
+"""One block of the driver's: nobody else's pages share it, so that no fault beside it moves it."""
 # What a driver says that does not know the call: of CUDA 12, or for a GPU that cannot.
 _TOO_OLD = ("cudaErrorNotSupported", "cudaErrorCallRequiresNewerDriver", "cudaErrorInsufficientDriver")
 
 
-def prefetch(allocation: Allocation, index: int, to_host: bool, stream: CudaStream, facts: DeviceFacts) -> None:
-    """Queue `cudaMemPrefetchAsync` to device `index` or to the host.
+class CudaManaged:
+    """The pages of managed memory of device `index`."""
 
-    Raises:
-        Unsupported: the device has no `concurrentManagedAccess`: its pages move as a whole at a launch.
-    """
-    _check(allocation, facts, "prefetched")
-    arguments = place(R, BINDINGS_MAJOR, index, to_host)
-    check(
-        R.cudaMemPrefetchAsync(allocation.address, allocation.nbytes, *arguments, stream.handle),
-        f"prefetching {allocation.nbytes} bytes to the {'host' if to_host else 'device'}",
-    )
+    def __init__(self, index: int, facts: DeviceFacts) -> None:
+        self._index = index
+        self._facts = facts
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        self._check(allocation, "prefetched")
+        arguments = place(R, BINDINGS_MAJOR, self._index, to_host)
+        check(
+            R.cudaMemPrefetchAsync(allocation.address, allocation.nbytes, *arguments, stream.handle),
+            f"prefetching {allocation.nbytes} bytes to the {'host' if to_host else 'device'}",
+        )
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        self._check(allocation, "advised about")
+        where = location(R, BINDINGS_MAJOR, self._index, to_host)  # the driver ignores the place of ReadMostly
+        check(
+            R.cudaMemAdvise(allocation.address, allocation.nbytes, advice_number(advice, on=on), where),
+            f"{'setting' if on else 'unsetting'} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",
+        )
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        self._check(allocation, "discarded")
+        call = getattr(R, "cudaMemDiscardBatchAsync", None)
+        if call is None:
+            raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13")
+        result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
+        if getattr(result[0], "name", "") in _TOO_OLD:
+            R.cudaGetLastError()
+            driver = self._facts.driver or "of unknown version"
+            raise Unsupported(f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}")
+        check(result, f"discarding {allocation.nbytes} bytes")
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        most = host.available_bytes() // 2
+        if not 0 < nbytes <= most:
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {most / 2**30:.3g} GiB for evicted pages"
+            )
+        with translated(f"allocating {nbytes} bytes of managed memory"):
+            address = int(runtime.mallocManaged(nbytes))
+        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
+
+    def _check(self, allocation: Allocation, done: str) -> None:
+        if allocation.kind is not MemoryKind.MANAGED:
+            raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+        if not self._facts.concurrent_managed_access:
+            raise Unsupported(f"{self._facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
 
 
 def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:
@@ -57,39 +108,49 @@ def advice_number(advice: Advice, *, on: bool) -> Any:
     return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{_WORDS[advice]}")
 
 
-def advise(allocation: Allocation, index: int, advice: Advice, to_host: bool, facts: DeviceFacts, *, on: bool) -> None:
-    """`cudaMemAdvise` for device `index` or for the host, at once. The driver ignores the place of ReadMostly.
+class Beacon:
+    """Managed memory of our own that goes to the device and back.
 
-    Raises:
-        Unsupported: the device has no `concurrentManagedAccess`.
+    Counters of unified memory may be on and yet deliver nothing: on an H200 (driver 580.159.04) the first two passes of a process did,
+    whatever moved in them. A move that is known to have happened tells such a pass from one in which nothing moved.
+
+    Args:
+        index: the device.
     """
-    _check(allocation, facts, "advised about")
-    where = location(R, BINDINGS_MAJOR, index, to_host)
-    check(
-        R.cudaMemAdvise(allocation.address, allocation.nbytes, advice_number(advice, on=on), where),
-        f"{'setting' if on else 'unsetting'} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",
-    )
+
+    nbytes = BEACON_BYTES
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._address = 0
+
+    def move(self) -> None:
+        """Prefetch to the device and back to the host, and wait.
+
+        Raises:
+            NotCounted: the device cannot prefetch managed memory.
+        """
+        if not self._address:
+            with translated("allocating managed memory to try the counters on"):
+                self._address = int(runtime.mallocManaged(BEACON_BYTES))
+                runtime.memset(self._address, 0, BEACON_BYTES)
+        for to_host in (False, True):
+            where = place(R, BINDINGS_MAJOR, self._index, to_host)
+            result = R.cudaMemPrefetchAsync(self._address, BEACON_BYTES, *where, 0)
+            if int(result[0]) != 0:
+                R.cudaGetLastError()
+                raise NotCounted(f"pages cannot be moved to try the counters on: {result[0].name}")
+        check(R.cudaStreamSynchronize(0), "moving managed memory to try the counters on")
+
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in it."""
+        return self._address <= address < self._address + BEACON_BYTES
+
+    def close(self) -> None:
+        """Free it; a second call does nothing."""
+        address, self._address = self._address, 0
+        if address:
+            runtime.free(address)
 
 
-def discard(allocation: Allocation, stream: CudaStream, facts: DeviceFacts) -> None:
-    """Queue `cudaMemDiscardBatchAsync`, which came with CUDA 13.
-
-    Raises:
-        Unsupported: bindings or driver have no such call, or the device has no `concurrentManagedAccess`.
-    """
-    _check(allocation, facts, "discarded")
-    call = getattr(R, "cudaMemDiscardBatchAsync", None)
-    if call is None:
-        raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13")
-    result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
-    if getattr(result[0], "name", "") in _TOO_OLD:
-        R.cudaGetLastError()
-        raise Unsupported(f"the driver ({facts.driver or 'of unknown version'}) has no cudaMemDiscardBatchAsync: {result[0].name}")
-    check(result, f"discarding {allocation.nbytes} bytes")
-
-
-def _check(allocation: Allocation, facts: DeviceFacts, done: str) -> None:
-    if allocation.kind is not MemoryKind.MANAGED:
-        raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
-    if not facts.concurrent_managed_access:
-        raise Unsupported(f"{facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
+_: type[Managed] = CudaManaged

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_gpumem.devices.protocol import Allocation, Launch, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Unsupported
 from pytest_gpumem.kernels.kernel import Role
 
 BACKED_BYTES = 256 * 2**10
@@ -186,6 +186,13 @@ def content(allocation: Allocation) -> Content:
     if not isinstance(backing, Content):
         raise TypeError("the allocation belongs to another device")
     return backing
+
+
+def live(allocation: Allocation) -> Content:
+    """The content of an allocation that is not freed."""
+    if allocation.freed:
+        raise DeviceError("the memory was freed")
+    return content(allocation)
 
 
 @dataclass(frozen=True)

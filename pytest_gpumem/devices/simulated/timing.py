@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, MemoryKind, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.memory import L2, State, miss_ratio
+from pytest_gpumem.devices.simulated.l2 import L2, State, miss_ratio
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 

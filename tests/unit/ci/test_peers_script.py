@@ -247,11 +247,11 @@ def test_what_the_peers_launch_is_what_this_project_launches(bench: TriadBench, 
 def test_arrays_are_freed_after_each_case(bench: TriadBench) -> None:
     from pytest_gpumem.devices.protocol import MemoryKind
 
-    free = bench.device.free_bytes(MemoryKind.DEVICE)
+    free = bench.device.memory.free_bytes(MemoryKind.DEVICE)
     with bench.arrays(32 * MiB) as arrays:
-        assert bench.device.free_bytes(MemoryKind.DEVICE) <= free - 3 * 32 * MiB
+        assert bench.device.memory.free_bytes(MemoryKind.DEVICE) <= free - 3 * 32 * MiB
         arrays[0].move()
-    assert bench.device.free_bytes(MemoryKind.DEVICE) == free
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == free
 
 
 class FakeNvbench(types.ModuleType):

@@ -130,13 +130,13 @@ def test_failed_workers_are_left_out_and_too_few_are_said() -> None:
 def test_the_launch_on_a_full_grid_is_the_one_that_a_measurement_takes_its_overhead_from(monkeypatch: pytest.MonkeyPatch) -> None:
     device = choose("sim").open()
     seen: list[tuple[Any, ...]] = []
-    launch = device.launch
+    launch = device.kernels.launch
 
     def watched(one: Any, stream: Any) -> None:
         seen.append((one.kernel.name, one.shape, one.call.arrays))
         launch(one, stream)
 
-    monkeypatch.setattr(device, "launch", watched)
+    monkeypatch.setattr(device.kernels, "launch", watched)
     conductor = Conductor(device, Ranges(), profiled=False)
     conductor.floors()
     conductor.close()

@@ -17,10 +17,10 @@ def test_the_first_time_is_left_out_and_works_take_turns() -> None:
     device = choose("sim").open()
     order: list[str] = []
     works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    taken = stream_ceiling.by_host(device, device.stream(), works, 4)
+    taken = stream_ceiling.by_host(device, device.streams.create(), works, 4)
     assert order == ["a", "b"] * 4
     assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 3, "b": 3}
-    taken = stream_ceiling.by_events(device, device.stream(), works, 3)
+    taken = stream_ceiling.by_events(device, device.streams.create(), works, 3)
     assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
     device.close()
 

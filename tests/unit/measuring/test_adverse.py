@@ -46,7 +46,7 @@ def test_an_expired_hold_is_not_the_next_measurements_fault(bench: Bench) -> Non
         nonlocal calls
         calls += 1
         if calls == 20:
-            bench.device._host += 2 * HOLD_TIMEOUT
+            bench.device.timeline.host += 2 * HOLD_TIMEOUT
             raise RuntimeError("the twentieth call")
 
     with pytest.raises(RuntimeError, match="the twentieth call"):
@@ -64,7 +64,7 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
         moved.append(buffer)
         move(buffer)
 
-    replay, run_dry = bench.device.replay, list[Any]()
+    replay, run_dry = bench.device.graphs.replay, list[Any]()
 
     def booked(graph: Any, stream: Any) -> None:
         if moved:
@@ -74,7 +74,7 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
     monkeypatch.setattr(Buffer, "move", second_fails)
     monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.side_by_side", lambda *_: 0)
     before = list[Any]()
-    capture = bench.device.capture
+    capture = bench.device.graphs.capture
 
     def captured(stream: Any, body: Any, **options: Any) -> Any:
         graph = capture(stream, body, **options)
@@ -82,8 +82,8 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
             before.append(graph)
         return graph
 
-    monkeypatch.setattr(bench.device, "capture", captured)
-    monkeypatch.setattr(bench.device, "replay", booked)
+    monkeypatch.setattr(bench.device.graphs, "capture", captured)
+    monkeypatch.setattr(bench.device.graphs, "replay", booked)
     taken = bench.measure("copy", a, b, mode="hot", placements=4)
     assert old.freed
     assert taken.checked
@@ -95,7 +95,7 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
 def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba's kernels, say, go to the default stream, which ours do not wait for."""
     waited: list[Any] = []
-    synchronize, hold, call = bench.device.synchronize, bench.device.hold, bench.device.call
+    synchronize, hold, call = bench.device.streams.synchronize, bench.device.streams.hold, bench.device.kernels.call
     unsound, restores = list[int](), 0
 
     def synchronized(stream: Any = None) -> None:
@@ -117,9 +117,9 @@ def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench
     def restore() -> None:
         pass
 
-    monkeypatch.setattr(bench.device, "synchronize", synchronized)
-    monkeypatch.setattr(bench.device, "hold", held)
-    monkeypatch.setattr(bench.device, "call", called)
+    monkeypatch.setattr(bench.device.streams, "synchronize", synchronized)
+    monkeypatch.setattr(bench.device.streams, "hold", held)
+    monkeypatch.setattr(bench.device.kernels, "call", called)
     x = bench.memory.device(1 * MiB)
     taken = bench.case(lambda memory: Case(launch=lambda: None, reference=lambda: None, restore=restore, reads=[x]))
     assert taken.sampler == "blocked"
@@ -130,7 +130,7 @@ def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench
 def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The poison is on our stream, restore and launch may be on another that does not wait for it, and the check on a third."""
     steps: list[str] = []
-    synchronize, poison = bench.device.synchronize, bench.device.poison
+    synchronize, poison = bench.device.streams.synchronize, bench.device.content.poison
     case = bench.conductor.case
 
     def step(name: str) -> Any:
@@ -150,9 +150,9 @@ def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatc
         steps.append("poison")
         poison(memory, stream)
 
-    monkeypatch.setattr(bench.device, "synchronize", waited)
-    monkeypatch.setattr(bench.device, "poison", poisoned)
-    monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
+    monkeypatch.setattr(bench.device.streams, "synchronize", waited)
+    monkeypatch.setattr(bench.device.content, "poison", poisoned)
+    monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     target = case(build, arena=bench.arena)
     steps.clear()
     check(target)
@@ -174,7 +174,7 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, blocks: int, said: bool
 ) -> None:
     """A pool has the block before the last free when the next placement is built: two places in turn."""
-    monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
+    monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     work, built = bench.kernels.copy, 0
     buffers, values = work.arguments(tuple(bench.buffers(2)), {})
     copy = work.launch(buffers, values)
@@ -182,7 +182,7 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     def build(memory: Memory) -> Case:
         nonlocal built
         built += 1
-        return Case(lambda: bench.device.launch(copy, memory.stream), reads=[Pooled(built % blocks << 21)])
+        return Case(lambda: bench.device.kernels.launch(copy, memory.stream), reads=[Pooled(built % blocks << 21)])
 
     taken = bench.case(build, placements=6)
     assert built == len(taken.placements) == 6

@@ -34,7 +34,7 @@ def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
 
 
 def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    captured, capture = list[int](), bench.device.capture
+    captured, capture = list[int](), bench.device.graphs.capture
 
     def counted(stream: object, body: object) -> object:
         before = len(bench.device.launched)
@@ -42,7 +42,7 @@ def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeyp
         captured.append(len(bench.device.launched) - before)
         return graph
 
-    monkeypatch.setattr(bench.device, "capture", counted)
+    monkeypatch.setattr(bench.device.graphs, "capture", counted)
     taken = bench.measure("copy", *bench.buffers(2, 2 * MiB), mode="hot", placements=4)
     assert taken.sampler == "batched"
     assert len(taken.placements) == 4  # side by side, though more would be small enough: each takes a capture

@@ -43,7 +43,7 @@ def with_(**fields: Any) -> Callable[[Memory], Case]:
 def windows(bench: Bench) -> list[WindowSpec]:
     """The windows that are set on streams."""
     device = bench.device
-    return [window for stream in device.visible_streams() if (window := device.window(stream)) is not None]
+    return [window for stream in device.streams.visible() if (window := device.l2.window(stream)) is not None]
 
 
 def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_launch_that_does_nothing_is_wrong(bench: Bench) -> None:
 
 
 def test_the_window_follows_the_case(bench: Bench) -> None:
-    found = bench.device.set_aside()
+    found = bench.device.l2.set_aside()
     addresses: list[int] = []
     seen: list[tuple[int, int]] = []
 
@@ -178,7 +178,7 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
 
         def look() -> None:
             (window,) = windows(bench)
-            seen.append((window.address, bench.device.set_aside()))
+            seen.append((window.address, bench.device.l2.set_aside()))
 
         return Case(launch=look, reference=look, reads=[table], writes=[out], window=table)
 
@@ -188,7 +188,7 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
     assert {granted for _, granted in seen} == {int(9.375 * MiB)}
     assert taken.window is not None
     assert (taken.window.nbytes, taken.window.set_aside) == (8 * MiB, int(9.375 * MiB))
-    assert bench.device.set_aside() == found
+    assert bench.device.l2.set_aside() == found
     assert windows(bench) == []
     assert bench.leftovers() == 0
 
@@ -250,7 +250,7 @@ def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
 @pytest.mark.parametrize("which", ["launch", "restore"])
 def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: int, error: type[BaseException]) -> None:
     fields = {"reference": failing(after, error)} if which == "launch" else {"restore": failing(after, error)}
-    found = bench.device.set_aside()
+    found = bench.device.l2.set_aside()
 
     def build(memory: Memory) -> Case:
         case = scaling(memory, check=None)
@@ -258,7 +258,7 @@ def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: i
 
     with pytest.raises(error):
         bench.case(build, placements=8)
-    assert bench.device.set_aside() == found
+    assert bench.device.l2.set_aside() == found
     assert windows(bench) == []
     assert bench.leftovers() == 0
 
@@ -315,10 +315,10 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
 
     def build(memory: Memory) -> Case:
         y = memory.managed(4 * MiB, first_touch=touch)
-        pages = bench.device._pages[id(y.allocation)]
+        pages = bench.device.machine.pages[id(y.allocation)]
 
         def look() -> None:
-            bench.device._engine.run()
+            bench.device.timeline.run()
             on_device.append(pages.on_device)
 
         assert y.kind is MemoryKind.MANAGED

@@ -71,7 +71,7 @@ def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_samp
 
 def test_a_batch_that_cannot_be_captured_is_held_instead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = triad(Bench(), mode="hot", placements=4).latency
-    monkeypatch.setattr(bench.device, "capture", failing(error=CannotCapture))
+    monkeypatch.setattr(bench.device.graphs, "capture", failing(error=CannotCapture))
     taken = triad(bench, mode="hot", placements=4)
     assert taken.sampler == "batched"
     assert taken.latency == pytest.approx(expected, rel=0.005)
@@ -94,7 +94,7 @@ def test_managed_memory_that_cannot_be_held_is_timed_by_the_hosts_clock(bench: B
 
 def test_a_hold_that_expires_leads_to_the_hosts_clock(bench: Bench) -> None:
     def waiting() -> None:
-        bench.device.synchronize()
+        bench.device.streams.synchronize()
 
     x = bench.memory.device(1 * MiB)
     taken = bench.case(lambda memory: case(waiting, x))
@@ -178,13 +178,13 @@ def test_every_sample_of_managed_memory_faults(bench: Bench) -> None:
 def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = bench.memory.prefetched(16 * MiB), bench.memory.prefetched(16 * MiB)
     moved: list[bool] = []
-    prefetch = bench.device.prefetch
+    prefetch = bench.device.managed.prefetch
 
     def watched(allocation: Any, to_host: bool, stream: Any) -> None:
         moved.append(to_host)
         prefetch(allocation, to_host, stream)
 
-    monkeypatch.setattr(bench.device, "prefetch", watched)
+    monkeypatch.setattr(bench.device.managed, "prefetch", watched)
     taken = bench.measure("add", x, y)
     assert moved.count(True) == moved.count(False) >= 2 * len(taken.samples)
     assert taken.latency < 4 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
@@ -225,14 +225,14 @@ def test_placements_side_by_side_take_turns_in_a_random_order(bench: Bench) -> N
 
 def test_streams_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = bench.buffers(2, 2 * MiB)
-    used, launch = list[int](), bench.device.launch
+    used, launch = list[int](), bench.device.kernels.launch
 
     def booked(what: Any, stream: Any) -> None:
         if what.kernel.name == "copy" and bench.ranges.open[-1].endswith(".measure"):
             used.append(stream.handle)
         launch(what, stream)
 
-    monkeypatch.setattr(bench.device, "launch", booked)
+    monkeypatch.setattr(bench.device.kernels, "launch", booked)
     bench.measure("copy", a, b, placements=5)
     assert len(set(used)) == STREAMS
     turns = [used[first : first + STREAMS] for first in range(0, len(used) - STREAMS, STREAMS)]
@@ -242,14 +242,14 @@ def test_streams_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = bench.buffers(2, 2 * MiB)
-    used, launch = set[int](), bench.device.launch
+    used, launch = set[int](), bench.device.kernels.launch
 
     def booked(what: Any, stream: Any) -> None:
         if what.kernel.name == "copy":
             used.add(stream.handle)
         launch(what, stream)
 
-    monkeypatch.setattr(bench.device, "launch", booked)
+    monkeypatch.setattr(bench.device.kernels, "launch", booked)
     with persisting(bench.device, b) as stream:
         taken = bench.take(bench.target(bench.kernels.copy, a, b, stream=stream), placements=6)
         assert used == {stream.stream.handle}
@@ -267,13 +267,13 @@ def test_what_cannot_move_has_one_placement(bench: Bench) -> None:
 
 
 def test_a_callable_with_arrays_of_its_own_has_one_placement_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.device, "call", lambda foreign, stream: foreign.function())
+    monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     a, b = bench.buffers(2)
     copy = bench.kernels.copy
 
     def copying(c: Any, a: Any) -> None:
         buffers, values = copy.arguments((c, a), {})
-        bench.device.launch(copy.launch(buffers, values), bench.arena.stream)
+        bench.device.kernels.launch(copy.launch(buffers, values), bench.arena.stream)
 
     own = bench.take(bench.target(lambda: copying(a, b)), placements=4)
     assert len(own.placements) == 1
@@ -381,10 +381,10 @@ def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.
     bench = Bench(profiled=True)
     bench.conductor.floors()
     bench.conductor._harness.flush("clean-cold")
-    launch = bench.device.launch
-    monkeypatch.setattr(bench.device, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
-    monkeypatch.setattr(bench.device, "capture", failing())  # no graph
-    monkeypatch.setattr(bench.device, "hold", failing())  # no held stream
+    launch = bench.device.kernels.launch
+    monkeypatch.setattr(bench.device.kernels, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
+    monkeypatch.setattr(bench.device.graphs, "capture", failing())  # no graph
+    monkeypatch.setattr(bench.device.streams, "hold", failing())  # no held stream
     taken = triad(bench, nbytes=2 * MiB)
     check = ["<test_it.check", "triad", "test_it.check>"]
     warm_up = ["<test_it.warm-up", "triad", "test_it.warm-up>"]
@@ -398,13 +398,13 @@ def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.
 
 def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     holds = [0]
-    hold = bench.device.hold
+    hold = bench.device.streams.hold
 
     def counted(stream: Any, timeout: float) -> Any:
         holds[0] += 1
         return hold(stream, timeout)
 
-    monkeypatch.setattr(bench.device, "hold", counted)
+    monkeypatch.setattr(bench.device.streams, "hold", counted)
     one = triad(bench, nbytes=2 * MiB, sampler="host")  # so that only the floor holds a stream
     after_one = holds[0]
     two = triad(bench, nbytes=2 * MiB, sampler="host")
@@ -429,22 +429,22 @@ def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench:
 
 def test_the_floor_needs_no_hold_where_holds_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under CUDA_LAUNCH_BLOCKING: every launch waits, so a held stream would wait for its time-out each time."""
-    hold, holds = bench.device.hold, [0]
+    hold, holds = bench.device.streams.hold, [0]
 
     def expiring(stream: Any, timeout: float) -> Any:
         holds[0] += 1
         held = hold(stream, timeout)
-        bench.device.synchronize = waits  # type: ignore[method-assign]
+        bench.device.streams.synchronize = waits  # type: ignore[method-assign]
         return held
 
-    synchronize = bench.device.synchronize
+    synchronize = bench.device.streams.synchronize
 
     def waits(stream: Any = None) -> None:
-        bench.device.synchronize = synchronize  # type: ignore[method-assign]
+        bench.device.streams.synchronize = synchronize  # type: ignore[method-assign]
         synchronize(stream)
         raise HoldExpired("made to fail")
 
-    monkeypatch.setattr(bench.device, "hold", expiring)
+    monkeypatch.setattr(bench.device.streams, "hold", expiring)
     floors = bench.conductor.floors()
     assert holds[0] == 2  # one for the empty interval, one for the launch
     assert 0 < floors.empty < floors.launch
@@ -461,7 +461,7 @@ def test_flush_buffers_are_made_once_and_freed_at_the_end(bench: Bench) -> None:
 
 def test_a_flush_that_does_not_fit_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    allocate, made = bench.device.allocate, [0]
+    allocate, made = bench.device.memory.allocate, [0]
 
     def short(*arguments: Any, **flags: Any) -> Any:
         made[0] += 1
@@ -469,7 +469,7 @@ def test_a_flush_that_does_not_fit_leaves_nothing(bench: Bench, monkeypatch: pyt
             raise OutOfMemory("made to fail")
         return allocate(*arguments, **flags)
 
-    monkeypatch.setattr(bench.device, "allocate", short)
+    monkeypatch.setattr(bench.device.memory, "allocate", short)
     with pytest.raises(OutOfMemory, match="made to fail"):
         bench.take(target)
     assert made[0] == 2
@@ -486,7 +486,7 @@ def test_the_same_seed_gives_the_same_measurement() -> None:
 
 def test_a_wrong_result_after_timing_is_no_measurement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     target = bench.kernel_target("add", *bench.buffers(2))
-    launch, taken = bench.device.launch, [0]
+    launch, taken = bench.device.kernels.launch, [0]
 
     def breaks(what: Any, stream: Any) -> None:
         if what.kernel.name == "add":
@@ -495,18 +495,18 @@ def test_a_wrong_result_after_timing_is_no_measurement(bench: Bench, monkeypatch
         if taken[0] > 200 and what.kernel.name == "add":
             launch(what, stream)  # twice, once it is warm
 
-    monkeypatch.setattr(bench.device, "launch", breaks)
+    monkeypatch.setattr(bench.device.kernels, "launch", breaks)
     with pytest.raises(WrongResult, match=r"add: .* elements of 'y' are wrong"):
         bench.take(target, sampler="host", placements=8)
     assert taken[0] > 200
 
 
 STAGES = [
-    *(("launch", after) for after in (0, 1, 2, 40, 80)),  # check, flush, warm-up, samples
-    *(("record", after) for after in (0, 50)),  # floor
-    *(("synchronize", after) for after in (0, 2, 60, 90, 150)),
-    *(("copy", after) for after in (0, 1, 2)),  # check, moves
-    *(("allocate", after) for after in (0, 1, 2, 3)),  # flush, padding, moves
+    *(("kernels.launch", after) for after in (0, 1, 2, 40, 80)),  # check, flush, warm-up, samples
+    *(("streams.record", after) for after in (0, 50)),  # floor
+    *(("streams.synchronize", after) for after in (0, 2, 60, 90, 150)),
+    *(("content.copy", after) for after in (0, 1, 2)),  # check, moves
+    *(("memory.allocate", after) for after in (0, 1, 2, 3)),  # flush, padding, moves
 ]
 
 
@@ -517,7 +517,9 @@ def test_an_error_at_any_stage_leaves_nothing(
 ) -> None:
     x, y = bench.buffers(2, 2 * MiB)
     target = bench.kernel_target("add", x, y)
-    sound, calls = getattr(bench.device, verb), [0]
+    facet, method = verb.split(".")
+    owner, calls = getattr(bench.device, facet), [0]
+    sound = getattr(owner, method)
 
     def breaking(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
@@ -525,7 +527,7 @@ def test_an_error_at_any_stage_leaves_nothing(
             raise error("made to fail")
         return sound(*arguments, **options)
 
-    monkeypatch.setattr(bench.device, verb, breaking)
+    monkeypatch.setattr(owner, method, breaking)
     bench.conductor._harness._awake = True
     with pytest.raises(error, match="made to fail"):
         bench.take(target, sampler="host", placements=4)
@@ -539,7 +541,7 @@ def test_an_error_at_any_stage_leaves_nothing(
 def test_room_is_made_before_somebody_elses_code_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is kept for speed must not make a library run out of it."""
     made: list[str] = []
-    monkeypatch.setattr(bench.device, "make_room", lambda: made.append("room"))
+    monkeypatch.setattr(bench.device.memory, "make_room", lambda: made.append("room"))
     bench.kernel_target("triad", *bench.buffers(3)).close()
     assert made == []
     bench.target(lambda: None).close()

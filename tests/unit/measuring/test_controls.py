@@ -55,7 +55,7 @@ def test_they_take_little_time_and_leave_nothing() -> None:
 
 def test_without_memory_nothing_is_read_and_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CountedDevice()
-    allocate, allowed = device.allocate, [3]
+    allocate, allowed = device.memory.allocate, [3]
 
     def until_full(*args: Any, **options: Any) -> Any:
         allowed[0] -= 1
@@ -63,7 +63,7 @@ def test_without_memory_nothing_is_read_and_nothing_kept(monkeypatch: pytest.Mon
             raise OutOfMemory("full")
         return allocate(*args, **options)
 
-    monkeypatch.setattr(device, "allocate", until_full)
+    monkeypatch.setattr(device.memory, "allocate", until_full)
     with pytest.raises(OutOfMemory):
         read_controls(device)
     assert not device.live
@@ -80,8 +80,8 @@ def test_a_slower_device_reads_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that lie 3 % further apart: all three readings say so."""
     device = choose("sim").open()
     before = read_controls(device)
-    elapsed = device.elapsed
-    monkeypatch.setattr(device, "elapsed", lambda start, end: 1.03 * elapsed(start, end))
+    elapsed = device.streams.elapsed
+    monkeypatch.setattr(device.streams, "elapsed", lambda start, end: 1.03 * elapsed(start, end))
     after = read_controls(device)
     for log in changed(before, after).values():
         assert log == pytest.approx(math.log(1.03), abs=0.01)
@@ -90,7 +90,7 @@ def test_a_slower_device_reads_slower(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with CUDA_LAUNCH_BLOCKING: the first hold expires, and no other is tried."""
     device = choose("sim").open()
-    hold, synchronize, held = device.hold, device.synchronize, []
+    hold, synchronize, held = device.streams.hold, device.streams.synchronize, []
 
     def holding(stream: Stream, timeout: float) -> Any:
         held.append(stream)
@@ -102,8 +102,8 @@ def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPa
             held.append(stream)
             raise HoldExpired("waited")
 
-    monkeypatch.setattr(device, "hold", holding)
-    monkeypatch.setattr(device, "synchronize", expired)
+    monkeypatch.setattr(device.streams, "hold", holding)
+    monkeypatch.setattr(device.streams, "synchronize", expired)
     assert read_controls(device).dram is not None
     assert len(held) == 8  # one hold for each of the four readings, and the note that it expired
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench import QUICK, Bench
-from counted_device import CountedDevice
+from counted_device import CountedDevice, replaced
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
@@ -50,16 +50,23 @@ def test_nobody_counts_unasked_and_nothing_is_timed_while_counting() -> None:
     counting = list[str]()
 
     class Watched(CountedDevice):
-        def count_pages(self, work: Callable[[], None]) -> PageCounts:
-            counting.append("on")
-            try:
-                return super().count_pages(work)
-            finally:
-                counting.append("off")
+        def __init__(self) -> None:
+            super().__init__()
+            pages, record = self.counters.pages, self.streams.record
 
-        def record(self, *args: Any) -> None:
-            assert counting[-1:] != ["on"], "an event was recorded while pages were counted"
-            super().record(*args)
+            def watched(work: Callable[[], None]) -> PageCounts:
+                counting.append("on")
+                try:
+                    return pages(work)
+                finally:
+                    counting.append("off")
+
+            def recorded(*args: Any) -> None:
+                assert counting[-1:] != ["on"], "an event was recorded while pages were counted"
+                record(*args)
+
+            replaced(self.counters, pages=watched)
+            replaced(self.streams, record=recorded)
 
     bench = Bench(Watched())
     assert measured(bench, bench.memory.managed(N), bench.memory.managed(N), count=False).migrations is None
@@ -74,7 +81,7 @@ def test_what_cannot_be_counted_is_said_and_the_figures_stay(monkeypatch: pytest
     def refuse(work: Callable[[], None]) -> PageCounts:
         raise NotCounted("cupti-python cannot be imported")
 
-    monkeypatch.setattr(bench.device, "count_pages", refuse)
+    monkeypatch.setattr(bench.device.counters, "pages", refuse)
     taken = measured(bench, bench.memory.managed(N), bench.memory.managed(N))
     assert taken.migrations is not None
     assert (taken.migrations.launch, taken.migrations.not_counted) == (None, "cupti-python cannot be imported")
@@ -83,7 +90,7 @@ def test_what_cannot_be_counted_is_said_and_the_figures_stay(monkeypatch: pytest
 
 def test_under_a_profiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(profiled=True)
-    monkeypatch.setattr(bench.device, "count_pages", lambda work: pytest.fail("a second tool asked for the counters"))
+    monkeypatch.setattr(bench.device.counters, "pages", lambda work: pytest.fail("a second tool asked for the counters"))
     taken = measured(bench, bench.memory.managed(N), bench.memory.managed(N))
     assert taken.migrations is not None
     assert "a profiler is attached" in str(taken.migrations.not_counted)
@@ -91,7 +98,7 @@ def test_under_a_profiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_labels_of_the_device_reach_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(bench.device, "_facts", replace(bench.device.facts, pageable_memory_access=True))
+    monkeypatch.setattr(bench.device.machine, "facts", replace(bench.device.facts, pageable_memory_access=True))
     assert any(note.startswith("HMM:") for note in measured(bench, bench.memory.managed(N), bench.memory.managed(N)).notes)
 
 
@@ -114,12 +121,18 @@ def test_counts_that_are_not_delivered_are_counted_again_from_the_start(lost: in
     class Losing(CountedDevice):
         passes = 0
 
-        def count_pages(self, work: Callable[[], None]) -> PageCounts:
-            found = super().count_pages(work)
-            self.passes += 1
-            if self.passes in range(2, 2 + 2 * lost, 2) or lost == 100:
-                raise Undelivered("CUPTI told of nothing")
-            return found
+        def __init__(self) -> None:
+            super().__init__()
+            pages = self.counters.pages
+
+            def losing(work: Callable[[], None]) -> PageCounts:
+                found = pages(work)
+                self.passes += 1
+                if self.passes in range(2, 2 + 2 * lost, 2) or lost == 100:
+                    raise Undelivered("CUPTI told of nothing")
+                return found
+
+            replaced(self.counters, pages=losing)
 
     bench = Bench(Losing())
     found = measured(bench, bench.memory.managed(N), bench.memory.managed(N)).migrations

@@ -126,8 +126,8 @@ def test_only_what_lies_beyond_the_link_counts_as_link_traffic(bench: Bench) -> 
 def test_lines_that_persist_are_not_reset_on_a_mig_instance_which_has_none() -> None:
     for mig_profile, resets in ((None, 1), ("1g.18gb", 0)):
         bench = Bench(CountedDevice())
-        bench.device._facts = replace(bench.device.facts, mig_profile=mig_profile)
+        bench.device.machine.facts = replace(bench.device.facts, mig_profile=mig_profile)
         calls: list[None] = []
-        bench.device.reset_persisting = lambda calls=calls: calls.append(None)  # type: ignore[method-assign]
+        bench.device.l2.reset_persisting = lambda calls=calls: calls.append(None)  # type: ignore[method-assign]
         bench.measure("copy", *bench.buffers(2))
         assert len(calls) == resets

@@ -38,9 +38,9 @@ def changing(parameter: str, element: int, change: Callable[[Any], Any]) -> Doin
     """One element of the result is another one."""
 
     def doing(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
-        before = device.to_host(launch.arrays[parameter], "f4", ELEMENTS)
+        before = device.content.to_host(launch.arrays[parameter], "f4", ELEMENTS)
         once(launch, stream)
-        result = device.view(launch.arrays[parameter], "f4", ELEMENTS)
+        result = device.memory.view(launch.arrays[parameter], "f4", ELEMENTS)
         result[element] = change((before[element], result[element]))
 
     return doing
@@ -53,8 +53,8 @@ def stale(values: tuple[Any, Any]) -> Any:
 
 def does(bench: Bench, doing: Doing, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on each launch of a kernel does `doing`."""
-    once = bench.device.launch
-    monkeypatch.setattr(bench.device, "launch", lambda launch, stream: doing(bench.device, launch, stream, once))
+    once = bench.device.kernels.launch
+    monkeypatch.setattr(bench.device.kernels, "launch", lambda launch, stream: doing(bench.device, launch, stream, once))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench, monkeypatch: pyte
     seen: list[Any] = []
 
     def look(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
-        seen.append((device.content(launch.arrays["c"]), device.content(launch.arrays["a"])))
+        seen.append((device.bytes_of(launch.arrays["c"]), device.bytes_of(launch.arrays["a"])))
         once(launch, stream)
 
     target = bench.kernel_target("copy", out, source)
@@ -212,7 +212,7 @@ def launched(bench: Bench, target: Target, places: int) -> list[Launch]:
     """One launch of each placement."""
     for place in range(places):
         target.launch(place, bench.arena.stream)
-    bench.device.synchronize()
+    bench.device.streams.synchronize()
     return bench.device.launched[-places:]
 
 
@@ -220,20 +220,20 @@ def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(ben
     out, x = bench.buffers(2, 4 * ELEMENTS)
     target = bench.kernel_target("copy", out, x)
     check(target)
-    copied, copy = list[int](), bench.device.copy
+    copied, copy = list[int](), bench.device.content.copy
 
     def booked(destination: Any, source: Any, nbytes: int, stream: Any) -> None:
         copied.append(source.address)
         copy(destination, source, nbytes, stream)
 
-    monkeypatch.setattr(bench.device, "copy", booked)
+    monkeypatch.setattr(bench.device.content, "copy", booked)
     assert moved(target, 3, 5, random()) == 5  # so small that all are made at once
     assert copied == [x.address] * 5
     places = launched(bench, target, 5)
     everywhere = [address for place in places for address in addresses(place).values()] + [out.address, x.address]
     assert len(set(everywhere)) == 12
-    assert {bench.device.content(place.arrays["a"]) for place in places} == {bench.device.content(x.allocation)}
-    assert {bench.device.content(place.arrays["c"]) for place in places} == {bench.device.content(x.allocation)}
+    assert {bench.device.bytes_of(place.arrays["a"]) for place in places} == {bench.device.bytes_of(x.allocation)}
+    assert {bench.device.bytes_of(place.arrays["c"]) for place in places} == {bench.device.bytes_of(x.allocation)}
 
 
 def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
@@ -242,7 +242,7 @@ def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
     target = bench.kernel_target("add", x, y)
     moved(target, 2, 2, random())
     for place in launched(bench, target, 2):
-        np.testing.assert_array_equal(bench.device.view(place.arrays["y"], "f4", ELEMENTS), total)
+        np.testing.assert_array_equal(bench.device.memory.view(place.arrays["y"], "f4", ELEMENTS), total)
 
 
 def test_a_buffer_that_is_given_twice_lies_at_one_address_in_each_placement(bench: Bench) -> None:
@@ -366,7 +366,7 @@ def test_a_windows_buffer_moves_with_its_window(bench: Bench) -> None:
         before = table.address
         assert not target.any_stream
         assert moved(target, 8, 8, random()) == 1
-        window = bench.device.window(stream.stream)
+        window = bench.device.l2.window(stream.stream)
         assert window is not None
         assert window.address == table.address != before
 
@@ -392,7 +392,7 @@ def test_managed_pages_are_home_again_after_a_check(bench: Bench) -> None:
     assert x.kind is MemoryKind.MANAGED
     target = bench.kernel_target("add", x, y)
     check(target)
-    assert {bench.device._pages[id(b.allocation)].on_device for b in (x, y)} == {0}
+    assert {bench.device.machine.pages[id(b.allocation)].on_device for b in (x, y)} == {0}
     assert set(target.managed) == {x, y}
 
 

@@ -357,7 +357,7 @@ def simulated(sheet: str, kernel: str, blocks: int | None, size: int, streamed: 
     arguments = (window, stream) if kernel == "sliding_window" else (stream, window)
     launch = bound.launch(*bound.arguments(arguments, {}))
     flush = Flush(device, "clean-cold")
-    begin, end, begun = device.event(), device.event(), device.stream()
+    begin, end, begun = device.streams.event(), device.streams.event(), device.streams.create()
 
     @cache
     def latency(set_aside: int, hit_ratio: float) -> float:
@@ -367,11 +367,11 @@ def simulated(sheet: str, kernel: str, blocks: int | None, size: int, streamed: 
             # The first launches bring in what persists.
             for _ in range(5):
                 flush(one.stream)
-                device.record(begin, one.stream)
-                device.launch(launch, one.stream)
-                device.record(end, one.stream)
-                device.synchronize()
-                taken.append(device.elapsed(begin, end))
+                device.streams.record(begin, one.stream)
+                device.kernels.launch(launch, one.stream)
+                device.streams.record(end, one.stream)
+                device.streams.synchronize()
+                taken.append(device.streams.elapsed(begin, end))
         return median(taken[2:])
 
     for _ in range(40):  # The clocks rise.

@@ -35,9 +35,9 @@ def test_an_untimed_call_on_a_persisting_stream_leaves_lines_that_persist(bench:
     out, table = bench.memory.device(64 * MiB, "i4"), bench.memory.device(8 * MiB, "i4")
     with persisting(bench.device, table) as stream:
         bench.kernels.reset_data(out, table)
-        assert bench.device._l2.persisting == 0
+        assert bench.device.machine.l2.persisting == 0
         bench.kernels.reset_data.with_grid(32).with_stream(stream)(out, table)
-        assert bench.device._l2.persisting > 7 * MiB
+        assert bench.device.machine.l2.persisting > 7 * MiB
         assert stream.used
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench import QUICK, Bench
-from counted_device import CountedDevice
+from counted_device import CountedDevice, replaced
 
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.measuring.sampling import Plan
@@ -50,16 +50,23 @@ def test_nobody_watches_unasked_and_nothing_is_timed_meanwhile() -> None:
     watching = list[str]()
 
     class Watched(CountedDevice):
-        def count_activity(self, work: Callable[[], None]) -> Activity:
-            watching.append("on")
-            try:
-                return super().count_activity(work)
-            finally:
-                watching.append("off")
+        def __init__(self) -> None:
+            super().__init__()
+            activity, record = self.counters.activity, self.streams.record
 
-        def record(self, *args: Any) -> None:
-            assert watching[-1:] != ["on"]
-            super().record(*args)
+            def watched(work: Callable[[], None]) -> Activity:
+                watching.append("on")
+                try:
+                    return activity(work)
+                finally:
+                    watching.append("off")
+
+            def recorded(*args: Any) -> None:
+                assert watching[-1:] != ["on"]
+                record(*args)
+
+            replaced(self.counters, activity=watched)
+            replaced(self.streams, record=recorded)
 
     bench = Bench(Watched())
     arguments = [bench.memory.device(N, "f4") for _ in range(2)]
@@ -70,11 +77,11 @@ def test_nobody_watches_unasked_and_nothing_is_timed_meanwhile() -> None:
 
 
 def test_what_keeps_us_from_watching_stands_in_the_result() -> None:
-    class Refusing(CountedDevice):
-        def count_activity(self, work: Callable[[], None]) -> Activity:
-            raise NotCounted("another tool holds CUPTI")
+    def refuse(work: Callable[[], None]) -> Activity:
+        raise NotCounted("another tool holds CUPTI")
 
-    bench = Bench(Refusing())
+    bench = Bench()
+    replaced(bench.device.counters, activity=refuse)
     found = measured(bench, bench.kernels.memcpy, bench.memory.device(N), bench.memory.pinned(N)).activity
     assert found is not None
     assert found.not_counted == "another tool holds CUPTI"

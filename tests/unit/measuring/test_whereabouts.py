@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from bench import Bench
-from counted_device import CountedDevice
+from counted_device import CountedDevice, replaced
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
@@ -28,15 +28,15 @@ class ManyStreams(CountedDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.legacy, self.thread, self.private = self.stream(), self.stream(), self.stream()
+        self.legacy, self.thread, self.private = (self.streams.create() for _ in range(3))
         self.current: Stream = self.private
 
-    def default_streams(self) -> tuple[Stream, ...]:
-        return (self.legacy, self.thread)
+        def called(foreign: Foreign, stream: Stream) -> None:
+            self.current = stream
+            foreign.function()
 
-    def call(self, foreign: Foreign, stream: Stream) -> None:
-        self.current = stream
-        foreign.function()
+        replaced(self.streams, defaults=lambda: (self.legacy, self.thread))
+        replaced(self.kernels, call=called)
 
 
 class Scene:
@@ -46,7 +46,7 @@ class Scene:
         self.device = ManyStreams()
         self.bench = Bench(self.device)
         self.work = self.launch_of(32 * MiB)
-        self.own = self.device.stream()
+        self.own = self.device.streams.create()
         self.floor = self.bench.conductor.floors().empty
         self.bench.conductor.ready()
         self.prepared: list[Stream] = []
@@ -60,7 +60,7 @@ class Scene:
 
         def launch(current: Stream) -> None:
             for stream in streams:
-                self.device.launch(work or self.work, stream or current)
+                self.device.kernels.launch(work or self.work, stream or current)
 
         return launch
 
@@ -86,7 +86,7 @@ def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
 
     def launch(current: Stream) -> None:
         log.append("launch")
-        scene.device.launch(scene.work, current)
+        scene.device.kernels.launch(scene.work, current)
 
     find(scene.device, lambda stream: log.append("prepare"), launch, scene.own, scene.floor)
     launches = [i for i, what in enumerate(log) if what == "launch"]
@@ -114,7 +114,7 @@ def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiti
     def launch(current: Stream) -> None:
         if id(current) not in known:
             known.add(id(current))
-            scene.device.synchronize()
+            scene.device.streams.synchronize()
         scene.on(None, scene.device.legacy)(current)
 
     assert scene.find(launch) == (scene.device.legacy, LEGACY)
@@ -137,20 +137,20 @@ def test_work_on_a_private_stream_or_none_at_all_is_elsewhere(scene: Scene) -> N
 
 def test_work_that_waits_for_the_device_lets_the_hold_expire(scene: Scene) -> None:
     def waits(current: Stream) -> None:
-        scene.device.launch(scene.work, current)
-        scene.device.synchronize(current)
+        scene.device.kernels.launch(scene.work, current)
+        scene.device.streams.synchronize(current)
 
     with pytest.raises(HoldExpired):
         scene.find(waits)
-    scene.device.synchronize()  # and nothing is held any more
+    scene.device.streams.synchronize()  # and nothing is held any more
 
 
 def test_work_that_goes_on_beside_the_timed_stream_is_elsewhere(scene: Scene) -> None:
     short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
 
     def both(current: Stream) -> None:
-        scene.device.launch(short, current)
-        scene.device.launch(long, scene.device.private)
+        scene.device.kernels.launch(short, current)
+        scene.device.kernels.launch(long, scene.device.private)
 
     with pytest.raises(Elsewhere, match="some of its work goes on beside the timed stream"):
         scene.find(both)
@@ -160,8 +160,8 @@ def test_work_beside_that_ends_sooner_stays_unseen(scene: Scene) -> None:
     short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
 
     def both(current: Stream) -> None:
-        scene.device.launch(short, scene.device.private)
-        scene.device.launch(long, current)
+        scene.device.kernels.launch(short, scene.device.private)
+        scene.device.kernels.launch(long, current)
 
     assert scene.find(both) == (scene.own, None)
 
@@ -175,7 +175,7 @@ def test_long_work_is_found_without_waiting_for_other_streams(scene: Scene) -> N
 
 
 def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.device, "default_streams", tuple)
+    monkeypatch.setattr(scene.device.streams, "defaults", tuple)
     assert scene.find(scene.on(None)) == (scene.own, None)
     with pytest.raises(Elsewhere, match=r"its work runs on streams of its own|no work was seen"):
         scene.find(scene.on(scene.device.legacy))
@@ -223,8 +223,8 @@ def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
 
 def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
     def waits(current: Stream) -> None:
-        scene.device.launch(scene.work, current)
-        scene.device.synchronize(current)
+        scene.device.kernels.launch(scene.work, current)
+        scene.device.streams.synchronize(current)
 
     taken = take(scene, waits)
     assert taken.sampler == "host"
@@ -237,7 +237,7 @@ def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Sce
 
 
 def test_the_hosts_clock_needs_no_stream(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.device, "default_streams", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(scene.device.streams, "defaults", lambda: pytest.fail("asked"))
     assert take(scene, scene.on(scene.device.private), sampler="host").sampler == "host"
 
 

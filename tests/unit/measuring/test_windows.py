@@ -34,7 +34,7 @@ def test_a_measurement_gains_and_records_its_window(bench: Bench, where: Any) ->
         without = bench.take(bench.target(kernel, out, table, stream=off))
     with persisting(bench.device, table, where=where) as stream:
         measured = bench.take(bench.target(kernel, out, table, stream=stream))
-        assert (bench.device.window(stream.stream) is not None) is (where == "stream")
+        assert (bench.device.l2.window(stream.stream) is not None) is (where == "stream")
     assert without.window is None
     assert measured.window == Window(TABLE, 1.0, 25 * MiB, where=where)
     assert measured.checked
@@ -57,10 +57,12 @@ def test_the_gain_is_the_streams_wherever_the_window_is(bench: Bench) -> None:
 def test_the_window_is_over_where_the_buffer_now_is(bench: Bench, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     out, table = bench.buffers(2)
     given: list[WindowSpec | None] = []
-    launch, capture = bench.device.launch, bench.device.capture
-    monkeypatch.setattr(bench.device, "launch", lambda one, stream, window=None: given.append(window) or launch(one, stream, window=window))
+    launch, capture = bench.device.kernels.launch, bench.device.graphs.capture
     monkeypatch.setattr(
-        bench.device, "capture", lambda stream, body, window=None: given.append(window) or capture(stream, body, window=window)
+        bench.device.kernels, "launch", lambda one, stream, window=None: given.append(window) or launch(one, stream, window=window)
+    )
+    monkeypatch.setattr(
+        bench.device.graphs, "capture", lambda stream, body, window=None: given.append(window) or capture(stream, body, window=window)
     )
     with persisting(bench.device, table, where=where) as stream:
         target = bench.target(bench.kernels.copy, out, table, stream=stream)
@@ -112,7 +114,7 @@ class Calls:
     def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
         self.bench = bench
-        monkeypatch.setattr(bench.device, "call", self.call)
+        monkeypatch.setattr(bench.device.kernels, "call", self.call)
 
     def call(self, foreign: Any, stream: Any) -> None:
         self.made += 1
@@ -120,7 +122,7 @@ class Calls:
 
     def copying(self, out: Buffer, table: Buffer, stream: Any) -> None:
         kernel = self.bench.kernels.copy
-        self.bench.device.launch(kernel.launch({"c": out, "a": table}, {}), stream)
+        self.bench.device.kernels.launch(kernel.launch({"c": out, "a": table}, {}), stream)
 
 
 def test_a_callable_is_captured_once_for_each_placement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_a_callable_is_captured_once_for_each_placement(bench: Bench, monkeypatc
         for _ in range(5):
             target.launch(0, stream.stream)
         assert calls.made == 2
-        assert stream.window == Window(table.nbytes, 1.0, bench.device.set_aside(), where="graph")
+        assert stream.window == Window(table.nbytes, 1.0, bench.device.l2.set_aside(), where="graph")
         moved(target, 8, 8, np.random.default_rng(3))
         assert calls.made == 3
         spec = stream.spec
@@ -144,7 +146,7 @@ def test_a_callable_that_cannot_be_captured_says_why(bench: Bench, monkeypatch: 
     (table,) = bench.buffers(1)
     Calls(bench, monkeypatch)
     with persisting(bench.device, table, where="graph") as stream, pytest.raises(CannotCapture, match="it synchronises"):
-        bench.target(lambda x: bench.device.synchronize(), table, stream=stream)
+        bench.target(lambda x: bench.device.streams.synchronize(), table, stream=stream)
 
 
 def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +154,7 @@ def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: p
     Calls(bench, monkeypatch)
 
     def copying(c: Buffer, a: Buffer) -> None:
-        bench.device.copy(c.allocation, a.allocation, a.nbytes, stream.stream)
+        bench.device.content.copy(c.allocation, a.allocation, a.nbytes, stream.stream)
 
     with persisting(bench.device, table, where="graph") as stream, pytest.raises(BadCall) as caught:
         bench.target(copying, out, table, stream=stream)
@@ -206,4 +208,4 @@ def test_a_case_shares_the_set_aside_with_an_open_stream(bench: Bench) -> None:
         measured = bench.case(build)
         assert measured.window is not None
         assert measured.window.set_aside == 2 * alone
-        assert bench.device.set_aside() == stream.set_aside == alone
+        assert bench.device.l2.set_aside() == stream.set_aside == alone

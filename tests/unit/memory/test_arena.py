@@ -44,8 +44,8 @@ def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) ->
 
 
 def test_a_misaligned_address_is_an_error_and_is_freed(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = device._device_addresses.take
-    monkeypatch.setattr(device._device_addresses, "take", lambda nbytes: take(nbytes) + 16)
+    take = device.memory._device_addresses.take
+    monkeypatch.setattr(device.memory._device_addresses, "take", lambda nbytes: take(nbytes) + 16)
     with pytest.raises(BadBuffer, match="not aligned to 256 bytes"):
         arena.buffer(4096)
     arena.close()
@@ -111,15 +111,15 @@ def test_what_cannot_be_is_refused_in_one_line(device: CountedDevice, arena: Are
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.PEER])
 def test_more_than_is_free_is_refused_before_anything_is_allocated(device: CountedDevice, arena: Arena, kind: MemoryKind) -> None:
-    free = device.free_bytes(kind)
+    free = device.memory.free_bytes(kind)
     with pytest.raises(OutOfMemory):
         arena.buffer((free // 4 + 1,), "f4", kind)
     assert device.live == []
-    assert device.free_bytes(kind) == free
+    assert device.memory.free_bytes(kind) == free
 
 
 def test_managed_memory_is_never_more_than_is_free(arena: Arena, device: CountedDevice) -> None:
-    arena.buffer(device.free_bytes(MemoryKind.DEVICE) // 4 * 4 - 1 * GiB)
+    arena.buffer(device.memory.free_bytes(MemoryKind.DEVICE) // 4 * 4 - 1 * GiB)
     with pytest.raises(OutOfMemory):
         arena.buffer(2 * GiB, kind=MemoryKind.MANAGED)
 
@@ -142,14 +142,14 @@ def test_close_tries_every_allocation_and_raises_the_first_error(
     device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (arena.buffer(4096).allocation for _ in range(3))
-    free = device.free
+    free = device.memory.free
 
     def reluctant(allocation: Allocation) -> None:
         if allocation is not first:
             raise DeviceError(f"cannot free {'second' if allocation is second else 'third'}")
         free(allocation)
 
-    monkeypatch.setattr(device, "free", reluctant)
+    monkeypatch.setattr(device.memory, "free", reluctant)
     with pytest.raises(DeviceError, match="cannot free third"):  # the last one is freed first
         arena.close()
     assert device.live == [second, third]

@@ -24,26 +24,26 @@ FOUND = int(2 * STEP)
 @pytest.fixture
 def device() -> CountedDevice:
     device = CountedDevice()
-    device.request_set_aside(FOUND)
+    device.l2.request_set_aside(FOUND)
     return device
 
 
 def test_what_all_need_together_is_set_aside(device: CountedDevice, arena: Arena) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     with persisting(device, one) as outer:
-        assert outer.set_aside == device.set_aside() == 3 * STEP
+        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
         with persisting(device, other) as inner:
-            assert outer.set_aside == inner.set_aside == device.set_aside() == 6 * STEP
+            assert outer.set_aside == inner.set_aside == device.l2.set_aside() == 6 * STEP
             assert (outer.hit_ratio, inner.hit_ratio) == (1.0, 1.0)
-            assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-            assert device.window(inner.stream) == WindowSpec(other.address, 8 * MiB, 1.0)
+            assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+            assert device.l2.window(inner.stream) == WindowSpec(other.address, 8 * MiB, 1.0)
             assert inner.thrashing is outer.thrashing is None
-        assert (outer.set_aside, device.set_aside()) == (3 * STEP, 3 * STEP)
-        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-        assert device.window(inner.stream) is None
+        assert (outer.set_aside, device.l2.set_aside()) == (3 * STEP, 3 * STEP)
+        assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+        assert device.l2.window(inner.stream) is None
         one.move()
-        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-    assert device.set_aside() == FOUND
+        assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+    assert device.l2.set_aside() == FOUND
 
 
 def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> None:
@@ -53,12 +53,12 @@ def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> Non
     inner = second.enter_context(persisting(device, other))
     first.close()
     assert (outer.closed, inner.closed) == (True, False)
-    assert device.set_aside() == inner.set_aside == 6 * STEP
+    assert device.l2.set_aside() == inner.set_aside == 6 * STEP
     other.move()
-    assert device.window(inner.stream) == WindowSpec(other.address, 16 * MiB, 1.0)
-    assert device.window(outer.stream) is None
+    assert device.l2.window(inner.stream) == WindowSpec(other.address, 16 * MiB, 1.0)
+    assert device.l2.window(outer.stream) is None
     second.close()
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice, arena: Arena) -> None:
@@ -66,14 +66,14 @@ def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice
     with persisting(device, one) as outer:
         assert outer.hit_ratio == 1.0
         with persisting(device, other) as inner:
-            assert device.set_aside() == 25 * MiB
+            assert device.l2.set_aside() == 25 * MiB
             assert outer.hit_ratio == inner.hit_ratio == pytest.approx(0.5)
-            spec = device.window(outer.stream)
+            spec = device.l2.window(outer.stream)
             assert spec is not None
             assert spec.hit_ratio == outer.hit_ratio
             assert inner.thrashing is None
         assert outer.hit_ratio == 1.0
-        spec = device.window(outer.stream)
+        spec = device.l2.window(outer.stream)
         assert spec is not None
         assert spec.hit_ratio == 1.0
 
@@ -81,7 +81,7 @@ def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice
 def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevice, arena: Arena) -> None:
     fixed, fitted = arena.buffer(20 * MiB), arena.buffer(20 * MiB)
     with persisting(device, fixed, hit_ratio=1.0) as outer, persisting(device, fitted) as inner:
-        assert device.set_aside() == 25 * MiB
+        assert device.l2.set_aside() == 25 * MiB
         assert (outer.hit_ratio, inner.hit_ratio) == (1.0, pytest.approx(0.25))
         assert inner.thrashing is None
 
@@ -89,10 +89,10 @@ def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevi
 def test_sizes_add_up_to_the_maximum_at_most(device: CountedDevice, arena: Arena) -> None:
     buffers = [arena.buffer(8 * MiB) for _ in range(3)]
     with persisting(device, buffers[0], set_aside=int(2 * STEP)), persisting(device, buffers[1], set_aside=int(3 * STEP)):
-        assert device.set_aside() == 5 * STEP
+        assert device.l2.set_aside() == 5 * STEP
         with persisting(device, buffers[2], set_aside="max"):
-            assert device.set_aside() == 10 * STEP
-        assert device.set_aside() == 5 * STEP
+            assert device.l2.set_aside() == 10 * STEP
+        assert device.l2.set_aside() == 5 * STEP
 
 
 def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Arena) -> None:
@@ -129,15 +129,15 @@ def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     for outer, inner in (("off", "fit"), ("fit", "off")):
         with persisting(device, one, set_aside=outer) as stream:  # type: ignore[arg-type]
-            before = device.set_aside()
+            before = device.l2.set_aside()
             with (
                 pytest.raises(BadWindow, match=r'is still open, and the device has one set-aside: set_aside="off" cannot'),
                 persisting(device, other, set_aside=inner),  # type: ignore[arg-type]
             ):
                 pytest.fail("entered")
-            assert device.set_aside() == before == stream.set_aside
+            assert device.l2.set_aside() == before == stream.set_aside
             other.move()  # nobody follows
-        assert device.set_aside() == FOUND
+        assert device.l2.set_aside() == FOUND
 
 
 @pytest.mark.parametrize("failure", [DeviceError("made to fail"), KeyboardInterrupt()])
@@ -146,7 +146,7 @@ def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
 ) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     with persisting(device, one) as outer:
-        request, calls = device.request_set_aside, list[int]()
+        request, calls = device.l2.request_set_aside, list[int]()
 
         def once(nbytes: int) -> int:
             calls.append(nbytes)
@@ -154,12 +154,12 @@ def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
                 raise failure
             return request(nbytes)
 
-        monkeypatch.setattr(device, "request_set_aside", once)
+        monkeypatch.setattr(device.l2, "request_set_aside", once)
         with pytest.raises(type(failure)), persisting(device, other):
             pytest.fail("entered")
-        assert outer.set_aside == device.set_aside() == 3 * STEP
-        assert device.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-    assert device.set_aside() == FOUND
+        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
+        assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+    assert device.l2.set_aside() == FOUND
 
 
 def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDevice, arena: Arena) -> None:
@@ -186,11 +186,11 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
 
 def test_a_driver_that_grants_nothing_to_the_second_restores(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     with persisting(device, arena.buffer(8 * MiB)) as outer:
-        request = device.request_set_aside
-        monkeypatch.setattr(device, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n))
+        request = device.l2.request_set_aside
+        monkeypatch.setattr(device.l2, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n))
         with pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"), persisting(device, arena.buffer(8 * MiB)):
             pytest.fail("entered")
-        assert outer.set_aside == device.set_aside() == 3 * STEP
+        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
 
 
 class Turns:
@@ -208,18 +208,18 @@ class Turns:
         """Median of a read, over both."""
         device, taken = self.device, list[float]()
         launches = [self.reading(stream.buffer) for stream in streams]
-        start, end = device.event(), device.event()
+        start, end = device.streams.event(), device.streams.event()
         for _ in range(6):
             for stream, launch in zip(streams, launches, strict=True):
-                device.launch(self.flushing, self.arena.stream)
-                device.synchronize()
-                hold = device.hold(stream.stream, 1.0)
-                device.record(start, stream.stream)
-                device.launch(launch, stream.stream)
-                device.record(end, stream.stream)
+                device.kernels.launch(self.flushing, self.arena.stream)
+                device.streams.synchronize()
+                hold = device.streams.hold(stream.stream, 1.0)
+                device.streams.record(start, stream.stream)
+                device.kernels.launch(launch, stream.stream)
+                device.streams.record(end, stream.stream)
                 hold.release()
-                device.synchronize()
-                taken.append(device.elapsed(start, end))
+                device.streams.synchronize()
+                taken.append(device.streams.elapsed(start, end))
         return statistics.median(taken[2:])
 
 
@@ -232,7 +232,7 @@ def test_two_streams_thrash_at_full_ratios_and_fit_at_half(device: CountedDevice
             persisting(device, buffers[0], hit_ratio=hit_ratio) as one,
             persisting(device, buffers[1], hit_ratio=hit_ratio) as other,
         ):
-            assert device.set_aside() == 25 * MiB
+            assert device.l2.set_aside() == 25 * MiB
             return turns.seconds([one, other]), other.thrashing
 
     (thrashing, warned), (fitting, silent) = measured(1.0), measured(0.5)

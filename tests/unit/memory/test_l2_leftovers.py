@@ -28,7 +28,7 @@ DONE = "; put back as found, and persisting lines reset"
 @pytest.fixture
 def device() -> CountedDevice:
     device = CountedDevice()
-    device.request_set_aside(FOUND)
+    device.l2.request_set_aside(FOUND)
     return device
 
 
@@ -41,7 +41,7 @@ def watch(device: CountedDevice) -> Watch:
 def resets(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows with every reset of persisting lines."""
     calls: list[str] = []
-    monkeypatch.setattr(device, "reset_persisting", lambda: calls.append("reset"))
+    monkeypatch.setattr(device.l2, "reset_persisting", lambda: calls.append("reset"))
     return calls
 
 
@@ -61,62 +61,63 @@ def test_nothing_left_is_nothing_said_and_nothing_done(device: CountedDevice, wa
 
 
 def test_a_set_aside_is_put_back(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     assert text(watch) == "an L2 set-aside of 31.25 MiB (found: 6.25 MiB)" + DONE
-    assert (device.set_aside(), resets) == (FOUND, ["reset"])
+    assert (device.l2.set_aside(), resets) == (FOUND, ["reset"])
     assert watch.settle() is None
 
 
 def test_a_window_on_a_stream_is_put_back(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
-    new, changed, dropped = device.stream(), device.stream(), device.stream()
+    new, changed, dropped = device.streams.create(), device.streams.create(), device.streams.create()
     for stream in (changed, dropped):
-        device.set_window(stream, WINDOW)
+        device.l2.set_window(stream, WINDOW)
     watch.begin()
     other = replace(WINDOW, nbytes=4 * MiB)
-    device.set_window(new, WINDOW)
-    device.set_window(changed, other)
-    device.set_window(dropped, None)
+    device.l2.set_window(new, WINDOW)
+    device.l2.set_window(changed, other)
+    device.l2.set_window(dropped, None)
     names = {stream: f"stream 0x{stream.handle:x}" for stream in (new, changed, dropped)}
     said = text(watch)
     assert f"a window of 8 MiB at hit ratio 0.75 on {names[new]} (found: none)" in said
     assert f"a window of 4 MiB at hit ratio 0.75 on {names[changed]} (found: one of 8 MiB at hit ratio 0.75)" in said
     assert f"no window on {names[dropped]} (found: one of 8 MiB at hit ratio 0.75)" in said
-    assert [device.window(stream) for stream in (new, changed, dropped)] == [None, WINDOW, WINDOW]
+    assert [device.l2.window(stream) for stream in (new, changed, dropped)] == [None, WINDOW, WINDOW]
     assert resets == ["reset"]
 
 
 def test_default_streams_have_names(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = (device.stream(), device.stream())
-    monkeypatch.setattr(device, "default_streams", lambda: streams)
-    monkeypatch.setattr(device, "visible_streams", lambda: streams)
+    streams = (device.streams.create(), device.streams.create())
+    monkeypatch.setattr(device.streams, "defaults", lambda: streams)
+    monkeypatch.setattr(device.streams, "visible", lambda: streams)
     watch = Watch(device)
     for stream in streams:
-        device.set_window(stream, WINDOW)
+        device.l2.set_window(stream, WINDOW)
     said = text(watch)
     assert "on the legacy default stream (found: none); a window of" in said
     assert "on the per-thread default stream (found: none); put back" in said
 
 
 def test_where_the_process_started_is_not_left(device: CountedDevice) -> None:
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     assert Watch(device).settle() is None
-    assert device.set_aside() == MOST
+    assert device.l2.set_aside() == MOST
 
 
 def test_what_changed_between_two_tests_is_not_the_second_ones(device: CountedDevice, watch: Watch) -> None:
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     watch.begin()
     assert watch.settle() is None
-    assert device.set_aside() == MOST
+    assert device.l2.set_aside() == MOST
 
 
 def test_it_costs_a_call_for_the_limit_and_one_for_each_stream(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream in (device.stream(), device.stream()):
-        device.set_window(stream, None)
+    for stream in (device.streams.create(), device.streams.create()):
+        device.l2.set_window(stream, None)
     watch = Watch(device)
     calls: Counter[str] = Counter()
     for verb in ("set_aside", "window", "request_set_aside", "set_window", "reset_persisting", "synchronize"):
-        monkeypatch.setattr(device, verb, counting(calls, verb, getattr(device, verb)))
+        facet = device.streams if verb == "synchronize" else device.l2
+        monkeypatch.setattr(facet, verb, counting(calls, verb, getattr(facet, verb)))
     watch.begin()
     assert watch.settle() is None
     assert calls == {"set_aside": 2, "window": 4}
@@ -135,11 +136,11 @@ def test_an_open_stream_of_ours_accounts_for_what_it_changed(device: CountedDevi
         del resets[:]
         assert watch.settle() is None
         watch.fresh()
-        assert (device.set_aside(), resets) == (3 * STEP, [])
-        assert device.window(stream.stream) is not None
+        assert (device.l2.set_aside(), resets) == (3 * STEP, [])
+        assert device.l2.window(stream.stream) is not None
         watch.begin()
     assert watch.settle() is None
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 def test_a_closed_stream_whose_block_goes_on_is_said(device: CountedDevice, watch: Watch, arena: Arena) -> None:
@@ -148,20 +149,20 @@ def test_a_closed_stream_whose_block_goes_on_is_said(device: CountedDevice, watc
     stream = block.__enter__()
     stream.close()
     watch.forgotten(stream)
-    assert (device.set_aside(), device.window(stream.stream), open_streams(device)) == (FOUND, None, ())
+    assert (device.l2.set_aside(), device.l2.window(stream.stream), open_streams(device)) == (FOUND, None, ())
     with persisting(device, buffer) as later:
         block.__exit__(None, None, None)  # as when the generator is collected
         assert open_streams(device) == (later,)
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
     assert text(watch) == f"an open persisting_stream on {buffer!r}, which was closed" + DONE
 
 
 def owner(device: CountedDevice, watch: Watch, nbytes: int, stream: Stream | None = None) -> object:
     """Somebody who sets something up and lives on."""
     living, before = object(), watch.look()
-    device.request_set_aside(nbytes)
+    device.l2.request_set_aside(nbytes)
     if stream is not None:
-        device.set_window(stream, WINDOW)
+        device.l2.set_window(stream, WINDOW)
     watch.keep(living, before)
     return living
 
@@ -173,19 +174,19 @@ def end(device: CountedDevice, watch: Watch, living: object, restore: Callable[[
 
 
 def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
-    stream = device.stream()
+    stream = device.streams.create()
     living = owner(device, watch, MOST, stream)
     assert watch.settle() is None
     watch.begin()
     watch.fresh()
-    assert (device.set_aside(), device.window(stream), resets) == (MOST, WINDOW, [])
-    device.request_set_aside(4 * STEP)
-    device.set_window(stream, None)
+    assert (device.l2.set_aside(), device.l2.window(stream), resets) == (MOST, WINDOW, [])
+    device.l2.request_set_aside(4 * STEP)
+    device.l2.set_window(stream, None)
     said = text(watch)
     assert "12.5 MiB (found: 31.25 MiB)" in said
     assert "no window on" in said
-    assert (device.set_aside(), device.window(stream)) == (MOST, WINDOW)
-    end(device, watch, living, lambda: (device.request_set_aside(FOUND), device.set_window(stream, None)))
+    assert (device.l2.set_aside(), device.l2.window(stream)) == (MOST, WINDOW)
+    end(device, watch, living, lambda: (device.l2.request_set_aside(FOUND), device.l2.set_window(stream, None)))
     assert watch.settle() is None
     watch.fresh()
     assert resets[-1:] == ["reset"]
@@ -194,42 +195,42 @@ def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch
 @pytest.mark.parametrize("left", [MOST, 0])
 def test_what_ends_without_putting_back_is_put_back(device: CountedDevice, watch: Watch, left: int) -> None:
     living = owner(device, watch, MOST)
-    end(device, watch, living, lambda: device.request_set_aside(left))
+    end(device, watch, living, lambda: device.l2.request_set_aside(left))
     assert "(found: 6.25 MiB)" in text(watch)
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 def test_what_changed_nothing_when_it_began_cannot_change_what_is_found(device: CountedDevice, watch: Watch) -> None:
     living = owner(device, watch, FOUND)
-    end(device, watch, living, lambda: device.request_set_aside(0))
+    end(device, watch, living, lambda: device.l2.request_set_aside(0))
     assert "an L2 set-aside of 0 B (found: 6.25 MiB)" in text(watch)
 
 
 def test_of_two_that_live_on_the_outer_ones_change_remains(device: CountedDevice, watch: Watch) -> None:
     outer, inner = owner(device, watch, MOST), owner(device, watch, 4 * STEP)
-    end(device, watch, inner, lambda: device.request_set_aside(MOST))
+    end(device, watch, inner, lambda: device.l2.request_set_aside(MOST))
     assert watch.settle() is None
-    end(device, watch, outer, lambda: device.request_set_aside(FOUND))
+    end(device, watch, outer, lambda: device.l2.request_set_aside(FOUND))
     assert watch.settle() is None
 
 
 def test_what_began_before_the_device_was_opened_puts_back_what_it_had_changed(device: CountedDevice) -> None:
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     watch = Watch(device)
-    end(device, watch, object(), lambda: device.request_set_aside(FOUND))
+    end(device, watch, object(), lambda: device.l2.request_set_aside(FOUND))
     assert watch.settle() is None
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(device: CountedDevice, watch: Watch) -> None:
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     end(device, watch, object(), lambda: None)
     assert "31.25 MiB (found: 6.25 MiB)" in text(watch)
 
 
 def test_what_cannot_be_put_back_is_said(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    device.request_set_aside(MOST)
-    monkeypatch.setattr(device, "request_set_aside", lambda nbytes: MOST)
+    device.l2.request_set_aside(MOST)
+    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: MOST)
     left = watch.settle()
     assert left is not None
     assert not left.repaired
@@ -237,7 +238,7 @@ def test_what_cannot_be_put_back_is_said(device: CountedDevice, watch: Watch, mo
 
 
 def test_a_lost_device_is_said_once(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "set_aside", failing())
+    monkeypatch.setattr(device.l2, "set_aside", failing())
     watch.begin()
     left = watch.settle()
     assert left is not None
@@ -249,10 +250,10 @@ def test_a_lost_device_is_said_once(device: CountedDevice, watch: Watch, monkeyp
 
 
 def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    device.set_window(device.stream(), WINDOW)
-    monkeypatch.setattr(device, "window", failing())
+    device.l2.set_window(device.streams.create(), WINDOW)
+    monkeypatch.setattr(device.l2, "window", failing())
     assert watch.settle() is None
-    device.request_set_aside(MOST)
+    device.l2.request_set_aside(MOST)
     assert "31.25 MiB" in text(watch)
 
 
@@ -260,9 +261,9 @@ def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch:
 def test_where_nothing_can_be_set_aside_nothing_is_watched(
     device: CountedDevice, monkeypatch: pytest.MonkeyPatch, resets: list[str], changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(device, "_facts", structs.replace(device.facts, **changes))
+    monkeypatch.setattr(device.machine, "facts", structs.replace(device.facts, **changes))
     watch = Watch(device)
-    device.set_window(device.stream(), WINDOW)
+    device.l2.set_window(device.streams.create(), WINDOW)
     watch.fresh()
     assert watch.look() == {}
     assert watch.settle() is None

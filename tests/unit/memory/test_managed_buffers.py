@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from counted_device import CountedDevice
+from counted_device import CountedDevice, replaced
 from known_devices import H100
 from msgspec.structs import replace
 
@@ -27,22 +27,25 @@ class Advising(CountedDevice):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
+        advise, prefetch, discard = self.managed.advise, self.managed.prefetch, self.managed.discard
 
-    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        self.calls.append(f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}")
-        super().advise(allocation, advice, to_host, on=on)
+        def advised(allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+            self.calls.append(f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}")
+            advise(allocation, advice, to_host, on=on)
 
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        self.calls.append(f"prefetch {'host' if to_host else 'device'}")
-        super().prefetch(allocation, to_host, stream)
+        def prefetched(allocation: Allocation, to_host: bool, stream: Stream) -> None:
+            self.calls.append(f"prefetch {'host' if to_host else 'device'}")
+            prefetch(allocation, to_host, stream)
 
-    def discard(self, allocation: Allocation, stream: Stream) -> None:
-        self.calls.append("discard")
-        super().discard(allocation, stream)
+        def discarded(allocation: Allocation, stream: Stream) -> None:
+            self.calls.append("discard")
+            discard(allocation, stream)
+
+        replaced(self.managed, advise=advised, prefetch=prefetched, discard=discarded)
 
     def pages(self, buffer: ManagedBuffer) -> Pages:
-        self.synchronize()
-        return self._pages[id(buffer.allocation)]
+        self.streams.synchronize()
+        return self.machine.pages[id(buffer.allocation)]
 
 
 @pytest.fixture
@@ -63,10 +66,10 @@ def added(device: Advising, memory: Memory) -> Callable[[Any, Any], Any]:
         def home() -> None:
             for buffer in (x, y):
                 buffer.put_home(memory.arena.stream)
-            device.synchronize()
+            device.streams.synchronize()
 
         home()
-        return device.count_pages(lambda: Kernels(device).add(x, y))
+        return device.counters.pages(lambda: Kernels(device).add(x, y))
 
     return run
 
@@ -157,8 +160,8 @@ def test_discarded_content_does_not_move(device: Advising, memory: Memory) -> No
         buffer = memory.managed(N, discard=discard)
         assert buffer.goes_home
         buffer.put_home(memory.arena.stream)
-        device.synchronize()
-        moved[discard] = device.count_pages(lambda b=buffer: Kernels(device).init(b)).to_device
+        device.streams.synchronize()
+        moved[discard] = device.counters.pages(lambda b=buffer: Kernels(device).init(b)).to_device
     assert moved == {False: N, True: 0}
     with pytest.raises(BadBuffer, match="discard=True goes with"):
         memory.managed(N, first_touch="none", discard=True)
@@ -183,7 +186,7 @@ def test_untouched_pages_stay_untouched_under_advice(device: Advising, memory: M
 
 
 def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(device: Advising) -> None:
-    device.allocate(device.free_bytes(MemoryKind.DEVICE) - 4 * GiB, MemoryKind.DEVICE)
+    device.memory.allocate(device.memory.free_bytes(MemoryKind.DEVICE) - 4 * GiB, MemoryKind.DEVICE)
     with pytest.raises(OutOfMemory, match=r"8 GiB of managed memory asked for, 4 GiB are free .*@pytest\.mark\.gpumem_oversubscribe"):
         Memory(Arena(device, seed=1)).managed(8 * GiB)
     arena = Arena(device, seed=1, oversubscribes=True)
@@ -205,7 +208,7 @@ def test_devices_without_migration_say_why_by_system() -> None:
 
 
 def test_a_device_without_migration_skips(monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory) -> None:
-    monkeypatch.setattr(device, "_facts", replace(device.facts, concurrent_managed_access=False))
+    monkeypatch.setattr(device.machine, "facts", replace(device.facts, concurrent_managed_access=False))
     for make in (memory.managed, memory.prefetched):
         with pytest.raises(Unsupported, match="does not migrate managed pages"):
             make(N)

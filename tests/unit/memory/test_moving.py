@@ -59,7 +59,7 @@ def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
     buffer = arena.buffer(4096)
     old = buffer.allocation
     with monkeypatch.context() as patch:
-        patch.setattr(device, "copy", failing())
+        patch.setattr(device.content, "copy", failing())
         with pytest.raises(DeviceError, match="made to fail"):
             buffer.move()
     assert buffer.allocation is old
@@ -70,13 +70,13 @@ def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
 def prefetches(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """Where pages are sent from now on: address and place."""
     sent: list[tuple[int, str]] = []
-    prefetch = device.prefetch
+    prefetch = device.managed.prefetch
 
     def watched(allocation, to_host, stream) -> None:
         sent.append((allocation.address, "host" if to_host else "device"))
         prefetch(allocation, to_host, stream)
 
-    monkeypatch.setattr(device, "prefetch", watched)
+    monkeypatch.setattr(device.managed, "prefetch", watched)
     return sent
 
 
@@ -114,13 +114,13 @@ def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: M
 @pytest.mark.parametrize("home", ["host", "device", "prefetched"])
 def test_pages_are_where_they_were_asked_to_be(device: CountedDevice, memory: Memory, home: str) -> None:
     buffer = managed(memory, home)
-    pages = device._pages[id(buffer.allocation)]
+    pages = device.machine.pages[id(buffer.allocation)]
     on_device = 0 if home == "host" else buffer.nbytes
     assert (pages.on_host, pages.on_device) == (buffer.nbytes - on_device, on_device)
 
 
 def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:
-    pages = device._pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
+    pages = device.machine.pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
     assert (pages.on_host, pages.on_device) == (0, 0)
 
 
@@ -128,7 +128,7 @@ def test_a_datasheet_without_migration_is_no_place_for_managed_memory(memory: Me
     from pytest_gpumem.devices.protocol import Unsupported
 
     device = memory.arena.device
-    monkeypatch.setattr(device, "_facts", replace(device.facts, concurrent_managed_access=False, can_map_host=False))
+    monkeypatch.setattr(device.machine, "facts", replace(device.facts, concurrent_managed_access=False, can_map_host=False))
     for ask in (memory.managed, memory.prefetched):
         with pytest.raises(Unsupported, match="concurrentManagedAccess is 0"):
             ask(4096)

@@ -23,8 +23,8 @@ FOUND = int(2 * STEP)
 @pytest.fixture
 def device() -> CountedDevice:
     device = CountedDevice()
-    assert device.set_aside() != FOUND
-    assert device.request_set_aside(FOUND) == FOUND
+    assert device.l2.set_aside() != FOUND
+    assert device.l2.request_set_aside(FOUND) == FOUND
     return device
 
 
@@ -39,13 +39,13 @@ class Watched:
         self._watch(device, monkeypatch, "reset_persisting", lambda: "reset")
 
     def _watch(self, device: CountedDevice, monkeypatch: pytest.MonkeyPatch, verb: str, say: Any) -> None:
-        done = getattr(device, verb)
+        done = getattr(device.l2, verb)
 
         def watched(*arguments: Any) -> Any:
             self.calls.append((verb, say(*arguments)))
             return done(*arguments)
 
-        monkeypatch.setattr(device, verb, watched)
+        monkeypatch.setattr(device.l2, verb, watched)
 
 
 RESTORED = [("set_window", None), ("reset_persisting", "reset"), ("request_set_aside", FOUND)]
@@ -59,18 +59,18 @@ def watched(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, arena: Arena) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer) as stream:
-        assert stream.set_aside == device.set_aside() == 3 * STEP
-        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        assert stream.set_aside == device.l2.set_aside() == 3 * STEP
+        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
         before = buffer.address
         buffer.move()
         assert buffer.address != before
-        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
         assert stream.window is not None
         assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (8 * MiB, 1.0, 3 * STEP)
-    assert device.set_aside() == FOUND
-    assert device.window(stream.stream) is None
+    assert device.l2.set_aside() == FOUND
+    assert device.l2.window(stream.stream) is None
     buffer.move()
-    assert device.window(stream.stream) is None
+    assert device.l2.window(stream.stream) is None
 
 
 def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, watched: Watched) -> None:
@@ -98,15 +98,15 @@ def test_what_was_granted_is_read_back(
 ) -> None:
     buffer = arena.buffer(40 * MiB)
     with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
-        assert stream.set_aside == device.set_aside() == granted
-        spec = device.window(stream.stream)
+        assert stream.set_aside == device.l2.set_aside() == granted
+        spec = device.l2.window(stream.stream)
         assert spec is not None
         assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
 
 
 def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = device.request_set_aside
-    monkeypatch.setattr(device, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP))))
+    request = device.l2.request_set_aside
+    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP))))
     with persisting(device, arena.buffer(8 * MiB)) as stream:
         assert stream.set_aside == STEP
         assert stream.hit_ratio == pytest.approx(3.125 / 8)
@@ -121,10 +121,10 @@ def test_off_starts_without_lines_that_somebody_left(device: CountedDevice, aren
 def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Arena) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, set_aside="off") as stream:
-        assert (device.set_aside(), stream.set_aside, stream.window) == (0, 0, None)
+        assert (device.l2.set_aside(), stream.set_aside, stream.window) == (0, 0, None)
         buffer.move()
         assert stream.window is None
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -143,7 +143,7 @@ def test_all_is_restored_after_an_error_in_the_body(
 @pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
 def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     buffer = arena.buffer(8 * MiB)
-    done = getattr(device, verb)
+    done = getattr(device.l2, verb)
     calls: list[Any] = []
 
     def once(*arguments: Any) -> Any:
@@ -152,10 +152,10 @@ def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Ar
             raise DeviceError("made to fail")
         return done(*arguments)
 
-    monkeypatch.setattr(device, verb, once)
+    monkeypatch.setattr(device.l2, verb, once)
     with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
         raise AssertionError("the body ran")
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
     assert len(calls) == 2
     buffer.move()  # nobody follows
 
@@ -166,8 +166,8 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
 ) -> None:
     buffer = arena.buffer(8 * MiB)
     with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
-        monkeypatch.setattr(device, verb, failing())
-    assert device.set_aside() == FOUND
+        monkeypatch.setattr(device.l2, verb, failing())
+    assert device.l2.set_aside() == FOUND
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_memory_of_another_device_is_refused(device: CountedDevice, watched: Wat
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
     with persisting(device, arena.buffer(192 * MiB), window="clamp") as stream:
-        assert device.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128)
+        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128)
         assert stream.notes == ("the window covers the first 128 MiB of 192 MiB: no larger one is possible",)
     with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
@@ -244,7 +244,7 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
 
 def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -> None:
     with persisting(device, arena.buffer(8 * MiB), miss="normal") as stream:
-        spec = device.window(stream.stream)
+        spec = device.l2.window(stream.stream)
         assert spec is not None
         assert spec.miss is AccessProperty.NORMAL
         assert stream.window is not None
@@ -255,11 +255,11 @@ def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -
 def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena: Arena, where: Any) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, where=where) as stream:
-        assert device.set_aside() == 3 * STEP
+        assert device.l2.set_aside() == 3 * STEP
         assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
         buffer.move()
         assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
-        assert device.window(stream.stream) is None
+        assert device.l2.window(stream.stream) is None
         if where == "launch":
             with pytest.raises(BadWindow, match="the stream itself has no window"):
                 _ = stream.handle
@@ -270,7 +270,7 @@ def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena:
             stream.read_back((stream.spec,))
             assert stream.window is not None
     assert stream.spec is stream.window is None
-    assert device.set_aside() == FOUND
+    assert device.l2.set_aside() == FOUND
 
 
 def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: CountedDevice, arena: Arena, watched: Watched) -> None:
@@ -280,10 +280,10 @@ def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: C
         stream.reset()
         assert watched.calls == [("set_window", None), ("reset_persisting", "reset")]
         buffer.move()
-        assert device.window(stream.stream) is None
+        assert device.l2.window(stream.stream) is None
         stream.renew()
-        assert device.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
-    assert device.set_aside() == FOUND
+        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
+    assert device.l2.set_aside() == FOUND
 
 
 def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, watched: Watched) -> None:
@@ -295,7 +295,7 @@ def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice,
         assert stream.window is not None
         assert stream.window.hit == "normal"
         stream.renew()
-        assert device.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625)
+        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625)
         with pytest.raises(BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'):
             stream.reset("wait")  # type: ignore[arg-type]
 
@@ -324,12 +324,12 @@ def test_a_device_without_persisting_l2_skips(
     device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ) -> None:
     buffer = arena.buffer(8 * MiB)
-    monkeypatch.setattr(device, "_facts", replace(device.facts, persisting_l2_max_bytes=0, **changes))
+    monkeypatch.setattr(device.machine, "facts", replace(device.facts, persisting_l2_max_bytes=0, **changes))
     with pytest.raises(Unsupported, match=reason), persisting(device, buffer):
         raise AssertionError("the body ran")
 
 
 def test_a_driver_that_grants_nothing_is_said(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "request_set_aside", lambda nbytes: 0)
+    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: 0)
     with pytest.raises(Unsupported, match=r"granted no set-aside where 9\.375 MiB"), persisting(device, arena.buffer(8 * MiB)):
         pytest.fail("entered")

@@ -51,7 +51,7 @@ def test_what_the_cap_refuses_is_not_allocated_and_is_no_other_error(capped: Mem
 
 def test_the_cap_is_half_of_the_hosts_memory_unless_told(device: CountedDevice) -> None:
     memory = Memory(Arena(device, seed=1))
-    half = device.host_memory().total // 2
+    half = device.memory.host().total // 2
     memory.arena.pinned.check(device, half)
     with pytest.raises(TooMuchPinned, match=r"50 % of the host's 128 GiB \(default\)"):
         memory.arena.pinned.check(device, half + 1)
@@ -60,7 +60,7 @@ def test_the_cap_is_half_of_the_hosts_memory_unless_told(device: CountedDevice) 
 def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     nodes: list[Any] = []
-    allocate = device.allocate
+    allocate = device.memory.allocate
 
     @contextmanager
     def near_host(node: int | None) -> Iterator[int | None]:
@@ -73,15 +73,15 @@ def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, 
         seen.append(flags)
         return allocate(nbytes, kind, **flags)
 
-    monkeypatch.setattr(device, "near_host", near_host)
-    monkeypatch.setattr(device, "allocate", noted)
+    monkeypatch.setattr(device.memory, "near_host", near_host)
+    monkeypatch.setattr(device.memory, "allocate", noted)
     memory.pinned(4096, mapped=False, write_combined=True, portable=False, numa=3)
     assert seen == [{"mapped": False, "write_combined": True, "portable": False}]
     assert nodes == [3, "left"]
 
 
 def test_device_memory_is_allocated_anywhere(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "near_host", failing())
+    monkeypatch.setattr(device.memory, "near_host", failing())
     memory.device(4096)
     memory.managed(4096)
     with pytest.raises(DeviceError, match="made to fail"):
@@ -109,7 +109,7 @@ def test_memory_that_kernels_cannot_see(memory: Memory) -> None:
 
 def test_a_device_that_cannot_map_host_memory_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CountedDevice()
-    monkeypatch.setattr(device, "_facts", replace(device.facts, can_map_host=False))
+    monkeypatch.setattr(device.machine, "facts", replace(device.facts, can_map_host=False))
     memory = Memory(Arena(device, seed=1))
     with pytest.raises(Unsupported, match="canMapHostMemory is 0"):
         memory.pinned(4096)
@@ -156,10 +156,10 @@ def test_touching_writes_the_last_byte_and_one_of_each_page() -> None:
 
 @pytest.mark.parametrize("method", ["pinned", "registered"])
 def test_a_thousand_buffers_leave_nothing_locked(device: CountedDevice, method: str) -> None:
-    free = device.free_bytes(MemoryKind.PINNED)
+    free = device.memory.free_bytes(MemoryKind.PINNED)
     for i in range(1000):
         arena = Arena(device, seed=i)
         getattr(Memory(arena), method)(4096)
         arena.close()
-    assert device.host_memory().locked == 0
-    assert (device.live, device.free_bytes(MemoryKind.PINNED)) == ([], free)
+    assert device.memory.host().locked == 0
+    assert (device.live, device.memory.free_bytes(MemoryKind.PINNED)) == ([], free)

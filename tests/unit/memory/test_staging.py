@@ -39,23 +39,23 @@ ELEMENTWISE = CATALOGUE["elementwise"]
 
 def took(device: CountedDevice, work: Work) -> float:
     """Seconds of one run between events, after a first one."""
-    stream, start, end = device.stream(), device.event(), device.event()
+    stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
     work.queue(stream)
-    device.synchronize()
-    hold = device.hold(stream, 10.0)
-    device.record(start, stream)
+    device.streams.synchronize()
+    hold = device.streams.hold(stream, 10.0)
+    device.streams.record(start, stream)
     work.queue(stream)
-    device.record(end, stream)
+    device.streams.record(end, stream)
     hold.release()
-    device.synchronize()
-    return device.elapsed(start, end)
+    device.streams.synchronize()
+    return device.streams.elapsed(start, end)
 
 
 def checked(device: CountedDevice, work: Work) -> None:
-    stream = device.stream()
+    stream = device.streams.create()
     work.poison(stream)
     work.queue(stream)
-    device.synchronize(stream)
+    device.streams.synchronize(stream)
     work.verify()
 
 
@@ -96,31 +96,33 @@ def test_a_staged_copy_gives_the_sequential_result(memory: Memory, streams: int,
 @pytest.mark.parametrize("step", ["copy in", "kernel", "copy out"])
 def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.MonkeyPatch, left_out: int, step: str) -> None:
     device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
-    stream = device.stream()
+    stream = device.streams.create()
     work.poison(stream)
     there, source, launch, target = work._steps[left_out]
-    copy, run = device.copy, device.launch
+    copy, run = device.content.copy, device.kernels.launch
     dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
-    monkeypatch.setattr(device, "copy", lambda d, s, n, q: None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q))
-    monkeypatch.setattr(device, "launch", lambda one, q: None if step == "kernel" and one is launch else run(one, q))
+    monkeypatch.setattr(
+        device.content, "copy", lambda d, s, n, q: None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q)
+    )
+    monkeypatch.setattr(device.kernels, "launch", lambda one, q: None if step == "kernel" and one is launch else run(one, q))
     work.queue(stream)
-    device.synchronize()
+    device.streams.synchronize()
     with pytest.raises(WrongContent, match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}"):
         work.verify()
 
 
 def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Memory) -> None:
     device, work = memory.arena.device, staged(memory, "64 MiB", 4, 8)
-    stream, start, end = device.stream(), device.event(), device.event()
+    stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
     lanes = []
-    copy = device.copy
-    device.copy = lambda d, s, n, q: (lanes.append(q), copy(d, s, n, q))[1]  # type: ignore[method-assign,func-returns-value]
-    device.record(start, stream)
+    copy = device.content.copy
+    device.content.copy = lambda d, s, n, q: (lanes.append(q), copy(d, s, n, q))[1]  # type: ignore[method-assign,func-returns-value]
+    device.streams.record(start, stream)
     work.queue(stream)
-    device.record(end, stream)
-    device.synchronize(stream)
+    device.streams.record(end, stream)
+    device.streams.synchronize(stream)
     assert len(set(map(id, lanes))) == 4
-    assert device.elapsed(start, end) > 64 * MIB / 60e9
+    assert device.streams.elapsed(start, end) > 64 * MIB / 60e9
 
 
 def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
@@ -197,7 +199,7 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
         while device.now() < began + 1e-3:
             pass
 
-    host, stream = Host(busy), device.stream()
+    host, stream = Host(busy), device.streams.create()
     alone = enqueue(device, copy, stream)[1]
     together = enqueue(device, Together(device, [host, copy]), stream)
     in_turn = enqueue(device, InTurn(device, [copy, host]), stream)
@@ -208,7 +210,7 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
 
 def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory: Memory) -> None:
     device, target = memory.arena.device, memory.device("64 MiB")
-    stream = device.stream()
+    stream = device.streams.create()
     returned, done = enqueue(device, Copy(device, target, memory.pinned("64 MiB")), stream)
     assert returned < 0.05 * done
     pageable = Copy(device, target, memory.pageable("64 MiB"))
@@ -228,7 +230,7 @@ def test_many_small_copies_are_slower_than_one(memory: Memory) -> None:
 
 @pytest.mark.parametrize("kind", ["copy", "kernel"])
 def test_a_wrong_result_is_seen(memory: Memory, kind: str) -> None:
-    device, stream = memory.arena.device, memory.arena.device.stream()
+    device, stream = memory.arena.device, memory.arena.device.streams.create()
     work: Work
     target: Buffer = memory.device((1000,))
     if kind == "copy":
@@ -252,7 +254,7 @@ def test_in_turn_verifies_the_last_on_what_the_others_leave(memory: Memory) -> N
 def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
     device = memory.arena.device
     work = Allocating(device, "cudaMalloc", MIB)
-    assert enqueue(device, work, device.stream())[0] > 50e-6
+    assert enqueue(device, work, device.streams.create())[0] > 50e-6
     assert (work.name, work.on_host) == ("cudaMalloc of 1 MiB", True)
     work.close()
 

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda.activity import KINDS, count
-from pytest_gpumem.devices.cuda.counters import Counters
+from pytest_gpumem.devices.cuda.activity import KINDS
+from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
@@ -84,7 +84,7 @@ def watched(cupti: FakeCupti, *records: Any) -> Activity:
         assert cupti.on == set(KINDS)
         cupti.queued = list(records)
 
-    return count(Counters(0, SimpleNamespace()), work)  # type: ignore[arg-type]
+    return CudaCounters(0, SimpleNamespace()).activity(work)  # type: ignore[arg-type]
 
 
 def test_kernels_of_one_name_and_shape_are_added_up(cupti: FakeCupti) -> None:
@@ -136,14 +136,14 @@ def test_a_record_that_cannot_be_read_is_told(cupti: FakeCupti) -> None:
 
 
 def test_cupti_is_asked_for_its_one_place_once(cupti: FakeCupti) -> None:
-    counters = Counters(0, SimpleNamespace())  # type: ignore[arg-type]
+    counters = CudaCounters(0, SimpleNamespace())  # type: ignore[arg-type]
     for _ in range(2):
-        count(counters, lambda: cupti.queued.append(kernel(cupti, "add", 0, 1)))
+        counters.activity(lambda: cupti.queued.append(kernel(cupti, "add", 0, 1)))
     assert cupti.registered == 1
 
 
 def test_nothing_delivered_is_no_launch_of_nothing(cupti: FakeCupti) -> None:
     passes: list[int] = []
     with pytest.raises(NotCounted, match="CUPTI told of no kernel, copy or memset in 2 passes"):
-        count(Counters(0, SimpleNamespace()), lambda: passes.append(1))  # type: ignore[arg-type]
+        CudaCounters(0, SimpleNamespace()).activity(lambda: passes.append(1))  # type: ignore[arg-type]
     assert len(passes) == 2

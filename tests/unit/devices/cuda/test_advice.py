@@ -51,8 +51,8 @@ def test_what_was_asked_for_reaches_the_driver(h100: DeviceFacts, monkeypatch: p
     calls: list[Any] = []
     monkeypatch.setattr(R, "cudaMemAdvise", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,))
     monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,), raising=False)
-    managed.advise(MEMORY, 3, Advice.ACCESSED_BY, True, h100, on=True)
-    managed.discard(MEMORY, STREAM, h100)
+    managed.CudaManaged(3, h100).advise(MEMORY, Advice.ACCESSED_BY, True, on=True)
+    managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
     (address, nbytes, number, _), discarded = calls
     assert (address, nbytes, number) == (0x10000, 4096, managed.advice_number(Advice.ACCESSED_BY, on=True))
     assert discarded == ([0x10000], [4096], 1, 0, 1)
@@ -62,14 +62,14 @@ def test_a_driver_or_bindings_without_discards_skip(h100: DeviceFacts, monkeypat
     old = R.cudaError_t.cudaErrorCallRequiresNewerDriver
     monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (old,), raising=False)
     with pytest.raises(Unsupported, match=r"the driver .* has no cudaMemDiscardBatchAsync: cudaErrorCallRequiresNewerDriver"):
-        managed.discard(MEMORY, STREAM, h100)
+        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
     monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (R.cudaError_t.cudaErrorInvalidValue,))
     with pytest.raises(DeviceError, match="discarding 4096 bytes: ") as error:
-        managed.discard(MEMORY, STREAM, h100)
+        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
     assert not isinstance(error.value, Unsupported)
     monkeypatch.delattr(R, "cudaMemDiscardBatchAsync")
     with pytest.raises(Unsupported, match="discarding needs CUDA 13"):
-        managed.discard(MEMORY, STREAM, h100)
+        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
 
 
 def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
@@ -79,8 +79,8 @@ def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
 
 def test_what_cannot_be_advised_is_refused(h100: DeviceFacts) -> None:
     with pytest.raises(DeviceError, match="not pinned memory"):
-        managed.advise(Allocation(MemoryKind.PINNED, 64, 256, 256), 0, Advice.READ_MOSTLY, False, h100, on=True)
+        managed.CudaManaged(0, h100).advise(Allocation(MemoryKind.PINNED, 64, 256, 256), Advice.READ_MOSTLY, False, on=True)
     with pytest.raises(Unsupported, match="concurrentManagedAccess"):
-        managed.advise(MEMORY, 0, Advice.READ_MOSTLY, False, replace(h100, concurrent_managed_access=False), on=True)
+        managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)).advise(MEMORY, Advice.READ_MOSTLY, False, on=True)
     with pytest.raises(Unsupported, match="concurrentManagedAccess"):
-        managed.discard(MEMORY, STREAM, replace(h100, concurrent_managed_access=False))
+        managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)).discard(MEMORY, STREAM)

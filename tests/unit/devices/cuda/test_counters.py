@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda.counters import Counters, Event, counted
+from pytest_gpumem.devices.cuda.counters import CudaCounters, Event, counted
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts, busy
 
@@ -142,7 +142,7 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
             record(1, 999, activity=2),
         ],
     ]
-    counts = Counters(2, cupti.beacon).count(lambda: cupti.log.append("work"))
+    counts = CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work"))
     assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (27, 3, 2, 25)
     assert counts.groups == (FaultGroup(0x20000, 1, "read"), FaultGroup(0x10000, 24, "write"), FaultGroup(0x10000, 2, "write"))
     assert counts.cpu_faults == 2  # their values are program counters
@@ -153,10 +153,10 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
 
 
 def test_the_counters_are_on_while_the_work_runs_and_off_afterwards(cupti: FakeCupti) -> None:
-    counters = Counters(2, cupti.beacon)
+    counters = CudaCounters(2, cupti.beacon)
     for _ in range(2):
         cupti.log.clear()
-        counters.count(lambda: cupti.log.append("work"))
+        counters.pages(lambda: cupti.log.append("work"))
         on = len(cupti.log) - 1 - cupti.log[::-1].index("enable")
         at = cupti.log[on:].index
         assert at("enable") < at("work") < at("flush") < at("disable")
@@ -170,13 +170,13 @@ def test_the_counters_are_off_also_after_work_that_fails(cupti: FakeCupti) -> No
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        Counters(2, cupti.beacon).count(work)
+        CudaCounters(2, cupti.beacon).pages(work)
     assert cupti.log[-1] == "disable"
 
 
 def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
     cupti.batches = [[record(4, 1)], [record(4, 1)], [record(4, 1)]]
-    assert Counters(2, cupti.beacon).count(lambda: cupti.log.append("work")).gpu_groups == 3
+    assert CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work")).gpu_groups == 3
 
 
 @pytest.mark.parametrize(
@@ -194,49 +194,49 @@ def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
 def test_a_refusal_is_the_reason_and_nothing_runs(refused: str, text: str, said: str, cupti: FakeCupti) -> None:
     cupti.refuses = {refused: text}
     with pytest.raises(NotCounted, match=said):
-        Counters(2, cupti.beacon).count(lambda: pytest.fail("it ran uncounted"))
+        CudaCounters(2, cupti.beacon).pages(lambda: pytest.fail("it ran uncounted"))
 
 
 def test_counters_that_not_every_platform_has_may_be_missing(cupti: FakeCupti) -> None:
     cupti.refuses = dict.fromkeys(("configure REMOTE_MAP", "configure BYTES_TRANSFER_DTOD"), "CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED")
-    assert Counters(2, cupti.beacon).count(lambda: None) == PageCounts(mapped=None)
+    assert CudaCounters(2, cupti.beacon).pages(lambda: None) == PageCounts(mapped=None)
 
 
 def test_lost_and_unreadable_records_are_no_count(cupti: FakeCupti) -> None:
     cupti.dropped = 3
     with pytest.raises(NotCounted, match="dropped 3 records"):
-        Counters(2, cupti.beacon).count(lambda: None)
+        CudaCounters(2, cupti.beacon).pages(lambda: None)
     cupti.dropped, cupti.batches = 0, [[record(99, 1)]]
     with pytest.raises(NotCounted, match="could not be read"):
-        Counters(2, cupti.beacon).count(lambda: cupti.log.append("work"))
+        CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work"))
 
 
 def test_without_cupti_python_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(NotCounted, match=r"pip install 'pytest-gpumem\[cupti\]'"):
-        Counters(0, FakeBeacon()).count(lambda: pytest.fail("it ran uncounted"))
+        CudaCounters(0, FakeBeacon()).pages(lambda: pytest.fail("it ran uncounted"))
 
 
 @pytest.mark.parametrize("asleep", [0, 1, 3])
 def test_passes_that_deliver_nothing_are_not_the_one_that_counts(cupti: FakeCupti, asleep: int) -> None:
     cupti.asleep, cupti.batches = asleep, [[record(4, 7, address=0x10000)]]
-    assert Counters(2, cupti.beacon).count(lambda: cupti.log.append("work")).gpu_faults == 7
+    assert CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work")).gpu_faults == 7
     assert cupti.log.count("work") == 1
 
 
 def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(cupti: FakeCupti) -> None:
     cupti.asleep = 100
     with pytest.raises(NotCounted, match="told of 0 of the 2 moves"):
-        Counters(2, cupti.beacon).count(lambda: None)
+        CudaCounters(2, cupti.beacon).pages(lambda: None)
     cupti.asleep = 0
-    counters = Counters(2, cupti.beacon)
-    assert counters.count(lambda: None).migrated == 0
+    counters = CudaCounters(2, cupti.beacon)
+    assert counters.pages(lambda: None).migrated == 0
 
     def falling_asleep() -> None:
         cupti.asleep = 1
 
     with pytest.raises(NotCounted, match="told of 0 of the 2 moves"):
-        counters.count(falling_asleep)
+        counters.pages(falling_asleep)
 
 
 def test_totals_count_all_groups_and_the_first_are_shown() -> None:

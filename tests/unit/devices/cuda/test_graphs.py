@@ -13,9 +13,10 @@ pytest.importorskip("cuda.bindings.runtime")
 
 import cupy
 from cuda.bindings import runtime as R  # noqa: N812
+from known_devices import H100
 
 from pytest_gpumem.devices.cuda import graphs
-from pytest_gpumem.devices.cuda.graphs import Capturing
+from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, WindowSpec
 
 OK = R.cudaError_t.cudaSuccess
@@ -106,7 +107,7 @@ EVENT: Any = SimpleNamespace(handle=6)
 
 
 def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    capturing = Capturing()
+    capturing = CudaGraphs(H100)
     graph = capturing.capture(STREAM, lambda: None)
     capturing.replay(graph, STREAM)
     assert runtime.calls == [
@@ -124,26 +125,26 @@ def test_a_window_is_put_on_every_kernel_before_the_graph_is_made_executable(run
     window = WindowSpec(0x7F0000000000, 8 << 20, 0.75, miss=AccessProperty.NORMAL)
     bindings.nodes = [Kind.cudaGraphNodeTypeKernel, Kind.cudaGraphNodeTypeMemset, Kind.cudaGraphNodeTypeKernel]
     bindings.calls = runtime.calls
-    graph = Capturing().capture(STREAM, lambda: None, window)
+    graph = CudaGraphs(H100).capture(STREAM, lambda: None, window=window)
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "set", "set", "graphInstantiate"]
-    assert graphs.windows(graph) == (window, window)
+    assert CudaGraphs(H100).windows(graph) == (window, window)
 
 
 def test_windows_of_kernels_without_one(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    graph = Capturing().capture(STREAM, lambda: None)
-    assert graphs.windows(graph) == (None,)
+    graph = CudaGraphs(H100).capture(STREAM, lambda: None)
+    assert CudaGraphs(H100).windows(graph) == (None,)
 
 
 def test_a_refused_window_destroys_the_graph(runtime: FakeRuntime, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch) -> None:
     invalid = (R.cudaError_t.cudaErrorInvalidValue,)
     monkeypatch.setattr(bindings, "cudaGraphKernelNodeSetAttribute", lambda *_: invalid)
     with pytest.raises(CannotCapture, match="setting the access-policy window of a graph's kernel"):
-        Capturing().capture(STREAM, lambda: None, WindowSpec(4096, 4096, 1.0))
+        CudaGraphs(H100).capture(STREAM, lambda: None, window=WindowSpec(4096, 4096, 1.0))
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
 
 
 def test_a_replay_inside_a_capture_is_refused(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    capturing = Capturing()
+    capturing = CudaGraphs(H100)
     graph = capturing.capture(STREAM, lambda: None)
     with pytest.raises(CannotCapture, match="replays a graph"):
         capturing.capture(STREAM, lambda: capturing.replay(graph, STREAM))
@@ -151,7 +152,7 @@ def test_a_replay_inside_a_capture_is_refused(runtime: FakeRuntime, bindings: Fa
 
 
 def test_events_are_external_only_on_the_captured_stream(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    capturing = Capturing()
+    capturing = CudaGraphs(H100)
     other: Any = SimpleNamespace(handle=8)
 
     def body() -> None:
@@ -177,7 +178,7 @@ def test_a_body_that_fails_leaves_the_stream_usable(
     runtime: FakeRuntime, bindings: FakeBindings, error: Exception, reason: str, invalidated: bool
 ) -> None:
     runtime.invalidated = invalidated
-    capturing = Capturing()
+    capturing = CudaGraphs(H100)
 
     def body() -> None:
         raise error
@@ -195,14 +196,14 @@ def test_an_interrupt_ends_the_capture_and_goes_on(runtime: FakeRuntime, binding
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Capturing().capture(STREAM, body)
+        CudaGraphs(H100).capture(STREAM, body)
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
 
 
 def test_a_capture_that_was_invalidated_without_an_exception_is_refused(runtime: FakeRuntime, bindings: FakeBindings) -> None:
     runtime.invalidated = True
     with pytest.raises(CannotCapture, match="cudaErrorStreamCaptureInvalidated"):
-        Capturing().capture(STREAM, lambda: None)
+        CudaGraphs(H100).capture(STREAM, lambda: None)
     assert runtime.names == ["streamBeginCapture", "streamEndCapture"]
 
 
@@ -210,12 +211,12 @@ def test_a_capture_that_was_invalidated_without_an_exception_is_refused(runtime:
 def test_work_that_went_elsewhere_is_noticed(runtime: FakeRuntime, bindings: FakeBindings, nodes: list[Any]) -> None:
     bindings.nodes = nodes
     with pytest.raises(CannotCapture, match="queued nothing on the stream"):
-        Capturing().capture(STREAM, lambda: None)
+        CudaGraphs(H100).capture(STREAM, lambda: None)
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
 
 
 def test_captures_do_not_nest(runtime: FakeRuntime, bindings: FakeBindings) -> None:
-    capturing = Capturing()
+    capturing = CudaGraphs(H100)
     with pytest.raises(CannotCapture, match="another capture is under way"):
         capturing.capture(STREAM, lambda: capturing.capture(STREAM, lambda: None))  # type: ignore[arg-type, return-value]
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]

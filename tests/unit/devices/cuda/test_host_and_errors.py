@@ -19,9 +19,9 @@ import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import allocations, guests, host
-from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.errors import check, translated
-from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -72,11 +72,11 @@ def test_the_total_is_the_machines_or_the_control_groups(machine: tuple[Path, Pa
 
 
 @pytest.fixture
-def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
+def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> CudaMemory:
     monkeypatch.setattr(allocations.host, "available_bytes", lambda: 10 * GIB)
     monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (2 * GIB, 80 * GIB))
     monkeypatch.setattr(allocations.cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None))
-    return Allocations(0, h100)
+    return CudaMemory(0, h100)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
         (MemoryKind.PAGEABLE, 10 * GIB),
     ],
 )
-def test_more_than_is_free_is_refused_without_asking_the_driver(memory: Allocations, kind: MemoryKind, free: int) -> None:
+def test_more_than_is_free_is_refused_without_asking_the_driver(memory: CudaMemory, kind: MemoryKind, free: int) -> None:
     assert memory.free_bytes(kind) == free
     with pytest.raises(OutOfMemory, match=rf"GiB of {kind.value} memory asked for, \S+ GiB are free"):
         memory.allocate(free + 1, kind, mapped=True, write_combined=False)
 
 
-def test_what_cupys_pool_keeps_for_nobody_counts_as_free(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cupys_pool_keeps_for_nobody_counts_as_free(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [GIB]
     monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (free[0], 80 * GIB))
     monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096)
@@ -104,7 +104,7 @@ def test_what_cupys_pool_keeps_for_nobody_counts_as_free(memory: Allocations, mo
     assert memory.allocate(2 * GIB, MemoryKind.DEVICE, mapped=True, write_combined=False).address == 4096
 
 
-def test_memory_that_is_not_aligned_is_given_back(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_aligned_is_given_back(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[int] = []
     monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096 + 128)
     monkeypatch.setattr(allocations.runtime, "free", freed.append)
@@ -113,7 +113,7 @@ def test_memory_that_is_not_aligned_is_given_back(memory: Allocations, monkeypat
     assert freed == [4096 + 128]
 
 
-def test_pageable_memory_is_aligned_and_freed_once(memory: Allocations) -> None:
+def test_pageable_memory_is_aligned_and_freed_once(memory: CudaMemory) -> None:
     made = memory.allocate(10_000, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
     assert (made.address, made.host_address % 4096, made.nbytes) == (0, 0, 10_000)
     view = memory.view(made, "f4", 2500)
@@ -125,13 +125,13 @@ def test_pageable_memory_is_aligned_and_freed_once(memory: Allocations) -> None:
         memory.view(made, "f4", 1)
 
 
-def test_a_view_beyond_the_end_is_refused(memory: Allocations) -> None:
+def test_a_view_beyond_the_end_is_refused(memory: CudaMemory) -> None:
     made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
     with pytest.raises(DeviceError, match="26 elements of f4 do not fit in 100 bytes"):
         memory.view(made, "f4", 26)
 
 
-def test_what_is_freed_with_its_context_is_let_go(memory: Allocations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_freed_with_its_context_is_let_go(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(code: int) -> Any:
         def free(address: int) -> None:
             raise cupy.cuda.runtime.CUDARuntimeError(code)
@@ -146,12 +146,12 @@ def test_what_is_freed_with_its_context_is_let_go(memory: Allocations, monkeypat
 
 
 @pytest.mark.parametrize("array", [np.zeros((4, 4))[:, 1], np.zeros(0), [1, 2], np.broadcast_to(np.zeros(1), (4,))])
-def test_only_whole_writable_arrays_are_adopted(memory: Allocations, array: Any) -> None:
+def test_only_whole_writable_arrays_are_adopted(memory: CudaMemory, array: Any) -> None:
     with pytest.raises(DeviceError, match="writable, C-contiguous"):
         memory.adopt(array, register=False)
 
 
-def test_an_adopted_array_keeps_its_memory(memory: Allocations) -> None:
+def test_an_adopted_array_keeps_its_memory(memory: CudaMemory) -> None:
     array = np.arange(10, dtype="i4")
     adopted = memory.adopt(array, register=False)
     assert adopted.kind is MemoryKind.PAGEABLE
@@ -176,15 +176,15 @@ def test_a_lost_context_is_said(name: str, lost: bool) -> None:
     assert ("context is lost" in str(raised.value)) == lost
 
 
-def test_a_stranger_is_no_guest(memory: Allocations) -> None:
+def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:
     made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
     with pytest.raises(Unsupported, match=r"^no bridge to json: like= takes the module cupy, torch, numba\.cuda or numpy$"):
-        guests.guest(memory, made, "f4", (5, 5), json)
+        memory.guest(made, "f4", (5, 5), json)
     with pytest.raises(Unsupported, match="no bridge to 3"):
-        guests.guest(memory, made, "f4", (5, 5), 3)
+        memory.guest(made, "f4", (5, 5), 3)
     with pytest.raises(Unsupported, match="CuPy cannot see pageable memory"):
-        guests.guest(memory, made, "f4", (5, 5), cupy)
-    assert guests.guest(memory, made, "f4", (5, 5), np).shape == (5, 5)
+        memory.guest(made, "f4", (5, 5), cupy)
+    assert memory.guest(made, "f4", (5, 5), np).shape == (5, 5)
 
 
 def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_where_persistence_cannot_work_the_reason_is_given(
 ) -> None:
     monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (R.cudaError_t.cudaSuccess, 3 << 20))
     with pytest.raises(Unsupported, match=reason):
-        l2.request_set_aside(1 << 20, replace(h100, **change))
+        l2.CudaL2(replace(h100, **change)).request_set_aside(1 << 20)
 
 
 def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch
     ok = R.cudaError_t.cudaSuccess
     monkeypatch.setattr(R, "cudaDeviceSetLimit", lambda limit, n: requested.append(n) or (ok,))
     monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (ok, 3 << 20))
-    assert l2.request_set_aside(1 << 40, h100) == 3 << 20
+    assert l2.CudaL2(h100).request_set_aside(1 << 40) == 3 << 20
     assert requested == [h100.persisting_l2_max_bytes]
 
 
@@ -95,4 +95,4 @@ def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch
 )
 def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts, window: WindowSpec) -> None:
     with pytest.raises(DeviceError, match="possible"):
-        l2.set_window(None, window, h100)  # type: ignore[arg-type]
+        l2.CudaL2(h100).set_window(None, window)  # type: ignore[arg-type]

@@ -14,10 +14,11 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
 from cuda.bindings import driver as D  # noqa: N812
+from known_devices import H100
 
 from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
 from pytest_gpumem.devices.cuda.l2 import unpacked
-from pytest_gpumem.devices.cuda.launches import Launches, copied, packed_arguments
+from pytest_gpumem.devices.cuda.launches import CudaKernels, copied, packed_arguments
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, WindowSpec
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
@@ -115,7 +116,7 @@ def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch:
     monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
     compiler = FakeCompiler()
     monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
-    Launches(compiler).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
+    CudaKernels(0, H100, compiler).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
     arguments = [np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5)]
     assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, [a.tobytes() for a in arguments])]
 
@@ -126,14 +127,14 @@ def test_a_launch_with_a_window_that_the_driver_refuses(monkeypatch: pytest.Monk
     monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
     compiler = FakeCompiler()
     monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
-    prepared = Launches(compiler).prepared(launch(kernel()))  # type: ignore[arg-type]
+    prepared = CudaKernels(0, H100, compiler).prepared(launch(kernel()))  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="launching a kernel with a window: CUDA_ERROR_INVALID_VALUE: invalid argument"):
         prepared.queue(FakeStream(), WindowSpec(4096, 4096, 1.0))  # type: ignore[arg-type]
 
 
 def test_a_launch_is_prepared_once_and_forgotten_with_it() -> None:
     compiler = FakeCompiler()
-    launches = Launches(compiler)  # type: ignore[arg-type]
+    launches = CudaKernels(0, H100, compiler)  # type: ignore[arg-type]
     one = launch(kernel())
     for _ in range(3):
         launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
@@ -145,7 +146,7 @@ def test_a_launch_is_prepared_once_and_forgotten_with_it() -> None:
 
 
 def test_freed_memory_is_noticed_at_every_launch() -> None:
-    launches = Launches(FakeCompiler())  # type: ignore[arg-type]
+    launches = CudaKernels(0, H100, FakeCompiler())  # type: ignore[arg-type]
     one = launch(kernel())
     launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
     one.arrays["out"].freed = True

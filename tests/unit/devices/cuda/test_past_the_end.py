@@ -10,7 +10,7 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
 from pytest_gpumem.devices.cuda import links
-from pytest_gpumem.devices.cuda.allocations import Allocations
+from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.protocol import MemoryKind
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -38,8 +38,8 @@ class Driver:
 
 
 @pytest.fixture
-def owned(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
-    allocations = Allocations(0, h100)
+def owned(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> CudaMemory:
+    allocations = CudaMemory(0, h100)
     monkeypatch.setattr(allocations, "free_bytes", lambda kind: 1 << 30)
     return allocations
 
@@ -57,7 +57,7 @@ def owned(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> Allocations:
     ],
 )
 def test_the_byte_past_the_end_is_not_the_buffers(
-    owned: Allocations, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind, driver: Driver
+    owned: CudaMemory, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind, driver: Driver
 ) -> None:
     monkeypatch.setattr(links.runtime, "pointerGetAttributes", driver.attributes)
     monkeypatch.setattr(links.D, "cuMemGetAddressRange", driver.range)
@@ -68,9 +68,9 @@ def test_the_byte_past_the_end_is_not_the_buffers(
     for name in ("free", "freeHost"):
         monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: None)
     made = owned.allocate(ASKED, kind, mapped=False, write_combined=False)
-    assert owned.memory_kind(START) is kind
-    assert owned.memory_kind(START + ASKED - 1) is kind
-    assert owned.memory_kind(START + ASKED) is None
+    assert owned.kind_at(START) is kind
+    assert owned.kind_at(START + ASKED - 1) is kind
+    assert owned.kind_at(START + ASKED) is None
     owned.free(made)
     # Somebody else's memory may lie there next, and be larger.
-    assert owned.memory_kind(START + ASKED) is (kind if driver.size > ASKED else MemoryKind.PAGEABLE)
+    assert owned.kind_at(START + ASKED) is (kind if driver.size > ASKED else MemoryKind.PAGEABLE)

@@ -36,7 +36,7 @@ def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
 
 def test_what_cannot_be_prefetched_is_refused(h100: DeviceFacts) -> None:
     with pytest.raises(DeviceError, match="not device"):
-        managed.prefetch(Allocation(MemoryKind.DEVICE, 64, 256, 0), 0, False, None, h100)  # type: ignore[arg-type]
+        managed.CudaManaged(0, h100).prefetch(Allocation(MemoryKind.DEVICE, 64, 256, 0), False, None)  # type: ignore[arg-type]
     pages = Allocation(MemoryKind.MANAGED, 64, 256, 256)
     with pytest.raises(Unsupported, match="concurrentManagedAccess"):
-        managed.prefetch(pages, 0, False, None, replace(h100, concurrent_managed_access=False))  # type: ignore[arg-type]
+        managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)).prefetch(pages, False, None)  # type: ignore[arg-type]

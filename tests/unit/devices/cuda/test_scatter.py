@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import allocations
-from pytest_gpumem.devices.cuda.allocations import Allocations, needed_bytes, scattered
+from pytest_gpumem.devices.cuda.allocations import CudaMemory, needed_bytes, scattered
 from pytest_gpumem.devices.protocol import MemoryKind, OutOfMemory
 from pytest_gpumem.units import GiB, MiB
 
@@ -99,11 +99,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 @pytest.fixture
-def memory(driver: Driver, h100: Any) -> Allocations:
-    return Allocations(0, h100)
+def memory(driver: Driver, h100: Any) -> CudaMemory:
+    return CudaMemory(0, h100)
 
 
-def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: Allocations, driver: Driver) -> None:
+def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: CudaMemory, driver: Driver) -> None:
     parts = memory.scatter([32 * MiB, 1000, 2 * MiB], seed=1)
     assert len(driver.held) == 1
     ((address, nbytes),) = driver.held.items()
@@ -113,11 +113,11 @@ def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: Allo
         memory.free(part)
         memory.free(part)  # a second time does nothing
         assert part.freed
-    memory.drop_spare()
+    memory.make_room()
     assert driver.held == {}
 
 
-def test_a_freed_region_is_used_again(memory: Allocations, driver: Driver) -> None:
+def test_a_freed_region_is_used_again(memory: CudaMemory, driver: Driver) -> None:
     first = memory.scatter([32 * MiB] * 3, seed=1)
     held = dict(driver.held)
     for part in first:
@@ -127,19 +127,19 @@ def test_a_freed_region_is_used_again(memory: Allocations, driver: Driver) -> No
     assert {p.address for p in first} != {p.address for p in second}
 
 
-def test_two_sets_at_once_lie_in_two_regions(memory: Allocations, driver: Driver) -> None:
+def test_two_sets_at_once_lie_in_two_regions(memory: CudaMemory, driver: Driver) -> None:
     first, second = memory.scatter([32 * MiB] * 3, seed=1), memory.scatter([32 * MiB] * 3, seed=1)
     assert len(driver.held) == 2
     assert {p.address for p in first}.isdisjoint(p.address for p in second)
 
 
-def test_less_memory_than_needed_is_said_before_the_driver_is_asked(memory: Allocations, driver: Driver) -> None:
+def test_less_memory_than_needed_is_said_before_the_driver_is_asked(memory: CudaMemory, driver: Driver) -> None:
     with pytest.raises(OutOfMemory, match="GiB are free"):
         memory.scatter([GiB] * 64, seed=1)
     assert driver.held == {}
 
 
-def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(memory: Allocations, driver: Driver) -> None:
+def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(memory: CudaMemory, driver: Driver) -> None:
     for part in memory.scatter([32 * MiB] * 3, seed=1):
         memory.free(part)
     assert len(driver.held) == 1
@@ -149,7 +149,7 @@ def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(memory: All
     assert list(driver.held.values()) == [free]
 
 
-def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: Allocations, driver: Driver) -> None:
+def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: CudaMemory, driver: Driver) -> None:
     for part in memory.scatter([32 * MiB] * 3, seed=1):
         memory.free(part)
     (kept,) = driver.held
@@ -158,7 +158,7 @@ def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: Allocat
     assert len(driver.held) == 2
 
 
-def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: Allocations, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pool keeps memory for the stream that it was used on, and the stream of a test that has ended is nobody's."""
     slept = list[float]()
     monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
@@ -175,13 +175,13 @@ def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: Allocations
     assert slept == [pytest.approx(60 * GiB / allocations.SCRUB_RATE)]
 
 
-def test_a_large_region_is_given_back_at_once(memory: Allocations, driver: Driver) -> None:
+def test_a_large_region_is_given_back_at_once(memory: CudaMemory, driver: Driver) -> None:
     for part in memory.scatter([8 * GiB] * 4, seed=1):
         memory.free(part)
     assert driver.held == {}
 
 
-def test_what_was_freed_is_waited_for(memory: Allocations, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_freed_is_waited_for(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slept = [100.0], list[float]()
     monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append))
     memory.settle()

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import device as device_module
-from pytest_gpumem.devices.cuda.device import CudaDevice
-from pytest_gpumem.devices.cuda.streams import CudaStream
+from pytest_gpumem.devices.cuda import streams as streams_module
+from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.streams import CudaStreams
 
 
 def stream(handle: int) -> CudaStream:
@@ -21,9 +21,9 @@ def stream(handle: int) -> CudaStream:
 
 @pytest.mark.parametrize(("current", "handles"), [(0, [0, 2, 64]), (2, [0, 2, 64]), (96, [0, 2, 96, 64])])
 def test_each_is_listed_once_and_own_ones_only_while_they_live(monkeypatch: pytest.MonkeyPatch, current: int, handles: list[int]) -> None:
-    device = CudaDevice.__new__(CudaDevice)
+    streams = CudaStreams.__new__(CudaStreams)
     kept, gone = stream(64), stream(80)
-    device._streams = WeakSet([kept, gone])
-    monkeypatch.setattr(device_module, "current_stream", lambda: stream(current))
+    streams._streams = WeakSet([kept, gone])
+    monkeypatch.setattr(streams_module.cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=current))
     del gone
-    assert [one.handle for one in device.visible_streams()] == handles
+    assert [one.handle for one in streams.visible()] == handles

@@ -20,18 +20,18 @@ def both_ways(bench: Workbench, streams: int) -> float:
     device = bench.device
     up = bench.memory(SIZE, MemoryKind.PINNED), bench.memory(SIZE)
     down = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    lanes = [device.stream() for _ in range(streams)]
-    start, end = device.event(), device.event()
-    device.record(start, bench.stream)
+    lanes = [device.streams.create() for _ in range(streams)]
+    start, end = device.streams.event(), device.streams.event()
+    device.streams.record(start, bench.stream)
     for lane in lanes:
-        device.join(lane, bench.stream)
-    device.copy(up[1], up[0], SIZE, lanes[0])
-    device.copy(down[1], down[0], SIZE, lanes[-1])
+        device.streams.join(lane, bench.stream)
+    device.content.copy(up[1], up[0], SIZE, lanes[0])
+    device.content.copy(down[1], down[0], SIZE, lanes[-1])
     for lane in lanes:
-        device.join(bench.stream, lane)
-    device.record(end, bench.stream)
-    device.synchronize(bench.stream)
-    return device.elapsed(start, end)
+        device.streams.join(bench.stream, lane)
+    device.streams.record(end, bench.stream)
+    device.streams.synchronize(bench.stream)
+    return device.streams.elapsed(start, end)
 
 
 def test_the_link_carries_both_ways_at_once(bench: Workbench) -> None:
@@ -44,42 +44,42 @@ def test_one_copy_engine_serves_one_way_at_a_time() -> None:
 
 
 def test_a_joined_stream_waits_for_the_other(bench: Workbench) -> None:
-    device, other = bench.device, bench.device.stream()
+    device, other = bench.device, bench.device.streams.create()
     here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    start, end = device.event(), device.event()
-    device.record(start, bench.stream)
-    device.copy(here, there, SIZE, other)
-    device.join(bench.stream, other)
-    device.record(end, bench.stream)
-    device.synchronize(bench.stream)
-    assert device.elapsed(start, end) > 1e-3
+    start, end = device.streams.event(), device.streams.event()
+    device.streams.record(start, bench.stream)
+    device.content.copy(here, there, SIZE, other)
+    device.streams.join(bench.stream, other)
+    device.streams.record(end, bench.stream)
+    device.streams.synchronize(bench.stream)
+    assert device.streams.elapsed(start, end) > 1e-3
 
 
 def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None:
-    device, other = bench.device, bench.device.stream()
-    device.hold(bench.stream, 0.01)
-    device.join(other, bench.stream)
+    device, other = bench.device, bench.device.streams.create()
+    device.streams.hold(bench.stream, 0.01)
+    device.streams.join(other, bench.stream)
     began = device.now()
-    device.synchronize(other)
+    device.streams.synchronize(other)
     assert device.now() - began >= 0.01
     with pytest.raises(HoldExpired):
-        device.synchronize(bench.stream)
+        device.streams.synchronize(bench.stream)
 
 
 def test_one_stream_is_captured(bench: Workbench) -> None:
     device = bench.device
     with pytest.raises(CannotCapture, match="another stream"):
-        device.capture(bench.stream, lambda: device.join(device.stream(), bench.stream))
+        device.graphs.capture(bench.stream, lambda: device.streams.join(device.streams.create(), bench.stream))
 
 
 def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
     device = bench.device
     whole = bench.memory(4096, MemoryKind.PINNED)
-    device.from_host(whole, np.arange(1024, dtype="i4"))
-    part = device.part(whole, 1024, 2048)
-    assert device.to_host(part, "i4", 512)[0] == 256
-    device.from_host(part, np.full(512, -1, dtype="i4"))
-    seen = device.to_host(whole, "i4", 1024)
+    device.content.from_host(whole, np.arange(1024, dtype="i4"))
+    part = device.memory.part(whole, 1024, 2048)
+    assert device.content.to_host(part, "i4", 512)[0] == 256
+    device.content.from_host(part, np.full(512, -1, dtype="i4"))
+    seen = device.content.to_host(whole, "i4", 1024)
     assert [seen[255], seen[256], seen[767], seen[768]] == [255, -1, -1, 768]
     assert (part.address, part.host_address) == (whole.address + 1024, whole.host_address + 1024)
 
@@ -88,33 +88,33 @@ def test_work_on_a_part_is_done_anew_when_anybody_wrote_its_bytes(bench: Workben
     """What a launch writes is remembered by what it read: the whole, a part that overlaps and a stranger's view may change that."""
     device = bench.device
     whole, source = bench.memory(4096), bench.memory(4096)
-    part, beside = device.part(whole, 1024, 1024), device.part(whole, 1536, 1024)
-    launch = bench.bind(accumulate(), x=device.part(source, 0, 1024), y=part)
-    view = device.view(source, "f4", 1024)
+    part, beside = device.memory.part(whole, 1024, 1024), device.memory.part(whole, 1536, 1024)
+    launch = bench.bind(accumulate(), x=device.memory.part(source, 0, 1024), y=part)
+    view = device.memory.view(source, "f4", 1024)
 
     def run() -> float:
         bench.run(launch)
-        return float(device.to_host(whole, "f4", 1024)[511])
+        return float(device.content.to_host(whole, "f4", 1024)[511])
 
     ones, fives = np.ones(1024, "f4"), np.full(1024, 5, "f4")
     for one, expected in ((ones, 2.0), (ones, 2.0), (fives, 6.0), (fives, 6.0)):
-        device.from_host(whole, one)
-        device.from_host(source, ones)
+        device.content.from_host(whole, one)
+        device.content.from_host(source, ones)
         assert run() == expected
-    device.from_host(beside, fives[:256])
+    device.content.from_host(beside, fives[:256])
     assert run() == 6.0
     view[:] = 7
     assert run() == 13.0
     del view
-    device.from_host(source, ones)
+    device.content.from_host(source, ones)
     assert run() == 14.0
 
 
 def test_a_part_beyond_what_is_backed_is_copied_in_time_alone(bench: Workbench) -> None:
     device = bench.device
     here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    device.copy(device.part(here, 32 * MIB, MIB), device.part(there, 32 * MIB, MIB), MIB, bench.stream)
-    device.synchronize(bench.stream)
+    device.content.copy(device.memory.part(here, 32 * MIB, MIB), device.memory.part(there, 32 * MIB, MIB), MIB, bench.stream)
+    device.streams.synchronize(bench.stream)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,51 +122,51 @@ def test_every_byte_of_an_allocation_is_of_its_kind_and_the_next_is_not(bench: W
     device = bench.device
     made = bench.memory(1000, kind)
     for start in {made.address, made.host_address} - {0}:
-        assert {device.memory_kind(start + at) for at in (0, 1, 500, 999)} == {kind}
-        assert device.memory_kind(start + 1000) is None
-    device.free(made)
-    assert device.memory_kind(made.address or made.host_address) is None
+        assert {device.memory.kind_at(start + at) for at in (0, 1, 500, 999)} == {kind}
+        assert device.memory.kind_at(start + 1000) is None
+    device.memory.free(made)
+    assert device.memory.kind_at(made.address or made.host_address) is None
 
 
 def test_registered_memory_has_another_address_on_the_device_and_pinned_memory_the_same(bench: Workbench) -> None:
     array = np.zeros(1000)
-    assert bench.device.memory_kind(array.ctypes.data) is MemoryKind.PAGEABLE
-    registered = bench.device.adopt(array, register=True)
+    assert bench.device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
+    registered = bench.device.memory.adopt(array, register=True)
     assert registered.address not in (0, registered.host_address)
-    assert {bench.device.memory_kind(a) for a in (registered.address, array.ctypes.data)} == {MemoryKind.REGISTERED}
-    bench.device.free(registered)
-    assert bench.device.memory_kind(array.ctypes.data) is MemoryKind.PAGEABLE
+    assert {bench.device.memory.kind_at(a) for a in (registered.address, array.ctypes.data)} == {MemoryKind.REGISTERED}
+    bench.device.memory.free(registered)
+    assert bench.device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
     pinned = bench.memory(4096, MemoryKind.PINNED)
     assert pinned.address == pinned.host_address
 
 
 def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None:
     device = bench.device
-    pinned, registered = bench.memory(MIB, MemoryKind.PINNED), device.adopt(np.zeros(MIB, "u1"), register=True)
-    memory = device.host_memory()
+    pinned, registered = bench.memory(MIB, MemoryKind.PINNED), device.memory.adopt(np.zeros(MIB, "u1"), register=True)
+    memory = device.memory.host()
     assert (memory.locked, memory.total - memory.available) == (2 * MIB, 2 * MIB)
-    device.free(pinned)
-    device.free(registered)
-    assert device.host_memory().locked == 0
+    device.memory.free(pinned)
+    device.memory.free(registered)
+    assert device.memory.host().locked == 0
 
 
 def test_there_is_one_gpu_and_one_numa_node(bench: Workbench) -> None:
     with pytest.raises(Unsupported, match="one GPU is simulated"):
-        bench.device.allocate(MIB, MemoryKind.PEER)
+        bench.device.memory.allocate(MIB, MemoryKind.PEER)
     with pytest.raises(Unsupported, match="one GPU is simulated"):
         bench.device.peer_access(True)
-    with bench.device.near_host(None) as node:
+    with bench.device.memory.near_host(None) as node:
         assert node == 0
-    with pytest.raises(Unsupported, match="numa=1"), bench.device.near_host(1):
+    with pytest.raises(Unsupported, match="numa=1"), bench.device.memory.near_host(1):
         pass
 
 
 def cycle(bench: Workbench, name: str, nbytes: int = SIZE) -> float:
     """Seconds of one allocation, after a first one and a synchronisation."""
-    allocator = bench.device.allocator(name)
+    allocator = bench.device.memory.allocator(name)
     try:
         allocator.cycle(nbytes, bench.stream)
-        bench.device.synchronize()
+        bench.device.streams.synchronize()
         began = bench.device.now()
         allocator.cycle(nbytes, bench.stream)
         return bench.device.now() - began
@@ -184,13 +184,13 @@ def test_pools_that_keep_are_cheap_and_locking_is_dear(bench: Workbench) -> None
 
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_an_allocator_leaves_nothing_and_knows_its_limits(bench: Workbench, name: str) -> None:
-    before = [bench.device.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)]
+    before = [bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)]
     cycle(bench, name)
-    assert [bench.device.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)] == before
+    assert [bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)] == before
     with pytest.raises(OutOfMemory):
         cycle(bench, name, 2**50)
 
 
 def test_an_allocator_that_nobody_knows(bench: Workbench) -> None:
     with pytest.raises(DeviceError, match="no allocator 'malloc'; there are: cudaMalloc, "):
-        bench.device.allocator("malloc")
+        bench.device.memory.allocator("malloc")

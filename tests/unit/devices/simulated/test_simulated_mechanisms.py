@@ -56,8 +56,8 @@ def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
     x, y = bench.memory(2 * MIB), bench.memory(2 * MIB)
     first = bench.cold(bench.bind(scale(), x=x, y=y), 31)
     where = (x.address, y.address)
-    bench.device.free(x)
-    bench.device.free(y)
+    bench.device.memory.free(x)
+    bench.device.memory.free(y)
     again = [bench.memory(2 * MIB), bench.memory(2 * MIB)]
     assert tuple(a.address for a in again) == where
     assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(first, rel=0.002)
@@ -96,15 +96,15 @@ def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
 
 
 def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, hit_ratio: float | None) -> float:
-    bench.device.request_set_aside(round(set_aside * MIB))
+    bench.device.l2.request_set_aside(round(set_aside * MIB))
     table, out = bench.memory(table_mib * MIB), bench.memory(GIB)
     if hit_ratio is not None:
-        bench.device.set_window(bench.stream, WindowSpec(table.address, table.nbytes, hit_ratio))
+        bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, hit_ratio))
     seconds = bench.hot(bench.bind(lookup(), blocks=blocks, table=table, out=out, dtype="i4"), 5)
-    bench.device.set_window(bench.stream, None)
-    bench.device.reset_persisting()
-    bench.device.free(table)
-    bench.device.free(out)
+    bench.device.l2.set_window(bench.stream, None)
+    bench.device.l2.reset_persisting()
+    bench.device.memory.free(table)
+    bench.device.memory.free(out)
     return seconds
 
 
@@ -133,9 +133,9 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
         other = Workbench(name)
         other.warm_up()
         stream = other.bind(overwrite(), x=other.memory(GIB))
-        other.device.request_set_aside(0)
+        other.device.l2.request_set_aside(0)
         without = other.hot(stream)
-        other.device.request_set_aside(other.device.facts.persisting_l2_max_bytes)
+        other.device.l2.request_set_aside(other.device.facts.persisting_l2_max_bytes)
         slowed[name] = other.hot(stream) / without
     assert slowed["h100"] > 1.8
     assert slowed["a100"] == pytest.approx(1.0, abs=0.05)
@@ -145,27 +145,27 @@ def test_persisting_lines_survive_a_flush_until_they_are_reset(bench: Workbench)
     memory = bench.memory(8 * MIB)
     launch = bench.bind(scan(), x=memory)
     normal = bench.cold(launch)
-    bench.device.request_set_aside(10 * MIB)
-    bench.device.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+    bench.device.l2.request_set_aside(10 * MIB)
+    bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
     bench.run(launch)
-    bench.device.set_window(bench.stream, None)
+    bench.device.l2.set_window(bench.stream, None)
     assert bench.cold(launch) < 0.8 * normal
-    bench.device.reset_persisting()
+    bench.device.l2.reset_persisting()
     assert bench.cold(launch) == pytest.approx(normal, rel=0.05)
 
 
 def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
     table = bench.memory(24 * MIB)
     again = bench.bind(scan(), x=bench.memory(24 * MIB))
-    bench.device.request_set_aside(0)
+    bench.device.l2.request_set_aside(0)
     whole = bench.hot(again)
-    bench.device.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
+    bench.device.l2.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
     assert bench.hot(again) == pytest.approx(whole, rel=0.02)
-    bench.device.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
+    bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
     bench.run(bench.bind(scan(), x=table))
-    bench.device.set_window(bench.stream, None)
+    bench.device.l2.set_window(bench.stream, None)
     assert bench.hot(again) > 1.2 * whole
-    bench.device.reset_persisting()
+    bench.device.l2.reset_persisting()
     assert bench.hot(again) == pytest.approx(whole, rel=0.02)
 
 
@@ -174,7 +174,7 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
     """Each partition may keep a copy of what is only read: four fifths of L2, gone through again and again, fit once, not twice."""
     bench = Workbench(name)
     bench.warm_up()
-    bench.device.request_set_aside(0)
+    bench.device.l2.request_set_aside(0)
     x, kernel = bench.memory(bench.device.facts.l2_bytes * 4 // 5), scan()
 
     def seconds(written: bool) -> float:
@@ -191,12 +191,12 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
 def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
     memory = bench.memory(8 * MIB)
     launch = bench.bind(scan(), x=memory)
-    bench.device.request_set_aside(10 * MIB)
-    bench.device.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
+    bench.device.l2.request_set_aside(10 * MIB)
+    bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
     bench.run(launch)
-    bench.device.set_window(bench.stream, None)
+    bench.device.l2.set_window(bench.stream, None)
     kept = bench.cold(launch)
-    bench.device.request_set_aside(0)
+    bench.device.l2.request_set_aside(0)
     assert bench.cold(launch) > 1.2 * kept
 
 
@@ -209,19 +209,19 @@ def test_prefetching_beats_faulting(name: str) -> None:
 
     def on_host() -> None:
         for m in memory:
-            bench.device.from_host(m, bench.device.to_host(m, "f4", 4))
+            bench.device.content.from_host(m, bench.device.content.to_host(m, "f4", 4))
 
     on_host()
     faulting = bench.time(launch)
     again = bench.time(launch)
     on_host()
     for m in memory:
-        bench.device.prefetch(m, False, bench.stream)
+        bench.device.managed.prefetch(m, False, bench.stream)
     prefetched = bench.time(launch)
     assert faulting > 30 * prefetched
     assert faulting > 30 * again
     for m in memory:
-        bench.device.prefetch(m, True, bench.stream)
+        bench.device.managed.prefetch(m, True, bench.stream)
     assert bench.time(launch) > 30 * prefetched
 
 
@@ -229,7 +229,7 @@ def test_first_touch_by_the_device_needs_no_migration(bench: Workbench) -> None:
     memory = bench.memory(64 * MIB, MemoryKind.MANAGED)
     launch = bench.bind(overwrite(), x=memory)
     first = bench.time(launch)
-    bench.device.to_host(memory, "f4", 1)
+    bench.device.content.to_host(memory, "f4", 1)
     migrated = bench.time(launch)
     assert bench.hot(launch) < first < 0.1 * migrated
 
@@ -242,8 +242,8 @@ def test_pinned_beats_pageable(bench: Workbench) -> None:
         for direction, pair in (("in", (near, far)), ("out", (far, near))):
             launch = bench.bind(transfer(), destination=pair[0], source=pair[1])
             begin = bench.device.now()
-            bench.device.launch(launch, bench.stream)
-            bench.device.synchronize()
+            bench.device.kernels.launch(launch, bench.stream)
+            bench.device.streams.synchronize()
             rates[kind, direction] = size / (bench.device.now() - begin)
     assert rates[MemoryKind.PINNED, "in"] > 50e9
     assert rates[MemoryKind.PINNED, "out"] > 50e9
@@ -390,6 +390,6 @@ def test_a_launch_costs_little_real_time(bench: Workbench) -> None:
     bench.run(launch)
     begin = time.process_time()
     for _ in range(200):
-        bench.device.launch(launch, bench.stream)
-    bench.device.synchronize()
+        bench.device.kernels.launch(launch, bench.stream)
+    bench.device.streams.synchronize()
     assert time.process_time() - begin < 200 * 2e-3

@@ -100,18 +100,18 @@ def device() -> SimulatedDevice:
 
 def counted(device: SimulatedDevice) -> list[PageCounts]:
     """Counts of: a prefetch to the host; a fill by the device; a read by the host."""
-    stream, memory = device.stream(), device.allocate(16 * MiB, MemoryKind.MANAGED)
-    device.poison(memory, stream)
+    stream, memory = device.streams.create(), device.memory.allocate(16 * MiB, MemoryKind.MANAGED)
+    device.content.poison(memory, stream)
 
     def prefetch() -> None:
-        device.prefetch(memory, True, stream)
-        device.synchronize()
+        device.managed.prefetch(memory, True, stream)
+        device.streams.synchronize()
 
     def fill() -> None:
-        device.poison(memory, stream)
-        device.synchronize()
+        device.content.poison(memory, stream)
+        device.streams.synchronize()
 
-    return [device.count_pages(work) for work in (prefetch, fill, lambda: device.to_host(memory, "u1", 1) and None)]
+    return [device.counters.pages(work) for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)]
 
 
 def test_a_profile_of_16_mib_is_what_a_gpu_showed(device: SimulatedDevice) -> None:
@@ -128,36 +128,36 @@ def test_a_profile_of_16_mib_is_what_a_gpu_showed(device: SimulatedDevice) -> No
 
 def test_what_happens_outside_is_not_counted(device: SimulatedDevice) -> None:
     counted(device)
-    assert device.count_pages(lambda: None) == PageCounts(mapped=0)
+    assert device.counters.pages(lambda: None) == PageCounts(mapped=0)
 
 
 def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDevice) -> None:
-    free = device.free_bytes(MemoryKind.MANAGED)
+    free = device.memory.free_bytes(MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory):
-        device.allocate(free + GiB // 2, MemoryKind.MANAGED)
+        device.memory.allocate(free + GiB // 2, MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory, match="evicted"):
-        device.oversubscribe(10 * free)
-    device.allocate(free - 16 * GiB, MemoryKind.DEVICE)  # the host holds 64 GiB of evicted pages
+        device.managed.oversubscribe(10 * free)
+    device.memory.allocate(free - 16 * GiB, MemoryKind.DEVICE)  # the host holds 64 GiB of evicted pages
     arena = Arena(device, seed=1)
-    memory = device.oversubscribe(32 * GiB)
-    assert device.free_bytes(MemoryKind.DEVICE) == 0
+    memory = device.managed.oversubscribe(32 * GiB)
+    assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
 
     def touch() -> None:
-        device.poison(memory, arena.stream)
-        device.synchronize()
+        device.content.poison(memory, arena.stream)
+        device.streams.synchronize()
 
-    device.prefetch(memory, True, arena.stream)
-    device.synchronize()
-    counts = device.count_pages(touch)
+    device.managed.prefetch(memory, True, arena.stream)
+    device.streams.synchronize()
+    counts = device.counters.pages(touch)
     assert (counts.to_device, counts.to_host) == (32 * GiB, 16 * GiB)
     assert counts.causes["eviction"] == 16 * GiB
-    device.free(memory)
-    assert device.free_bytes(MemoryKind.DEVICE) == 16 * GiB
+    device.memory.free(memory)
+    assert device.memory.free_bytes(MemoryKind.DEVICE) == 16 * GiB
 
 
 def test_only_managed_memory_takes_advice(device: SimulatedDevice) -> None:
-    memory = device.allocate(1 * MiB, MemoryKind.DEVICE)
+    memory = device.memory.allocate(1 * MiB, MemoryKind.DEVICE)
     with pytest.raises(DeviceError, match="only managed memory can be advised about, not device memory"):
-        device.advise(memory, Advice.READ_MOSTLY, False, on=True)
+        device.managed.advise(memory, Advice.READ_MOSTLY, False, on=True)
     with pytest.raises(DeviceError, match="only managed memory can be discarded, not device memory"):
-        device.discard(memory, device.stream())
+        device.managed.discard(memory, device.streams.create())

@@ -55,7 +55,7 @@ def test_addresses_are_aligned_distinct_and_used_again(bench: Workbench) -> None
     spans = sorted((a.address, a.address + a.nbytes) for a in small + large)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     where = large[2].address
-    bench.device.free(large[2])
+    bench.device.memory.free(large[2])
     assert bench.memory(3 * MIB).address == where
 
 
@@ -66,82 +66,82 @@ def test_addresses_by_kind(bench: Workbench) -> None:
     assert pinned.address == pinned.host_address != 0
     assert registered.address not in (0, registered.host_address)
     assert pageable.address == 0 != pageable.host_address
-    assert bench.device.allocate(4096, MemoryKind.PINNED, mapped=False).address == 0
+    assert bench.device.memory.allocate(4096, MemoryKind.PINNED, mapped=False).address == 0
 
 
 def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
-    before = bench.device.free_bytes(MemoryKind.DEVICE)
+    before = bench.device.memory.free_bytes(MemoryKind.DEVICE)
     taken = bench.memory(GIB)
-    assert bench.device.free_bytes(MemoryKind.DEVICE) == before - GIB
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GIB
     with pytest.raises(OutOfMemory, match="device memory"):
         bench.memory(before)
-    assert bench.device.free_bytes(MemoryKind.DEVICE) == before - GIB
-    bench.device.free(taken)
-    bench.device.free(taken)
-    assert bench.device.free_bytes(MemoryKind.DEVICE) == before
-    assert bench.device.free_bytes(MemoryKind.PINNED) < bench.device.free_bytes(MemoryKind.PAGEABLE)
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GIB
+    bench.device.memory.free(taken)
+    bench.device.memory.free(taken)
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before
+    assert bench.device.memory.free_bytes(MemoryKind.PINNED) < bench.device.memory.free_bytes(MemoryKind.PAGEABLE)
     with pytest.raises(OutOfMemory, match="pinned memory"):
-        bench.memory(bench.device.free_bytes(MemoryKind.PINNED) + 1, MemoryKind.PINNED)
+        bench.memory(bench.device.memory.free_bytes(MemoryKind.PINNED) + 1, MemoryKind.PINNED)
 
 
 def test_large_memory_is_backed_by_little(bench: Workbench) -> None:
     memory = bench.memory(60 * GIB)
-    assert bench.device.view(memory, "f4", memory.nbytes // 4).nbytes == BACKED_BYTES
-    assert bench.device.to_host(memory, "f4", memory.nbytes // 4).nbytes == BACKED_BYTES
+    assert bench.device.memory.view(memory, "f4", memory.nbytes // 4).nbytes == BACKED_BYTES
+    assert bench.device.content.to_host(memory, "f4", memory.nbytes // 4).nbytes == BACKED_BYTES
 
 
 def test_freed_memory_is_refused(bench: Workbench) -> None:
     x, y = bench.memory(4096), bench.memory(4096)
     launch = bench.bind(scale(), x=x, y=y)
     bench.run(launch)
-    bench.device.free(x)
+    bench.device.memory.free(x)
     with pytest.raises(DeviceError, match="memory of x was freed"):
-        bench.device.launch(launch, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
     with pytest.raises(DeviceError, match="freed"):
-        bench.device.view(x, "f4", 1)
+        bench.device.memory.view(x, "f4", 1)
 
 
 def test_host_content_round_trip(bench: Workbench) -> None:
     for kind in KINDS:
         memory = bench.memory(4096, kind)
         content = np.arange(1024, dtype="i4")
-        bench.device.from_host(memory, content)
-        assert np.array_equal(bench.device.to_host(memory, "i4", 1024), content)
+        bench.device.content.from_host(memory, content)
+        assert np.array_equal(bench.device.content.to_host(memory, "i4", 1024), content)
 
 
 def test_from_host_keeps_the_prefix_of_a_full_array(bench: Workbench) -> None:
     content = np.arange(MIB, dtype="i4")
     memory = bench.memory(content.nbytes)
-    bench.device.from_host(memory, content)
-    kept = bench.device.to_host(memory, "i4", content.size)
+    bench.device.content.from_host(memory, content)
+    kept = bench.device.content.to_host(memory, "i4", content.size)
     assert 0 < kept.size < content.size
     assert np.array_equal(kept, content[: kept.size])
 
 
 def test_adopted_array_is_the_users_own(bench: Workbench) -> None:
     array = np.zeros(1024, dtype="f4")
-    memory = bench.device.adopt(array, register=True)
+    memory = bench.device.memory.adopt(array, register=True)
     assert memory.kind is MemoryKind.REGISTERED
     assert memory.host_address == array.ctypes.data != memory.address
     bench.run(bench.bind(overwrite(), x=memory))
     assert (array == 1).all()
     with pytest.raises(DeviceError, match="C-contiguous"):
-        bench.device.adopt(np.zeros((4, 4))[:, 1], register=True)
+        bench.device.memory.adopt(np.zeros((4, 4))[:, 1], register=True)
     with pytest.raises(DeviceError, match="NumPy"):
-        bench.device.adopt([1, 2], register=False)
+        bench.device.memory.adopt([1, 2], register=False)
 
 
 def test_guest_is_numpy_or_a_reason(bench: Workbench) -> None:
     pinned = bench.memory(4096, MemoryKind.PINNED)
-    array = bench.device.guest(pinned, "f4", (32, 32), np)
+    array = bench.device.memory.guest(pinned, "f4", (32, 32), np)
     array[:] = 7
     assert array.shape == (32, 32)
-    assert (bench.device.to_host(pinned, "f4", 1024) == 7).all()
+    assert (bench.device.content.to_host(pinned, "f4", 1024) == 7).all()
     with pytest.raises(Unsupported, match="not of math"):
-        bench.device.guest(pinned, "f4", (1024,), math)
+        bench.device.memory.guest(pinned, "f4", (1024,), math)
     with pytest.raises(Unsupported, match="device memory"):
-        bench.device.guest(bench.memory(4096), "f4", (1024,), np)
-    rows = bench.device.guest(bench.memory(GIB, MemoryKind.PINNED), "f4", (2**18, 1024), np)
+        bench.device.memory.guest(bench.memory(4096), "f4", (1024,), np)
+    rows = bench.device.memory.guest(bench.memory(GIB, MemoryKind.PINNED), "f4", (2**18, 1024), np)
     assert rows.shape[1] == 1024
     assert rows.nbytes <= BACKED_BYTES
 
@@ -149,8 +149,8 @@ def test_guest_is_numpy_or_a_reason(bench: Workbench) -> None:
 def test_random_content_is_seeded(bench: Workbench) -> None:
     def filled(dtype: str, seed: int) -> np.ndarray:
         memory = bench.memory(65536)
-        bench.device.fill_random(memory, dtype, seed, bench.stream)
-        return bench.device.to_host(memory, dtype, 65536 // np.dtype(dtype).itemsize)
+        bench.device.content.fill_random(memory, dtype, seed, bench.stream)
+        return bench.device.content.to_host(memory, dtype, 65536 // np.dtype(dtype).itemsize)
 
     assert np.array_equal(filled("f4", 1), filled("f4", 1))
     assert not np.array_equal(filled("f4", 1), filled("f4", 2))
@@ -165,8 +165,8 @@ def test_random_content_is_seeded(bench: Workbench) -> None:
 
 def test_a_cycle_visits_every_node(bench: Workbench) -> None:
     memory = bench.memory(64 * 1000)
-    bench.device.fill_cycle(memory, 64, 5, bench.stream)
-    nodes = bench.device.to_host(memory, "i4", 16000).reshape(-1, 16)[:, 0]
+    bench.device.content.fill_cycle(memory, 64, 5, bench.stream)
+    nodes = bench.device.content.to_host(memory, "i4", 16000).reshape(-1, 16)[:, 0]
     seen, at = set(), 0
     while at not in seen:
         seen.add(at)
@@ -176,9 +176,9 @@ def test_a_cycle_visits_every_node(bench: Workbench) -> None:
 
 def test_poison_is_nan_and_minus_one(bench: Workbench) -> None:
     memory = bench.memory(4096)
-    bench.device.poison(memory, bench.stream)
-    assert np.isnan(bench.device.to_host(memory, "f4", 1024)).all()
-    assert (bench.device.to_host(memory, "i4", 1024) == -1).all()
+    bench.device.content.poison(memory, bench.stream)
+    assert np.isnan(bench.device.content.to_host(memory, "f4", 1024)).all()
+    assert (bench.device.content.to_host(memory, "i4", 1024) == -1).all()
 
 
 def test_copy_between_all_kinds(bench: Workbench) -> None:
@@ -186,17 +186,17 @@ def test_copy_between_all_kinds(bench: Workbench) -> None:
         for destination in KINDS:
             a, b = bench.memory(4096, source), bench.memory(4096, destination)
             content = np.arange(1024, dtype="i4")
-            bench.device.from_host(a, content)
-            bench.device.copy(b, a, 2048, bench.stream)
-            copied = bench.device.to_host(b, "i4", 1024)
+            bench.device.content.from_host(a, content)
+            bench.device.content.copy(b, a, 2048, bench.stream)
+            copied = bench.device.content.to_host(b, "i4", 1024)
             assert np.array_equal(copied[:512], content[:512])
             assert not copied[512:].any()
     with pytest.raises(DeviceError, match="copy of 8192 bytes"):
-        bench.device.copy(b, a, 8192, bench.stream)
+        bench.device.content.copy(b, a, 8192, bench.stream)
 
 
 def test_mismatch(bench: Workbench) -> None:
-    mismatch = bench.device.mismatch
+    mismatch = bench.device.content.mismatch
     ones = np.ones(8, dtype="f4")
     assert mismatch(ones, ones.copy(), 0.0) is None
     other = ones.copy()
@@ -214,27 +214,27 @@ def test_mismatch(bench: Workbench) -> None:
 
 def test_launch_computes_the_reference(bench: Workbench) -> None:
     x, y = bench.memory(4096), bench.memory(4096)
-    bench.device.fill_random(x, "f4", 1, bench.stream)
-    bench.device.poison(y, bench.stream)
+    bench.device.content.fill_random(x, "f4", 1, bench.stream)
+    bench.device.content.poison(y, bench.stream)
     bench.run(bench.bind(scale(), x=x, y=y))
-    assert np.array_equal(bench.device.to_host(y, "f4", 1024), 3 * bench.device.to_host(x, "f4", 1024))
+    assert np.array_equal(bench.device.content.to_host(y, "f4", 1024), 3 * bench.device.content.to_host(x, "f4", 1024))
 
 
 def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> None:
     for table_bytes in (1000 * 4, BACKED_BYTES + 4096, 24 * MIB):
         table, out = bench.memory(table_bytes), bench.memory(GIB)
-        bench.device.fill_random(table, "i4", 1, bench.stream)
+        bench.device.content.fill_random(table, "i4", 1, bench.stream)
         bench.run(bench.bind(lookup(), table=table, out=out, dtype="i4"))
-        values = bench.device.to_host(table, "i4", table_bytes // 4)
-        result = bench.device.to_host(out, "i4", GIB // 4)
+        values = bench.device.content.to_host(table, "i4", table_bytes // 4)
+        result = bench.device.content.to_host(out, "i4", GIB // 4)
         assert np.array_equal(result, values[np.arange(result.size) % (table_bytes // 4)])
 
 
 def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> None:
     n = 4 * MIB
     narrow, wide, out = bench.memory(4 * n), bench.memory(8 * n), bench.memory(8 * n)
-    bench.device.fill_random(narrow, "f4", 1, bench.stream)
-    bench.device.fill_random(wide, "f8", 2, bench.stream)
+    bench.device.content.fill_random(narrow, "f4", 1, bench.stream)
+    bench.device.content.fill_random(wide, "f8", 2, bench.stream)
     widen = replace(
         accumulate(),
         parameters=(Parameter("narrow", Role.READ), Parameter("wide", Role.READ), Parameter("out", Role.WRITE)),
@@ -243,17 +243,17 @@ def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> No
     )
     call = Call({"narrow": ArrayFacts(n, "f4", 4), "wide": ArrayFacts(n, "f8", 8), "out": ArrayFacts(n, "f8", 8)})
     bench.run(Launch(widen, call, LaunchShape(1, 1), {"narrow": narrow, "wide": wide, "out": out}))
-    result, other = bench.device.to_host(out, "f8", n), bench.device.to_host(wide, "f8", n)
-    assert np.array_equal(result, bench.device.to_host(narrow, "f4", n)[: result.size] + other)
+    result, other = bench.device.content.to_host(out, "f8", n), bench.device.content.to_host(wide, "f8", n)
+    assert np.array_equal(result, bench.device.content.to_host(narrow, "f4", n)[: result.size] + other)
 
 
 def test_update_runs_each_time(bench: Workbench) -> None:
     x, y = bench.memory(4096), bench.memory(4096)
-    bench.device.from_host(x, np.ones(1024, dtype="f4"))
+    bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
     launch = bench.bind(accumulate(), x=x, y=y)
     for _ in range(3):
-        bench.device.launch(launch, bench.stream)
-    assert (bench.device.to_host(y, "f4", 1024) == 3).all()
+        bench.device.kernels.launch(launch, bench.stream)
+    assert (bench.device.content.to_host(y, "f4", 1024) == 3).all()
 
 
 def test_reference_is_not_run_again_for_unchanged_memory(bench: Workbench) -> None:
@@ -261,39 +261,39 @@ def test_reference_is_not_run_again_for_unchanged_memory(bench: Workbench) -> No
     x, y = bench.memory(4096), bench.memory(4096)
     launch = bench.bind(scale(reference), x=x, y=y)
     for _ in range(10):
-        bench.device.launch(launch, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
     assert reference.runs == 1
 
 
 @pytest.mark.parametrize("change", ["input", "output", "view of the input", "old view", "copy", "poisoned output"])
 def test_reference_is_run_again_whenever_memory_changed(bench: Workbench, change: str) -> None:
     x, y = bench.memory(4096), bench.memory(4096)
-    bench.device.from_host(x, np.ones(1024, dtype="f4"))
+    bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
     launch = bench.bind(scale(), x=x, y=y)
-    old = bench.device.view(x, "f4", 1024)
+    old = bench.device.memory.view(x, "f4", 1024)
     for _ in range(3):
-        bench.device.launch(launch, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
     if change == "input":
-        bench.device.from_host(x, np.full(1024, 2, dtype="f4"))
+        bench.device.content.from_host(x, np.full(1024, 2, dtype="f4"))
     elif change == "output":
-        bench.device.from_host(y, np.zeros(1024, dtype="f4"))
+        bench.device.content.from_host(y, np.zeros(1024, dtype="f4"))
     elif change == "view of the input":
-        bench.device.view(x, "f4", 1024)[:] = 2
+        bench.device.memory.view(x, "f4", 1024)[:] = 2
     elif change == "old view":
         old[5] = 2
     elif change == "copy":
-        bench.device.copy(x, bench.memory(4096), 4096, bench.stream)
+        bench.device.content.copy(x, bench.memory(4096), 4096, bench.stream)
     else:
-        bench.device.poison(y, bench.stream)
-    bench.device.launch(launch, bench.stream)
-    assert np.array_equal(bench.device.to_host(y, "f4", 1024), 3 * bench.device.to_host(x, "f4", 1024))
+        bench.device.content.poison(y, bench.stream)
+    bench.device.kernels.launch(launch, bench.stream)
+    assert np.array_equal(bench.device.content.to_host(y, "f4", 1024), 3 * bench.device.content.to_host(x, "f4", 1024))
 
 
 def test_kernel_without_reference_is_unsupported(bench: Workbench) -> None:
     kernel = scan()
     bare = type(kernel)(**{**vars(kernel), "reference": None})
     with pytest.raises(Unsupported, match="scan has no reference to run on the simulated device"):
-        bench.device.launch(bench.bind(bare, x=bench.memory(4096)), bench.stream)
+        bench.device.kernels.launch(bench.bind(bare, x=bench.memory(4096)), bench.stream)
 
 
 def test_kernels_cannot_see_pageable_memory(bench: Workbench) -> None:
@@ -303,34 +303,34 @@ def test_kernels_cannot_see_pageable_memory(bench: Workbench) -> None:
 
 def test_compile_refuses_other_types(bench: Workbench) -> None:
     x = bench.memory(4096)
-    bench.device.compile(bench.bind(scan(), x=x))
+    bench.device.kernels.compile(bench.bind(scan(), x=x))
     with pytest.raises(DeviceError, match="not made for u1; accepted: f4, f8, i4"):
-        bench.device.compile(bench.bind(scan(), dtype="u1", x=x))
+        bench.device.kernels.compile(bench.bind(scan(), dtype="u1", x=x))
 
 
 def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
     def places(seed: int) -> list[int]:
-        return [a.address for a in Workbench().device.scatter([MIB, 3 * MIB, 2 * MIB, 5 * MIB], seed)]
+        return [a.address for a in Workbench().device.memory.scatter([MIB, 3 * MIB, 2 * MIB, 5 * MIB], seed)]
 
     device = Workbench().device
-    before = device.free_bytes(MemoryKind.DEVICE)
-    made = device.scatter([MIB, 3 * MIB, 2 * MIB], seed=1)
+    before = device.memory.free_bytes(MemoryKind.DEVICE)
+    made = device.memory.scatter([MIB, 3 * MIB, 2 * MIB], seed=1)
     assert [a.nbytes for a in made] == [MIB, 3 * MIB, 2 * MIB]
     blocks = sorted((a.address, a.nbytes) for a in made)
     assert all(first + size <= second for (first, size), (second, _) in pairwise(blocks))
     for allocation in made:
-        device.free(allocation)  # each by itself
-    assert device.free_bytes(MemoryKind.DEVICE) == before
+        device.memory.free(allocation)  # each by itself
+    assert device.memory.free_bytes(MemoryKind.DEVICE) == before
     assert places(1) == places(1)
     assert len({tuple(places(seed)) for seed in range(20)}) > 5
 
 
 def test_scattering_more_than_there_is_allocates_nothing() -> None:
     device = Workbench().device
-    before = device.free_bytes(MemoryKind.DEVICE)
+    before = device.memory.free_bytes(MemoryKind.DEVICE)
     with pytest.raises(OutOfMemory, match="GiB are free on the simulated device"):
-        device.scatter([before // 2, before // 2 + MIB], seed=1)
-    assert device.free_bytes(MemoryKind.DEVICE) == before
+        device.memory.scatter([before // 2, before // 2 + MIB], seed=1)
+    assert device.memory.free_bytes(MemoryKind.DEVICE) == before
 
 
 def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
@@ -346,12 +346,12 @@ def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
 
 def test_foreign_function_needs_a_reference(bench: Workbench) -> None:
     with pytest.raises(Unsupported, match="unless its Case brings a reference"):
-        bench.device.call(Foreign(lambda: None), bench.stream)
+        bench.device.kernels.call(Foreign(lambda: None), bench.stream)
 
 
 def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
     memory = bench.memory(512 * MIB)
-    view = bench.device.view(memory, "f4", memory.nbytes // 4)
+    view = bench.device.memory.view(memory, "f4", memory.nbytes // 4)
 
     def reference() -> None:
         view[:] += 1
@@ -360,31 +360,31 @@ def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
         raise AssertionError("the simulated device runs the reference")
 
     foreign = Foreign(function, reference, (Access("x", "read", memory.nbytes, memory.nbytes),), (memory,))
-    start, end = bench.device.event(), bench.device.event()
-    hold = bench.device.hold(bench.stream, 1.0)
-    bench.device.record(start, bench.stream)
-    bench.device.call(foreign, bench.stream)
-    bench.device.record(end, bench.stream)
+    start, end = bench.device.streams.event(), bench.device.streams.event()
+    hold = bench.device.streams.hold(bench.stream, 1.0)
+    bench.device.streams.record(start, bench.stream)
+    bench.device.kernels.call(foreign, bench.stream)
+    bench.device.streams.record(end, bench.stream)
     hold.release()
-    bench.device.synchronize()
-    assert (bench.device.to_host(memory, "f4", 8) == 1).all()
-    assert memory.nbytes / bench.device.elapsed(start, end) == pytest.approx(0.9 * 3.352e12, rel=0.1)
+    bench.device.streams.synchronize()
+    assert (bench.device.content.to_host(memory, "f4", 8) == 1).all()
+    assert memory.nbytes / bench.device.streams.elapsed(start, end) == pytest.approx(0.9 * 3.352e12, rel=0.1)
 
 
 # Streams, events, graphs
 
 
 def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
-    start, end = bench.device.event(), bench.device.event()
+    start, end = bench.device.streams.event(), bench.device.streams.event()
     with pytest.raises(DeviceError, match="first event was never recorded"):
-        bench.device.elapsed(start, end)
-    bench.device.record(start, bench.stream)
-    bench.device.launch(bench.bind(scan(), x=bench.memory(GIB)), bench.stream)
-    bench.device.record(end, bench.stream)
+        bench.device.streams.elapsed(start, end)
+    bench.device.streams.record(start, bench.stream)
+    bench.device.kernels.launch(bench.bind(scan(), x=bench.memory(GIB)), bench.stream)
+    bench.device.streams.record(end, bench.stream)
     with pytest.raises(DeviceError, match="has not completed"):
-        bench.device.elapsed(start, end)
-    bench.device.synchronize(bench.stream)
-    assert bench.device.elapsed(start, end) > 1e-4
+        bench.device.streams.elapsed(start, end)
+    bench.device.streams.synchronize(bench.stream)
+    assert bench.device.streams.elapsed(start, end) > 1e-4
 
 
 def test_event_times_come_in_ticks(bench: Workbench) -> None:
@@ -393,85 +393,85 @@ def test_event_times_come_in_ticks(bench: Workbench) -> None:
 
 
 def test_empty_interval_is_the_floor(bench: Workbench) -> None:
-    start, end = bench.device.event(), bench.device.event()
-    hold = bench.device.hold(bench.stream, 1.0)
-    bench.device.record(start, bench.stream)
-    bench.device.record(end, bench.stream)
+    start, end = bench.device.streams.event(), bench.device.streams.event()
+    hold = bench.device.streams.hold(bench.stream, 1.0)
+    bench.device.streams.record(start, bench.stream)
+    bench.device.streams.record(end, bench.stream)
     hold.release()
-    bench.device.synchronize()
-    assert bench.device.elapsed(start, end) == pytest.approx(1.28e-6, abs=33e-9)
+    bench.device.streams.synchronize()
+    assert bench.device.streams.elapsed(start, end) == pytest.approx(1.28e-6, abs=33e-9)
 
 
 def test_hold_hides_the_launch_gap(bench: Workbench) -> None:
     launch = bench.bind(scan(), x=bench.memory(4096))
     bench.hot(launch)
-    start, end = bench.device.event(), bench.device.event()
-    bench.device.record(start, bench.stream)
-    bench.device.launch(launch, bench.stream)
-    bench.device.record(end, bench.stream)
-    bench.device.synchronize()
-    gap = bench.device.elapsed(start, end) - bench.hot(launch)
+    start, end = bench.device.streams.event(), bench.device.streams.event()
+    bench.device.streams.record(start, bench.stream)
+    bench.device.kernels.launch(launch, bench.stream)
+    bench.device.streams.record(end, bench.stream)
+    bench.device.streams.synchronize()
+    gap = bench.device.streams.elapsed(start, end) - bench.hot(launch)
     assert 1e-6 < gap < 10e-6
 
 
 def test_hold_keeps_the_stream_until_released(bench: Workbench) -> None:
-    other = bench.device.stream()
-    mark, free = bench.device.event(), bench.device.event()
-    hold = bench.device.hold(bench.stream, 1.0)
-    bench.device.record(mark, bench.stream)
-    bench.device.record(free, other)
-    bench.device.synchronize(other)
+    other = bench.device.streams.create()
+    mark, free = bench.device.streams.event(), bench.device.streams.event()
+    hold = bench.device.streams.hold(bench.stream, 1.0)
+    bench.device.streams.record(mark, bench.stream)
+    bench.device.streams.record(free, other)
+    bench.device.streams.synchronize(other)
     for _ in range(1000):
         bench.device.now()
     before = bench.device.now()
     hold.release()
-    bench.device.synchronize()
-    assert bench.device.elapsed(free, mark) > 1e-4
+    bench.device.streams.synchronize()
+    assert bench.device.streams.elapsed(free, mark) > 1e-4
     assert bench.device.now() - before < 1e-4
 
 
 def test_waiting_behind_a_hold_expires_once(bench: Workbench) -> None:
-    hold = bench.device.hold(bench.stream, 0.25)
-    mark = bench.device.event()
-    bench.device.record(mark, bench.stream)
+    hold = bench.device.streams.hold(bench.stream, 0.25)
+    mark = bench.device.streams.event()
+    bench.device.streams.record(mark, bench.stream)
     before = bench.device.now()
     with pytest.raises(HoldExpired):
-        bench.device.synchronize()
+        bench.device.streams.synchronize()
     assert bench.device.now() - before == pytest.approx(0.25, rel=0.01)
     hold.release()
-    bench.device.synchronize()
+    bench.device.streams.synchronize()
 
 
 def test_work_that_waits_for_the_device_expires_the_hold(bench: Workbench) -> None:
     memory = bench.memory(4096)
-    hold = bench.device.hold(bench.stream, 0.25)
-    bench.device.to_host(memory, "f4", 1)
+    hold = bench.device.streams.hold(bench.stream, 0.25)
+    bench.device.content.to_host(memory, "f4", 1)
     hold.release()
     with pytest.raises(HoldExpired):
-        bench.device.synchronize(bench.stream)
+        bench.device.streams.synchronize(bench.stream)
 
 
 def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
     x, y = bench.memory(64 * MIB), bench.memory(64 * MIB)
-    bench.device.from_host(x, np.ones(1024, dtype="f4"))
+    bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
     launch = bench.bind(accumulate(), x=x, y=y)
-    start, end = bench.device.event(), bench.device.event()
+    start, end = bench.device.streams.event(), bench.device.streams.event()
 
     def body() -> None:
-        bench.device.record(start, bench.stream)
-        bench.device.launch(launch, bench.stream)
-        bench.device.record(end, bench.stream)
+        bench.device.streams.record(start, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
+        bench.device.streams.record(end, bench.stream)
 
-    graph = bench.device.capture(bench.stream, body)
-    assert bench.device.to_host(y, "f4", 1)[0] == 0
+    graph = bench.device.graphs.capture(bench.stream, body)
+    assert bench.device.content.to_host(y, "f4", 1)[0] == 0
     with pytest.raises(DeviceError, match="never recorded"):
-        bench.device.elapsed(start, end)
+        bench.device.streams.elapsed(start, end)
     seen = []
     for turn in range(1, 4):
-        bench.device.replay(graph, bench.stream)
-        bench.device.synchronize()
-        assert bench.device.to_host(y, "f4", 1)[0] == turn
-        seen.append(bench.device.elapsed(start, end))
+        bench.device.graphs.replay(graph, bench.stream)
+        bench.device.streams.synchronize()
+        assert bench.device.content.to_host(y, "f4", 1)[0] == turn
+        seen.append(bench.device.streams.elapsed(start, end))
     assert len(set(seen)) > 1
     assert min(seen) > 1e-5
 
@@ -479,36 +479,36 @@ def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
 def test_a_graph_hides_the_launch_gap(bench: Workbench) -> None:
     launch = bench.bind(scan(), x=bench.memory(4096))
     held = bench.hot(launch)
-    start, end = bench.device.event(), bench.device.event()
+    start, end = bench.device.streams.event(), bench.device.streams.event()
 
     def body() -> None:
-        bench.device.record(start, bench.stream)
-        bench.device.launch(launch, bench.stream)
-        bench.device.record(end, bench.stream)
+        bench.device.streams.record(start, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
+        bench.device.streams.record(end, bench.stream)
 
-    bench.device.replay(bench.device.capture(bench.stream, body), bench.stream)
-    bench.device.synchronize()
-    assert bench.device.elapsed(start, end) == pytest.approx(held, rel=0.05)
+    bench.device.graphs.replay(bench.device.graphs.capture(bench.stream, body), bench.stream)
+    bench.device.streams.synchronize()
+    assert bench.device.streams.elapsed(start, end) == pytest.approx(held, rel=0.05)
 
 
 def test_a_graph_keeps_the_window_of_its_capture(bench: Workbench) -> None:
     table, out = bench.memory(24 * MIB), bench.memory(GIB)
-    bench.device.request_set_aside(25 * MIB)
+    bench.device.l2.request_set_aside(25 * MIB)
     launch = bench.bind(lookup(), blocks=32, table=table, out=out)
-    start, end = bench.device.event(), bench.device.event()
+    start, end = bench.device.streams.event(), bench.device.streams.event()
 
     def body() -> None:
-        bench.device.record(start, bench.stream)
-        bench.device.launch(launch, bench.stream)
-        bench.device.record(end, bench.stream)
+        bench.device.streams.record(start, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
+        bench.device.streams.record(end, bench.stream)
 
-    bench.device.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
-    graph = bench.device.capture(bench.stream, body)
-    bench.device.set_window(bench.stream, None)
-    bench.device.replay(graph, bench.stream)
-    bench.device.synchronize()
-    baked = bench.device.elapsed(start, end)
-    bench.device.reset_persisting()
+    bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
+    graph = bench.device.graphs.capture(bench.stream, body)
+    bench.device.l2.set_window(bench.stream, None)
+    bench.device.graphs.replay(graph, bench.stream)
+    bench.device.streams.synchronize()
+    baked = bench.device.streams.elapsed(start, end)
+    bench.device.l2.reset_persisting()
     assert bench.cold(launch, 3) > 1.3 * baked
 
 
@@ -527,28 +527,28 @@ def test_a_graph_keeps_the_window_of_its_capture(bench: Workbench) -> None:
 )
 def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> None:
     memory, host = bench.memory(4096), bench.memory(4096, MemoryKind.PAGEABLE)
-    other = bench.device.stream()
+    other = bench.device.streams.create()
     launch = bench.bind(scan(), x=memory)
 
     def swallowed() -> None:
-        bench.device.launch(launch, bench.stream)
+        bench.device.kernels.launch(launch, bench.stream)
         try:
             bench.memory(4096)
         except DeviceError as error:
             raise ValueError("dressed up") from error
 
     body = {
-        "synchronize": bench.device.synchronize,
+        "synchronize": bench.device.streams.synchronize,
         "allocate": lambda: bench.memory(4096),
-        "other stream": lambda: bench.device.launch(launch, other),
-        "read": lambda: bench.device.to_host(memory, "f4", 1),
+        "other stream": lambda: bench.device.kernels.launch(launch, other),
+        "read": lambda: bench.device.content.to_host(memory, "f4", 1),
         "nothing": lambda: None,
-        "pageable": lambda: bench.device.copy(memory, host, 4096, bench.stream),
-        "hold": lambda: bench.device.hold(bench.stream, 1.0),
+        "pageable": lambda: bench.device.content.copy(memory, host, 4096, bench.stream),
+        "hold": lambda: bench.device.streams.hold(bench.stream, 1.0),
         "swallowed": swallowed,
     }[what]
     with pytest.raises(CannotCapture, match=reason):
-        bench.device.capture(bench.stream, body)  # type: ignore[arg-type]
+        bench.device.graphs.capture(bench.stream, body)  # type: ignore[arg-type]
     bench.run(launch)
 
 
@@ -557,20 +557,20 @@ def test_other_errors_leave_a_capture_as_they_are(bench: Workbench) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        bench.device.capture(bench.stream, body)
+        bench.device.graphs.capture(bench.stream, body)
     bench.run(bench.bind(scan(), x=bench.memory(4096)))
 
 
 def test_streams_overlap_copies_and_kernels(bench: Workbench) -> None:
     host, near = bench.memory(256 * MIB, MemoryKind.PINNED), bench.memory(256 * MIB)
     busy = bench.bind(scan(), x=bench.memory(4 * GIB))
-    other = bench.device.stream()
+    other = bench.device.streams.create()
     copy_alone = bench.time(bench.bind(transfer(), source=host, destination=near))
     kernel_alone = bench.time(busy)
     begin = bench.device.now()
-    bench.device.copy(near, host, host.nbytes, other)
-    bench.device.launch(busy, bench.stream)
-    bench.device.synchronize()
+    bench.device.content.copy(near, host, host.nbytes, other)
+    bench.device.kernels.launch(busy, bench.stream)
+    bench.device.streams.synchronize()
     together = bench.device.now() - begin
     assert together < copy_alone + 0.5 * kernel_alone
     assert together >= max(copy_alone, kernel_alone)
@@ -579,20 +579,20 @@ def test_streams_overlap_copies_and_kernels(bench: Workbench) -> None:
 def test_kernels_of_two_streams_share_the_compute_engine(bench: Workbench) -> None:
     first, second = (bench.bind(scan(), x=bench.memory(GIB)) for _ in range(2))
     alone = bench.time(first)
-    other = bench.device.stream()
+    other = bench.device.streams.create()
     begin = bench.device.now()
-    bench.device.launch(first, bench.stream)
-    bench.device.launch(second, other)
-    bench.device.synchronize()
+    bench.device.kernels.launch(first, bench.stream)
+    bench.device.kernels.launch(second, other)
+    bench.device.streams.synchronize()
     assert bench.device.now() - begin > 1.9 * alone
 
 
 def test_work_of_another_device_is_refused(bench: Workbench) -> None:
     other = Workbench()
     with pytest.raises(DeviceError, match="another device"):
-        bench.device.record(object(), bench.stream)
+        bench.device.streams.record(object(), bench.stream)
     with pytest.raises(DeviceError, match="another device"):
-        bench.device.replay(object(), other.stream)
+        bench.device.graphs.replay(object(), other.stream)
 
 
 # Persisting L2, managed memory, conditions
@@ -600,36 +600,36 @@ def test_work_of_another_device_is_refused(bench: Workbench) -> None:
 
 def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
     step = bench.device.facts.l2_bytes // 16
-    assert bench.device.set_aside() == 3 * step
-    assert bench.device.request_set_aside(2 * MIB) == step
-    assert bench.device.request_set_aside(step + 1) == 2 * step
-    assert bench.device.request_set_aside(10**9) == bench.device.facts.persisting_l2_max_bytes
-    assert bench.device.request_set_aside(0) == 0 == bench.device.set_aside()
+    assert bench.device.l2.set_aside() == 3 * step
+    assert bench.device.l2.request_set_aside(2 * MIB) == step
+    assert bench.device.l2.request_set_aside(step + 1) == 2 * step
+    assert bench.device.l2.request_set_aside(10**9) == bench.device.facts.persisting_l2_max_bytes
+    assert bench.device.l2.request_set_aside(0) == 0 == bench.device.l2.set_aside()
 
 
 def test_set_aside_where_there_is_none() -> None:
     bench = Workbench(sheet=replace(DATASHEETS["h100"], persisting_l2_max_bytes=0, default_set_aside=0))
     with pytest.raises(Unsupported, match="no persisting L2"):
-        bench.device.request_set_aside(MIB)
+        bench.device.l2.request_set_aside(MIB)
 
 
 def test_window_is_read_back(bench: Workbench) -> None:
     memory = bench.memory(MIB)
     spec = WindowSpec(memory.address, memory.nbytes, 0.5)
-    bench.device.set_window(bench.stream, spec)
-    assert bench.device.window(bench.stream) == spec
-    assert bench.device.window(bench.device.stream()) is None
-    bench.device.set_window(bench.stream, None)
-    assert bench.device.window(bench.stream) is None
+    bench.device.l2.set_window(bench.stream, spec)
+    assert bench.device.l2.window(bench.stream) == spec
+    assert bench.device.l2.window(bench.device.streams.create()) is None
+    bench.device.l2.set_window(bench.stream, None)
+    assert bench.device.l2.window(bench.stream) is None
     with pytest.raises(DeviceError, match=r"hit ratio of 1\.5"):
-        bench.device.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.5))
+        bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.5))
     with pytest.raises(DeviceError, match="window of"):
-        bench.device.set_window(bench.stream, WindowSpec(memory.address, GIB, 1.0))
+        bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, GIB, 1.0))
 
 
 def test_only_managed_memory_is_prefetched(bench: Workbench) -> None:
     with pytest.raises(DeviceError, match="only managed memory"):
-        bench.device.prefetch(bench.memory(4096), False, bench.stream)
+        bench.device.managed.prefetch(bench.memory(4096), False, bench.stream)
 
 
 def test_conditions_are_those_of_the_datasheet(bench: Workbench) -> None:

@@ -22,7 +22,7 @@ class Table:
         self.bench = Workbench()
         self.bench.warm_up()
         device = self.device = self.bench.device
-        device.request_set_aside(25 * MIB)
+        device.l2.request_set_aside(25 * MIB)
         self.memory = self.bench.memory(24 * MIB)
         self.launch: Launch = self.bench.bind(lookup(), blocks=32, table=self.memory, out=self.bench.memory(GIB))
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
@@ -32,19 +32,19 @@ class Table:
         device, stream = self.device, self.bench.stream
         seconds = 0.0
         for _ in range(2):
-            start, end = device.event(), device.event()
-            hold = device.hold(stream, 10.0)
-            device.record(start, stream)
+            start, end = device.streams.event(), device.streams.event()
+            hold = device.streams.hold(stream, 10.0)
+            device.streams.record(start, stream)
             queue()
-            device.record(end, stream)
+            device.streams.record(end, stream)
             hold.release()
-            device.synchronize()
-            seconds = device.elapsed(start, end)
-        device.reset_persisting()
+            device.streams.synchronize()
+            seconds = device.streams.elapsed(start, end)
+        device.l2.reset_persisting()
         return seconds
 
     def plain(self) -> None:
-        self.device.launch(self.launch, self.bench.stream)
+        self.device.kernels.launch(self.launch, self.bench.stream)
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def table() -> Table:
 def test_the_gain_is_the_same_wherever_the_window_is(table: Table) -> None:
     device, stream = table.device, table.bench.stream
     without = table.time(table.plain)
-    launched = table.time(lambda: device.launch(table.launch, stream, window=table.window))
-    graph = device.capture(stream, table.plain, window=table.window)
-    replayed = table.time(lambda: device.replay(graph, stream))
-    assert device.window(stream) is None
-    device.set_window(stream, table.window)
+    launched = table.time(lambda: device.kernels.launch(table.launch, stream, window=table.window))
+    graph = device.graphs.capture(stream, table.plain, window=table.window)
+    replayed = table.time(lambda: device.graphs.replay(graph, stream))
+    assert device.l2.window(stream) is None
+    device.l2.set_window(stream, table.window)
     streamed = table.time(table.plain)
     assert without > 1.3 * streamed
     assert launched == pytest.approx(streamed, rel=0.03)
@@ -71,37 +71,37 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
     own, streams = replace(window, hit_ratio=0.25), replace(window, hit_ratio=0.5)
 
     def body() -> None:
-        device.launch(table.launch, stream)
-        device.launch(table.launch, stream, window=own)
+        device.kernels.launch(table.launch, stream)
+        device.kernels.launch(table.launch, stream, window=own)
 
-    assert device.graph_windows(device.capture(stream, body)) == (None, own)
-    assert device.graph_windows(device.capture(stream, body, window=window)) == (window, window)
-    device.set_window(stream, streams)
-    assert device.graph_windows(device.capture(stream, body)) == (streams, own)
+    assert device.graphs.windows(device.graphs.capture(stream, body)) == (None, own)
+    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (window, window)
+    device.l2.set_window(stream, streams)
+    assert device.graphs.windows(device.graphs.capture(stream, body)) == (streams, own)
     with pytest.raises(DeviceError, match="another device"):
-        device.graph_windows(object())
+        device.graphs.windows(object())
 
 
 def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
     device, stream = table.device, table.bench.stream
     wrong = replace(table.window, miss=AccessProperty.PERSISTING)
     for queue in (
-        lambda: device.set_window(stream, wrong),
-        lambda: device.launch(table.launch, stream, window=wrong),
-        lambda: device.capture(stream, table.plain, window=wrong),
+        lambda: device.l2.set_window(stream, wrong),
+        lambda: device.kernels.launch(table.launch, stream, window=wrong),
+        lambda: device.graphs.capture(stream, table.plain, window=wrong),
     ):
         with pytest.raises(DeviceError, match="a miss property of"):
             queue()
-    graph = device.capture(stream, table.plain)
+    graph = device.graphs.capture(stream, table.plain)
     with pytest.raises(CannotCapture, match="replays a graph"):
-        device.capture(stream, lambda: device.replay(graph, stream))
+        device.graphs.capture(stream, lambda: device.graphs.replay(graph, stream))
 
 
 @pytest.mark.parametrize("hit", [AccessProperty.NORMAL, AccessProperty.STREAMING])
 def test_only_the_persisting_property_persists(table: Table, hit: AccessProperty) -> None:
     device, stream = table.device, table.bench.stream
     without = table.time(table.plain)
-    other = table.time(lambda: device.launch(table.launch, stream, window=replace(table.window, hit=hit)))
+    other = table.time(lambda: device.kernels.launch(table.launch, stream, window=replace(table.window, hit=hit)))
     assert other > 0.97 * without
 
 
@@ -109,16 +109,16 @@ def test_a_window_with_the_normal_property_lets_lines_go_as_they_are_touched(tab
     bench, device = table.bench, table.device
     reading = bench.bind(scan(), x=table.memory)
     fresh = bench.cold(reading)
-    device.launch(reading, bench.stream, window=table.window)
-    device.synchronize()
+    device.kernels.launch(reading, bench.stream, window=table.window)
+    device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh
     normal = replace(table.window, hit=AccessProperty.NORMAL)
     other = bench.bind(overwrite(), x=bench.memory(MIB))
-    device.launch(other, bench.stream, window=normal)  # touches nothing of it
-    device.synchronize()
+    device.kernels.launch(other, bench.stream, window=normal)  # touches nothing of it
+    device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh
-    device.launch(reading, bench.stream, window=normal)
-    device.synchronize()
+    device.kernels.launch(reading, bench.stream, window=normal)
+    device.streams.synchronize()
     assert bench.cold(reading) == pytest.approx(fresh, rel=0.05)
 
 
@@ -141,13 +141,13 @@ def test_where_it_cannot_work_the_exact_reason_is_given(
     table: Table, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setenv(MPS_LIMIT, "40")
-    monkeypatch.setattr(table.device, "_facts", structs.replace(table.device.facts, **changes))
+    monkeypatch.setattr(table.device.machine, "facts", structs.replace(table.device.facts, **changes))
     with pytest.raises(Unsupported, match=reason):
-        table.device.request_set_aside(0)
+        table.device.l2.request_set_aside(0)
 
 
 def test_under_mps_an_unset_variable_is_said(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MPS_LIMIT, raising=False)
-    monkeypatch.setattr(table.device, "_facts", structs.replace(table.device.facts, mps=True))
+    monkeypatch.setattr(table.device.machine, "facts", structs.replace(table.device.facts, mps=True))
     with pytest.raises(Unsupported, match="is not set in this process"):
-        table.device.request_set_aside(0)
+        table.device.l2.request_set_aside(0)

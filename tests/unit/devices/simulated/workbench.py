@@ -146,10 +146,10 @@ class Workbench:
 
     def __init__(self, name: str = "h100", seed: int = 0, sheet: Datasheet | None = None) -> None:
         self.device = SimulatedDevice(sheet or DATASHEETS[name], seed=seed)
-        self.stream = self.device.stream()
+        self.stream = self.device.streams.create()
 
     def memory(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Allocation:
-        return self.device.allocate(nbytes, kind)
+        return self.device.memory.allocate(nbytes, kind)
 
     def bind(self, kernel: Kernel, blocks: int | None = None, dtype: str = "f4", **arrays: Allocation) -> Launch:
         size = np.dtype(dtype).itemsize
@@ -158,25 +158,25 @@ class Workbench:
         return Launch(kernel, call, kernel.shape(self.device.facts, call), arrays)
 
     def run(self, launch: Launch) -> None:
-        self.device.launch(launch, self.stream)
-        self.device.synchronize()
+        self.device.kernels.launch(launch, self.stream)
+        self.device.streams.synchronize()
 
     def warm_up(self) -> None:
         launch = self.bind(scan(), x=self.memory(4096))
         for _ in range(50):
-            self.device.launch(launch, self.stream)
-        self.device.synchronize()
+            self.device.kernels.launch(launch, self.stream)
+        self.device.streams.synchronize()
 
     def time(self, launch: Launch) -> float:
         """Seconds of one launch, launch latency hidden."""
-        device, start, end = self.device, self.device.event(), self.device.event()
-        hold = device.hold(self.stream, 10.0)
-        device.record(start, self.stream)
-        device.launch(launch, self.stream)
-        device.record(end, self.stream)
+        device, start, end = self.device, self.device.streams.event(), self.device.streams.event()
+        hold = device.streams.hold(self.stream, 10.0)
+        device.streams.record(start, self.stream)
+        device.kernels.launch(launch, self.stream)
+        device.streams.record(end, self.stream)
         hold.release()
-        device.synchronize()
-        return device.elapsed(start, end)
+        device.streams.synchronize()
+        return device.streams.elapsed(start, end)
 
     def hot(self, launch: Launch, samples: int = 9) -> float:
         """Median seconds of a launch after launches of its own kind."""

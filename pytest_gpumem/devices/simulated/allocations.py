@@ -1,0 +1,266 @@
+"""The simulated device's memory: allocated, freed, counted; and what allocating costs the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.parts import check_part
+from pytest_gpumem.devices.process_memory import is_mapped
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    Allocator,
+    DeviceError,
+    HostMemory,
+    Memory,
+    MemoryKind,
+    OutOfMemory,
+    Stream,
+    Unsupported,
+)
+from pytest_gpumem.devices.simulated.addresses import AddressSpace
+from pytest_gpumem.devices.simulated.content import Content, live
+from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.streams import ALLOCATE, Timeline
+
+_PINNABLE = 0.9
+"""Share of the host's memory that the system lets one process lock."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Virtual seconds of one allocation and its free."""
+
+    kind: MemoryKind
+    by_driver: bool
+    """Every cycle goes to the driver, as `allocate` and `free` of the device do."""
+    call: float = 0.0
+    """Where it does not: the calls themselves."""
+    first: float = 0.0
+    """Where it does not: growing the pool, once for each size, or after every synchronisation that empties it."""
+    keeps: bool = False
+    """Memory stays in the pool across synchronisations."""
+
+
+COSTS = {
+    "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
+    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=4e-6, first=120e-6),
+    "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=4e-6, first=120e-6, keeps=True),
+    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=1.5e-6, first=120e-6, keeps=True),
+    "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
+    "cudaHostRegister": Cost(MemoryKind.REGISTERED, by_driver=True),
+}
+
+
+class SimulatedMemory:
+    """Books memory of every kind.
+
+    Args:
+        timeline: whose host allocates.
+        machine: whose memory it is.
+        forget: is called with each allocation that is freed.
+    """
+
+    def __init__(self, timeline: Timeline, machine: Machine, forget: Callable[[Allocation], None]) -> None:
+        self._timeline = timeline
+        self._machine = machine
+        self._forget = forget
+        self._live: dict[int, Allocation] = {}
+        self._used = dict.fromkeys(MemoryKind, 0)
+        self._device_addresses = AddressSpace(0x7F00_0000_0000)
+        self._host_addresses = AddressSpace(0x5500_0000_0000)
+
+    def allocate(
+        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+    ) -> Allocation:
+        self._timeline.forbid_capture("it allocates memory")
+        if nbytes <= 0:
+            raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
+        if kind is MemoryKind.PEER:
+            raise Unsupported("one GPU is simulated: there is no peer to copy to")
+        self._take(nbytes, kind)
+        address = host_address = 0
+        if kind is MemoryKind.DEVICE:
+            address = self._device_addresses.take(nbytes)
+        elif kind is MemoryKind.MANAGED:
+            address = host_address = self._device_addresses.take(nbytes)
+        else:
+            host_address = self._host_addresses.take(nbytes)
+            if kind is MemoryKind.PINNED:
+                address = host_address if mapped else 0
+            elif kind is MemoryKind.REGISTERED:
+                address = self._device_addresses.take(nbytes)
+        allocation = Allocation(kind, nbytes, address, host_address, Content(nbytes))
+        if kind is MemoryKind.MANAGED:
+            self._machine.pages[id(allocation)] = Pages(nbytes)
+        if write_combined:
+            self._machine.write_combined.add(id(allocation))
+        self._live[id(allocation)] = allocation
+        self._timeline.host += ALLOCATE + self._locking(nbytes, kind)
+        return allocation
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        """Managed memory, whatever the device has free; half of the host's memory at most."""
+        self._timeline.forbid_capture("it allocates memory")
+        room, host = max(0, self.free_bytes(MemoryKind.MANAGED)), self._machine.sheet.host_memory_bytes // 2
+        if not 0 < nbytes <= host:
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {host / 2**30:.3g} GiB for evicted pages"
+            )
+        self._used[MemoryKind.MANAGED] += nbytes
+        self._timeline.host += ALLOCATE
+        address = self._device_addresses.take(nbytes)
+        allocation = Allocation(MemoryKind.MANAGED, nbytes, address, address, Content(nbytes))
+        self._machine.pages[id(allocation)] = Pages(nbytes, room=room)
+        return allocation
+
+    def _locking(self, nbytes: int, kind: MemoryKind) -> float:
+        """Seconds for locking pages: the system goes through them one by one."""
+        return nbytes / self._machine.sheet.host_bandwidth if kind.locked else 0.0
+
+    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+        check_part(allocation, offset, nbytes)
+        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+        return Allocation(allocation.kind, nbytes, device, on_host, live(allocation).part(offset, nbytes))
+
+    def adopt(self, array: Any, *, register: bool) -> Allocation:
+        self._timeline.forbid_capture("it registers host memory")
+        if not isinstance(array, np.ndarray):
+            raise DeviceError(f"only a NumPy array can be adopted, not {type(array).__name__}")
+        if not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
+            raise DeviceError("only a writable, C-contiguous array that is not empty can be adopted")
+        kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
+        self._take(array.nbytes, kind)
+        address = self._device_addresses.take(array.nbytes) if register else 0
+        allocation = Allocation(kind, array.nbytes, address, array.ctypes.data, Content(array.nbytes, over=array))
+        self._live[id(allocation)] = allocation
+        self._timeline.host += ALLOCATE + self._locking(array.nbytes, kind) if register else 0.0
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        if allocation.freed:
+            return
+        self._timeline.forbid_capture("it frees memory")
+        self._timeline.run()
+        allocation.freed = True
+        self._used[allocation.kind] -= allocation.nbytes
+        self._machine.l2.forget(allocation)
+        self._live.pop(id(allocation), None)
+        self._machine.pages.pop(id(allocation), None)
+        self._machine.write_combined.discard(id(allocation))
+        self._forget(allocation)
+        self._device_addresses.give_back(allocation.address)
+        self._host_addresses.give_back(allocation.host_address)
+        allocation.backing = None
+        self._timeline.host += ALLOCATE
+
+    def free_bytes(self, kind: MemoryKind) -> int:
+        used = self._used
+        if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
+            taken = used[MemoryKind.DEVICE] + used[MemoryKind.MANAGED]
+            return max(0, self._machine.sheet.memory_bytes - self._machine.sheet.context_bytes - taken)
+        host = self._machine.sheet.host_memory_bytes
+        locked = used[MemoryKind.PINNED] + used[MemoryKind.REGISTERED]
+        if kind is MemoryKind.PAGEABLE:
+            return host - locked - used[MemoryKind.PAGEABLE]
+        return min(int(host * _PINNABLE) - locked, host - locked - used[MemoryKind.PAGEABLE])
+
+    def _take(self, nbytes: int, kind: MemoryKind) -> None:
+        free = self.free_bytes(kind)
+        if nbytes > free:
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
+            )
+        self._used[kind] += nbytes
+
+    def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
+        needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
+        if needed > free:
+            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
+        made: dict[int, Allocation] = {}
+        for which in np.random.default_rng(seed).permutation(len(sizes)):
+            made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
+        return [made[which] for which in range(len(sizes))]
+
+    def make_room(self) -> None:
+        """Nothing is kept here."""
+
+    def settle(self) -> None:
+        """Nothing: freed memory costs nothing here."""
+
+    def kind_at(self, address: int) -> MemoryKind | None:
+        for allocation in self._live.values():
+            for start in (allocation.address, allocation.host_address):
+                if start and start <= address < start + allocation.nbytes:
+                    return allocation.kind
+        return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
+
+    def host(self) -> HostMemory:
+        locked = self._used[MemoryKind.PINNED] + self._used[MemoryKind.REGISTERED]
+        total = self._machine.sheet.host_memory_bytes
+        return HostMemory(total, total - locked - self._used[MemoryKind.PAGEABLE], locked)
+
+    @contextmanager
+    def near_host(self, node: int | None) -> Iterator[int | None]:
+        if node not in (None, 0):
+            raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: 0")
+        yield 0
+
+    def allocator(self, name: str) -> Allocator:
+        if name not in COSTS:
+            raise DeviceError(f"no allocator {name!r}; there are: {', '.join(COSTS)}")
+        return SimulatedAllocator(self, self._timeline, name)
+
+    def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        return live(allocation).view(dtype, min(size, allocation.nbytes // np.dtype(dtype).itemsize))
+
+    def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        name = getattr(like, "__name__", None)
+        if name != "numpy":
+            asked = name if isinstance(name, str) else repr(like)
+            raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {asked}")
+        if allocation.kind is MemoryKind.DEVICE:
+            raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory, or another library")
+        if allocation.kind is MemoryKind.MANAGED:
+            self._timeline.wait(self._timeline.streams)
+            self._timeline.host += self._machine.host_access(allocation, writes=True)
+        array = self.view(allocation, dtype, math.prod(shape))
+        if array.size == math.prod(shape):
+            return array.reshape(shape)
+        # Partly backed: as many whole rows as there are.
+        row = math.prod(shape[1:])
+        return array[: array.size // row * row].reshape(-1, *shape[1:]) if array.size >= row else array
+
+
+class SimulatedAllocator:
+    """One way of allocating on the simulated device."""
+
+    def __init__(self, memory: SimulatedMemory, timeline: Timeline, name: str) -> None:
+        self._memory = memory
+        self._timeline = timeline
+        self._cost = COSTS[name]
+        self._kept = 0
+
+    def cycle(self, nbytes: int, stream: Stream) -> None:
+        memory, cost = self._memory, self._cost
+        if cost.by_driver:
+            memory.free(memory.allocate(nbytes, cost.kind))
+            return
+        if nbytes > memory.free_bytes(cost.kind):
+            memory.allocate(nbytes, cost.kind)  # raises, in its own words
+        if nbytes > self._kept:
+            self._timeline.host += cost.first
+        self._kept = max(self._kept, nbytes) if cost.keeps else 0
+        self._timeline.host += cost.call
+
+    def close(self) -> None:
+        self._kept = 0
+
+
+_: type[Memory] = SimulatedMemory

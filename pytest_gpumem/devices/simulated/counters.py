@@ -1,0 +1,68 @@
+"""What the simulated device counts: pages of managed memory, and what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.protocol import Allocation, Counters
+from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.streams import Timeline
+from pytest_gpumem.kernels.kernel import LaunchShape
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+
+
+class SimulatedCounters:
+    """Counts in the model what CUPTI counts on a GPU."""
+
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        self._timeline = timeline
+        self._machine = machine
+
+    def pages(self, work: Callable[[], None]) -> PageCounts:
+        self._timeline.run()
+        self._machine.timing.pages.take()
+        work()
+        self._timeline.run()
+        return self._machine.timing.pages.take()
+
+    def activity(self, work: Callable[[], None]) -> Activity:
+        self._timeline.run()
+        self._machine.watching = []
+        try:
+            work()
+            self._timeline.run()
+            seen = self._machine.watching
+        finally:
+            self._machine.watching = None
+        kernels, copies = ([one for one in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
+        return Activity(kernels=_together(kernels), copies=_together(copies), source="the model")
+
+
+def launched(name: str, shape: LaunchShape) -> KernelUse:
+    """One launch, as a watcher sees it; its time is not known yet."""
+    return KernelUse(name, (shape.blocks, 1, 1), (shape.threads, 1, 1), launches=1, nanoseconds=0, shared=shape.shared_bytes)
+
+
+def copied(destination: Allocation, source: Allocation, nbytes: int) -> CopyUse:
+    """One copy, as a watcher sees it; its time is not known yet."""
+    way = "".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
+    read, written = ("pinned" if memory.kind.locked else memory.kind.value for memory in (source, destination))
+    return CopyUse(f"{way[0]}2{way[1]}", read, written, count=1, nbytes=nbytes, nanoseconds=0)
+
+
+def _together(seen: Sequence[Any]) -> tuple[Any, ...]:
+    """Uses of one kind and shape added up, in their order."""
+    found: dict[Any, Any] = {}
+    for one in seen:
+        added = ("launches", "nanoseconds") if isinstance(one, KernelUse) else ("count", "nbytes", "nanoseconds")
+        key = replace(one, **dict.fromkeys(added, 0))
+        had = found.get(key, key)
+        found[key] = replace(had, **{name: getattr(had, name) + getattr(one, name) for name in added})
+    return tuple(found.values())
+
+
+_: type[Counters] = SimulatedCounters

@@ -1,0 +1,144 @@
+"""The simulated device's kernels: references that compute the results, and the work that the model takes the time of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pytest_gpumem.devices.persistence import check_window
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, MemoryKind, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.simulated.content import Computation
+from pytest_gpumem.devices.simulated.counters import copied, launched
+from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
+from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Step, Timeline, own_stream
+from pytest_gpumem.devices.simulated.timing import work_of
+from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.records.uses import CopyUse, KernelUse
+
+_PREPARED = 512
+"""Launches kept ready."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A launch made ready: its result and its work."""
+
+    launch: Launch
+    computation: Computation
+    duration: Callable[[WindowSpec | None], Callable[[float], float]]
+    engine: str
+    waits: bool
+    """The host waits for it: a copy with pageable memory."""
+    use: KernelUse | CopyUse
+    """What a watcher is told of it."""
+
+
+class SimulatedKernels:
+    """Queues launches. Each is prepared once."""
+
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        self._timeline = timeline
+        self._machine = machine
+        self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
+
+    def compile(self, launch: Launch) -> None:
+        kernel, dtype = launch.kernel, next(iter(launch.call.arrays.values())).dtype
+        if dtype not in kernel.dtypes and kernel.source is not None:
+            raise DeviceError(f"{kernel.name} is not made for {dtype}; accepted: {', '.join(kernel.dtypes)}")
+
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
+        own = own_stream(stream)
+        if window is not None:
+            check_window(window, self._machine.facts)
+        for name, allocation in launch.arrays.items():
+            if allocation.freed:
+                raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
+        prepared = self._prepared.get(id(launch))
+        if prepared is None:
+            prepared = self._prepare(launch)
+            self._prepared[id(launch)] = prepared
+            if len(self._prepared) > _PREPARED:
+                self._prepared.popitem(last=False)
+        if prepared.waits:
+            self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
+        duration = prepared.duration(None if launch.kernel.source is None else self._timeline.window_of_kernel(own, window))
+        duration = partial(self._machine.watched, prepared.use, duration)
+        self._timeline.queue(own, Step(Work(prepared.engine, duration), prepared.computation.run), LAUNCH)
+        if prepared.waits:
+            self._timeline.wait([own])
+
+    def _prepare(self, launch: Launch) -> _Prepared:
+        computation = Computation(launch)
+        kernel, call = launch.kernel, launch.call
+        if kernel.source is None:
+            read = [a.argument for a in kernel.accesses(call) if a.direction == "read"]
+            written = [a.argument for a in kernel.accesses(call) if a.direction == "write"]
+            if len(read) != 1 or len(written) != 1:
+                raise DeviceError(f"{kernel.name}: a copy reads one array and writes one")
+            destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
+            duration, engine, waits = self._machine.copying(destination, source, call.arrays[read[0]].nbytes)
+            use = copied(destination, source, call.arrays[read[0]].nbytes)
+            return _Prepared(launch, computation, lambda _: duration, engine, waits, use)
+        for name, allocation in launch.arrays.items():
+            if not allocation.address:
+                raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
+        accesses = kernel.accesses(call)
+        steps = kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None
+        work = work_of(
+            self._machine.sheet,
+            [
+                (a, launch.arrays[a.argument], call.arrays[a.argument].itemsize, self._machine.pages.get(id(launch.arrays[a.argument])))
+                for a in accesses
+            ],
+            launch.shape,
+            kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
+            steps,
+            kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
+            kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
+        )
+        running = launched(kernel.name, launch.shape)
+        return _Prepared(launch, computation, lambda window: partial(self._machine.run_kernel, work, window), COMPUTE, False, running)
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        if foreign.reference is None:
+            raise Unsupported("a function of the user's own cannot run on the simulated device unless its Case brings a reference")
+        own = own_stream(stream)
+        accesses: list[tuple[Access, Allocation, int, Pages | None]] = []
+        for i, access in enumerate(foreign.accesses):
+            known = i < len(foreign.allocations)
+            memory = foreign.allocations[i] if known else Allocation(MemoryKind.DEVICE, access.footprint, 0, 0)
+            accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
+        for memory in foreign.allocations[len(foreign.accesses) :]:
+            # Known to be touched, not how: once, to be read.
+            access = Access("memory", "read", memory.nbytes, memory.nbytes)
+            accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
+        full = self._machine.full_grid
+        work = work_of(self._machine.sheet, accesses, full, 4, None)
+        duration: Callable[[float], float] = partial(self._machine.run_kernel, work, self._timeline.window_of_kernel(own))
+        duration = partial(self._machine.watched, launched("reference", full), duration)
+        self._timeline.queue(own, Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference)), 2 * LAUNCH)
+
+    def forget(self, allocation: Allocation) -> None:
+        """Drop the prepared launches of memory that is freed."""
+        for key in [k for k, p in self._prepared.items() if any(a is allocation for a in p.launch.arrays.values())]:
+            del self._prepared[key]
+
+    def clear(self) -> None:
+        """Drop all prepared launches."""
+        self._prepared.clear()
+
+
+def _elements_of_a_load(launch: Launch) -> int:
+    itemsize = next(iter(launch.call.arrays.values())).itemsize
+    return max(1, (launch.kernel.load_bytes or itemsize) // itemsize)
+
+
+def _run_reference(reference: Callable[[], object]) -> None:
+    reference()
+
+
+_: type[Kernels] = SimulatedKernels

@@ -1,0 +1,273 @@
+"""The simulated device's streams, events and captured graphs, on virtual time.
+
+Results are computed in the order of the calls, when work is queued: a valid order, because streams meet only where the host waits.
+Times are found when the host waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pytest_gpumem.devices.persistence import check_window
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Graphs, Hold, HoldExpired, Stream, Streams, WindowSpec
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
+from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait
+from pytest_gpumem.devices.simulated.machine import Machine
+
+# Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
+_RECORD = 1.0e-6
+LAUNCH = 4.5e-6
+_REPLAY = 8.0e-6
+_SYNCHRONIZE = 4.0e-6
+ALLOCATE = 60.0e-6
+CALL = 0.2e-6
+_SUBMIT = 2.0e-6
+"""From a host call's end to the start of its work on an idle device."""
+_JOIN = 1.5e-6
+"""An event recorded and waited for."""
+
+
+@dataclass(eq=False)
+class Step:
+    """One piece of queued work: what it does to memory, and how long it takes."""
+
+    item: Item
+    effect: Callable[[], None] | None = None
+
+
+@dataclass(eq=False)
+class SimulatedGraph:
+    """Captured steps; each replay does all of them again."""
+
+    steps: list[Step]
+    windows: tuple[WindowSpec | None, ...]
+    """The window of each of its kernels."""
+
+
+@dataclass(eq=False)
+class Capture:
+    """A capture that is under way."""
+
+    stream: SimulatedStream
+    window: WindowSpec | None
+    """Of every kernel, where one is given."""
+    steps: list[Step] = field(default_factory=list)
+    windows: list[WindowSpec | None] = field(default_factory=list)
+
+
+class Timeline:
+    """The host's virtual clock, the queues of the streams and the capture that is under way. All facets queue their work here."""
+
+    def __init__(self, sheet: Datasheet) -> None:
+        self.engine = Engine(submit=_SUBMIT, record=sheet.record, visibility=sheet.visibility, tick=sheet.tick)
+        self.host = 0.0
+        """Seconds on the host's clock."""
+        self.windows: dict[SimulatedStream, WindowSpec | None] = {}
+        """Of each stream that ever had one."""
+        self.capturing: Capture | None = None
+        self.cannot: CannotCapture | None = None
+        """Why the capture that is under way, or the last one, is impossible."""
+
+    @property
+    def streams(self) -> list[SimulatedStream]:
+        return self.engine.streams
+
+    def run(self) -> None:
+        """Run all queued work that no hold stops."""
+        self.engine.run()
+
+    def wait(self, streams: Sequence[SimulatedStream]) -> None:
+        """The host waits for streams; a hold that nobody released runs into its time-out."""
+        self.run()
+        for stream in streams:
+            while (held := self.engine.holding(stream)) is not None:
+                item = self.engine.held(held)
+                assert item is not None
+                item.released, item.expired = self.engine.hold_start(held) + item.timeout, True
+                self.run()
+            self.host = max(self.host, stream.ready)
+        self.host += _SYNCHRONIZE
+
+    def queue(self, stream: SimulatedStream, step: Step, cost: float) -> None:
+        """Do a step in stream order: now, or at every replay of the graph that is being captured."""
+        if self.capturing is not None:
+            if stream is not self.capturing.stream:
+                self.refuse("it uses another stream")
+            self.capturing.steps.append(step)
+            return
+        self.host += cost
+        if step.effect is not None:
+            step.effect()
+        self.engine.queue(stream, step.item, self.host)
+
+    def window_of_kernel(self, stream: SimulatedStream, own: WindowSpec | None = None) -> WindowSpec | None:
+        """The window of a kernel that is queued now: its graph's, else its launch's own, else its stream's."""
+        if own is None:
+            own = self.windows.get(stream)
+        if self.capturing is not None:
+            if self.capturing.window is not None:
+                own = self.capturing.window
+            self.capturing.windows.append(own)
+        return own
+
+    def forbid_capture(self, reason: str) -> None:
+        """Refuse what cannot be captured, with the reason, while a capture is under way."""
+        if self.capturing is not None:
+            self.refuse(reason)
+
+    def refuse(self, reason: str) -> None:
+        """Raise `CannotCapture`, and remember it: user code may catch it."""
+        if self.cannot is None:
+            self.cannot = CannotCapture(reason)
+        raise self.cannot
+
+    def clear(self) -> None:
+        """Forget queued work and windows."""
+        self.engine.clear()
+        self.windows.clear()
+
+
+class SimulatedHold:
+    """A stream that waits."""
+
+    def __init__(self, timeline: Timeline, stream: SimulatedStream, item: HoldItem) -> None:
+        self._timeline = timeline
+        self._stream = stream
+        self._item = item
+
+    def release(self) -> None:
+        timeline, item = self._timeline, self._item
+        timeline.host += CALL
+        timeline.run()
+        if item.released is None:
+            item.released = timeline.host
+            if timeline.engine.held(self._stream) is item:
+                over = timeline.engine.hold_start(self._stream) + item.timeout
+                if timeline.host > over:
+                    item.released, item.expired = over, True
+
+
+class SimulatedStreams:
+    """Streams and events on virtual time."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def create(self) -> Stream:
+        self._timeline.host += CALL
+        return self._timeline.engine.stream()
+
+    def defaults(self) -> tuple[Stream, ...]:
+        return ()
+
+    def visible(self) -> tuple[Stream, ...]:
+        return tuple(self._timeline.windows)
+
+    def event(self) -> Event:
+        self._timeline.host += CALL
+        return SimulatedEvent()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        self._timeline.queue(own_stream(stream), Step(Record(own_event(event))), _RECORD)
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        first, last = own_event(start), own_event(end)
+        if first.pending or last.pending:
+            self._timeline.run()
+        times = []
+        for which, event in (("first", first), ("second", last)):
+            if event.time is None and not event.pending:
+                raise DeviceError(f"the {which} event was never recorded")
+            if event.pending or event.time is None or event.time > self._timeline.host:
+                raise DeviceError(f"the {which} event has not completed: synchronize before reading the time")
+            times.append(event.time)
+        return times[1] - times[0]
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        self._timeline.forbid_capture("it synchronises")
+        streams = self._timeline.streams if stream is None else [own_stream(stream)]
+        self._timeline.wait(streams)
+        if any(s.expired for s in streams):
+            for s in streams:
+                s.expired = False
+            raise HoldExpired("a held stream ran into its time-out: the work between waited for the device")
+
+    def join(self, stream: Stream, other: Stream) -> None:
+        waiting, marked = own_stream(stream), own_stream(other)
+        if waiting is marked:
+            return
+        if self._timeline.capturing is not None:
+            self._timeline.refuse("it uses another stream")
+        mark = Mark(marked)
+        self._timeline.queue(marked, Step(mark), _JOIN)
+        self._timeline.queue(waiting, Step(Wait(mark)), 0.0)
+
+    def hold(self, stream: Stream, timeout: float) -> Hold:
+        self._timeline.forbid_capture("it holds the stream")
+        own, item = own_stream(stream), HoldItem(timeout)
+        self._timeline.queue(own, Step(item), LAUNCH)
+        return SimulatedHold(self._timeline, own, item)
+
+
+class SimulatedGraphs:
+    """Captures work; a replay queues it again."""
+
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        self._timeline = timeline
+        self._machine = machine
+
+    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
+        if self._timeline.capturing is not None:
+            raise CannotCapture("another capture is under way")
+        if window is not None:
+            check_window(window, self._machine.facts)
+        capture = Capture(own_stream(stream), window)
+        self._timeline.capturing, self._timeline.cannot = capture, None
+        try:
+            body()
+        except Exception as error:
+            # A function may dress the refusal up in an error of its own.
+            if self._timeline.cannot is not None and self._timeline.cannot is not error:
+                raise self._timeline.cannot from error
+            raise
+        finally:
+            self._timeline.capturing = None
+        if self._timeline.cannot is not None:
+            raise self._timeline.cannot
+        if not capture.steps:
+            raise CannotCapture("it queued nothing on the stream that is captured")
+        return SimulatedGraph(capture.steps, tuple(capture.windows))
+
+    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        if not isinstance(graph, SimulatedGraph):
+            raise DeviceError("the graph belongs to another device")
+        return graph.windows
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        if not isinstance(graph, SimulatedGraph):
+            raise DeviceError("the graph belongs to another device")
+        self._timeline.forbid_capture("it replays a graph")
+        own = own_stream(stream)
+        self._timeline.host += _REPLAY
+        for step in graph.steps:
+            if step.effect is not None:
+                step.effect()
+            self._timeline.engine.queue(own, step.item, self._timeline.host)
+
+
+def own_stream(stream: Stream) -> SimulatedStream:
+    """A stream of this device. Raises `DeviceError` for any other."""
+    if not isinstance(stream, SimulatedStream):
+        raise DeviceError("the stream belongs to another device")
+    return stream
+
+
+def own_event(event: Event) -> SimulatedEvent:
+    """An event of this device. Raises `DeviceError` for any other."""
+    if not isinstance(event, SimulatedEvent):
+        raise DeviceError("the event belongs to another device")
+    return event
+
+
+_: tuple[type[Streams], type[Graphs]] = (SimulatedStreams, SimulatedGraphs)
