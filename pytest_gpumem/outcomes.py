@@ -1,9 +1,65 @@
-"""Exit codes of pytest --gpumem and of the commands, with what each means."""
+"""What a judgement can be: outcomes, their order and colour, their codes; and the exit codes of pytest --gpumem and of the commands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
+
+
+class Outcome(str, Enum):
+    """The result of judging one measurement against its limits."""
+
+    PASS = "PASS"
+    """Within every limit, beyond doubt."""
+    FAIL = "FAIL"
+    """Outside of a limit, beyond doubt."""
+    UNDECIDED = "UNDECIDED"
+    """Neither; `Verdict.code` names the reason."""
+    NEW = "NEW"
+    """There is nothing to compare with."""
+
+    @property
+    def rank(self) -> int:
+        """Position in reports; the outcome that most needs a person comes first."""
+        return _ORDER.index(self)
+
+    @property
+    def style(self) -> str:
+        """Style of rich in which terminals show it."""
+        return _STYLES[self]
+
+
+_ORDER = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW, Outcome.PASS)
+_STYLES = {Outcome.FAIL: "bold red", Outcome.UNDECIDED: "yellow", Outcome.NEW: "cyan", Outcome.PASS: "green"}
+
+
+class Code(str, Enum):
+    """Why an outcome is what it is, for programs and for grouping."""
+
+    SLOWER = "slower"
+    """FAIL: above `max_regression`, beyond doubt."""
+    CREPT = "crept"
+    """FAIL: above `max_regression` against the first accepted run, by steps that each passed."""
+    FASTER = "faster"
+    """FAIL: beyond `fail_if_faster`, beyond doubt."""
+    NOISY = "noisy"
+    """UNDECIDED: the interval of the change holds the limit."""
+    LOOKS_SLOWER = "looks slower"
+    """UNDECIDED: measured above the limit, not beyond doubt."""
+    CONDITIONS = "conditions"
+    """UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement."""
+    MEASURED_DIFFERENTLY = "measured differently"
+    """UNDECIDED: the baseline measured another kernel, in another mode or by another sampler, or moved another number of bytes."""
+    TOO_FEW_RUNS = "too few runs"
+    """UNDECIDED: the baseline has too few runs to know how they differ."""
+    OTHER_CARD_VARIANT = "other card variant"
+    """UNDECIDED: all of the baseline is of another variant of this card."""
+    NOT_MEASURED = "not measured"
+    """UNDECIDED: this run has no measurement of the row."""
+    NO_BASELINE = "no baseline"
+    """NEW: the baseline holds no such row."""
+    ACCEPTED = "accepted"
+    """NEW: a change of the row was accepted (`gpumem accept`), and no run since."""
 
 
 class Exit(IntEnum):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Comparison, Verdict
 
 OUTCOMES = {
     **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER), Outcome.FAIL),

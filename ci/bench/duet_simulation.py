@@ -30,7 +30,7 @@ from gate_simulation import interval
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
 from pytest_gpumem.judging.suite import ALPHA
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.outcomes import Outcome
 
 RECORDS = (Path("ci/records/nvidia-h200/peers.json"), Path("ci/records/nvidia-h200/peers_random.json"))
 WAY = "gpumem clean-cold, levelled"

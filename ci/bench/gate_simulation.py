@@ -38,9 +38,10 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Repeat, Taken, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 FACTS = choose("sim:h200").facts
 ALARM, MISS, ACCEPTED = 1e-3, 5e-3, 0.98

@@ -26,10 +26,11 @@ from pytest_gpumem.judging.paired import Paired, judge_pairs
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.spread import level, readings
 from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Taken, Traffic
 from pytest_gpumem.records.schema import device_from_json
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import parse_share
 
 BASELINE = 20

@@ -27,10 +27,11 @@ from pathlib import Path
 
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.verdict import Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Comparison, Verdict
 from pytest_gpumem.units import MiB
 
 SECONDS = 3.0

@@ -32,10 +32,11 @@ from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import comparable, judge
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Taken, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 MOST_SECONDS, MOST_BYTES, MOST_GROWTH = 2.0, 300e6, 1.5
 SUITE = 300

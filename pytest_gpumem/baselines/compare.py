@@ -13,10 +13,10 @@ from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, me
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import baseline_latency
 from pytest_gpumem.judging.suite import Family
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 OPTION = "--max-regression"
 

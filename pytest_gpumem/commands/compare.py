@@ -14,15 +14,14 @@ from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
 from pytest_gpumem.commands import examples
 from pytest_gpumem.judging.finding import bounds, change, counted
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.units import format_share, format_time
 
 _HEADINGS = ("base", "head", "change", "between", "catches")
 _BETWEEN = "between"
-_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
@@ -55,8 +54,7 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
         lines = []
         for pair, name in rows:
             figures = [text if between or heading != _BETWEEN else "" for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]
-            style = _STYLES.get(pair.row.verdict.outcome, "yellow")
-            lines.append(Line(name, figures, Text(_outcome(pair, short), style=style)))
+            lines.append(Line(name, figures, Text(_outcome(pair, short), style=pair.row.verdict.outcome.style)))
         return Columns("test", _HEADINGS, "verdict", lines)
 
     for short, between in ((False, True), (True, True), (True, False)):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import Finding, basis
 from pytest_gpumem.judging.spread import of_repetition
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import format_time, parse_claim
 
 CONFIDENCE = 0.99

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import format_share, format_shares
 
 

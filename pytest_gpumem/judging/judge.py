@@ -25,10 +25,11 @@ from pytest_gpumem.judging.screen import (
 )
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.suite import ALONE, Family
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat, Window
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Comparison, Verdict
 from pytest_gpumem.units import format_bytes, format_share, format_time, parse_share
 
 

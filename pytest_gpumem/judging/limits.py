@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from pytest_gpumem.judging.finding import Finding, basis
 from pytest_gpumem.judging.spread import of_repetition
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import (
     Share,
     format_bytes,

@@ -20,8 +20,9 @@ from dataclasses import replace
 from pytest_gpumem.judging.finding import Finding, basis, between, chance, change, counted
 from pytest_gpumem.judging.spread import Difference, difference, levelled, readings
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.verdict import ENOUGH, GROSS, Code, Comparison, Outcome
+from pytest_gpumem.records.verdict import ENOUGH, GROSS, Comparison
 from pytest_gpumem.units import format_share, parse_margin, parse_share
 
 LOWER = 0.999

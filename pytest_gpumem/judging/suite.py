@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.verdict import Verdict
 
 ALPHA = 0.05
 """Share of suites of unchanged tests that may raise an alarm."""

@@ -18,10 +18,11 @@ from pytest_gpumem.explain.causes import explain, slow_down
 from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.explain.text import text
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 """How a test ends. The rows of a passed test alone may enter a baseline."""

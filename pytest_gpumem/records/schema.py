@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Missing, Row
-from pytest_gpumem.records.verdict import Code, Outcome
 
 SCHEMA = 2
 """Version of the layout that is written."""

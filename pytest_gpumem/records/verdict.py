@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.record import Record
 
 ENOUGH = 3
@@ -11,53 +10,6 @@ ENOUGH = 3
 GROSS = 0.1
 """Beyond the limit, what fewer processes prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow at all
 their placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
-
-
-class Outcome(str, Enum):
-    """The result of judging one measurement against its limits."""
-
-    PASS = "PASS"
-    """Within every limit, beyond doubt."""
-    FAIL = "FAIL"
-    """Outside of a limit, beyond doubt."""
-    UNDECIDED = "UNDECIDED"
-    """Neither; `Verdict.code` names the reason."""
-    NEW = "NEW"
-    """There is nothing to compare with."""
-
-    @property
-    def rank(self) -> int:
-        """Order in which outcomes are read, the one that most needs a person first."""
-        return ("FAIL", "UNDECIDED", "NEW", "PASS").index(self.value)
-
-
-class Code(str, Enum):
-    """Why an outcome is what it is, for programs and for grouping."""
-
-    SLOWER = "slower"
-    """FAIL: above `max_regression`, beyond doubt."""
-    CREPT = "crept"
-    """FAIL: above `max_regression` against the first accepted run, by steps that each passed."""
-    FASTER = "faster"
-    """FAIL: beyond `fail_if_faster`, beyond doubt."""
-    NOISY = "noisy"
-    """UNDECIDED: the interval of the change holds the limit."""
-    LOOKS_SLOWER = "looks slower"
-    """UNDECIDED: measured above the limit, not beyond doubt."""
-    CONDITIONS = "conditions"
-    """UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement."""
-    MEASURED_DIFFERENTLY = "measured differently"
-    """UNDECIDED: the baseline measured another kernel, in another mode or by another sampler, or moved another number of bytes."""
-    TOO_FEW_RUNS = "too few runs"
-    """UNDECIDED: the baseline has too few runs to know how they differ."""
-    OTHER_CARD_VARIANT = "other card variant"
-    """UNDECIDED: all of the baseline is of another variant of this card."""
-    NOT_MEASURED = "not measured"
-    """UNDECIDED: this run has no measurement of the row."""
-    NO_BASELINE = "no baseline"
-    """NEW: the baseline holds no such row."""
-    ACCEPTED = "accepted"
-    """NEW: a change of the row was accepted (`gpumem accept`), and no run since."""
 
 
 class Comparison(Record, frozen=True):
@@ -82,7 +34,7 @@ class Comparison(Record, frozen=True):
 
 
 class Verdict(Record, frozen=True):
-    """One outcome and one sentence of why."""
+    """The outcome of one row, with its reason."""
 
     outcome: Outcome
     """The result."""

@@ -10,9 +10,9 @@ from enum import Enum
 from pathlib import Path
 
 from pytest_gpumem.files import append_whole
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.reporting.row_facts import verdict_text
 
 MOST = 10

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import groupby
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome
 
 COALESCED = 4
 """Sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.families import caption_of, families
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.l2_map import l2_grid

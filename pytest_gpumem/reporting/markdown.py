@@ -6,10 +6,10 @@ import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import concerns
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts

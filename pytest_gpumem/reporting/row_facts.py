@@ -10,12 +10,13 @@ from functools import cached_property
 from pytest_gpumem.judging.finding import basis, bounds, change, counted
 from pytest_gpumem.judging.traffic import account, size
 from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Outcome
+from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 

@@ -10,23 +10,17 @@ from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import Finding, account
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import kernel_formula
 from pytest_gpumem.records.migrations import sentences as page_sentences
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, interval_text, row_facts, sectors_text
 from pytest_gpumem.units import format_share
 
-_STYLES = {
-    Outcome.PASS: "green",
-    Outcome.FAIL: "bold red",
-    Outcome.UNDECIDED: "yellow",
-    Outcome.NEW: "cyan",
-}
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
 _LEFT_OUT = ((_SIMULATED, 28), (_BARS, 28), ("of peak", 28), ("noise", 28), ("bandwidth", 20), (_INTERVALS, 14))
 """Parts of the table that are left out one after the other, each if names have less than so many columns."""
@@ -120,7 +114,7 @@ def _columns(lines: Sequence[_Shown | Text], without: Collection[str], least_nam
         facts = line.facts
         figures = ["" if heading in without else _figure(heading, facts, without) for heading in HEADINGS]
         simulated = ("(sim)" if _SIMULATED in without else "(simulated)") if facts.simulated else ""
-        verdict = Text(f"{facts.verdict} {simulated}".rstrip(), style=_STYLES[facts.outcome])
+        verdict = Text(f"{facts.verdict} {simulated}".rstrip(), style=facts.outcome.style)
         drawn.append(Line(line.name, figures, verdict, line.below))
     return Columns("test", HEADINGS, "verdict", drawn, least_name)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.spread import level, readings
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.reporting.row_facts import headline
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.schedule import BASE, HEAD

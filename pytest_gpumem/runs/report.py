@@ -9,9 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import change, counted
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.runs.rounds import Result, Told
 from pytest_gpumem.runs.schedule import BASE, HEAD
@@ -22,7 +21,6 @@ from pytest_gpumem.units import format_time
 SCHEMA = 2
 """Version of the document's layout."""
 _NONE = "NO VERDICT"
-_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red"}
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
@@ -77,7 +75,7 @@ def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
             ends = [change(end) if math.isfinite(end) else "" for end in paired.bounds]
             figures += [change(paired.change), *ends, str(paired.pairs)]
         name = one.outcome.value if one.outcome is not None else _NONE
-        verdict = Text(f"{name}{simulated}", style=_STYLES.get(one.outcome, "yellow") if one.outcome is not None else "yellow")
+        verdict = Text(f"{name}{simulated}", style=(one.outcome or Outcome.UNDECIDED).style)
         lines.append(Line(one.key, figures, verdict))
     return Columns("test", _HEADINGS, "verdict", lines).drawn(width, colour)
 

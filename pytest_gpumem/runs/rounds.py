@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.paired import Paired, judge_pairs, least_pairs
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import (

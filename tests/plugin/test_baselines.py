@@ -17,9 +17,10 @@ from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
 from pytest_gpumem.measuring import target_kernel
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 Run = Callable[..., pytest.RunResult]
 

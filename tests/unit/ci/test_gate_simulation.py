@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import renew_tables
 
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.outcomes import Outcome
 
 SAME = gate.Case("a group", gate.LARGE)
 

@@ -11,11 +11,12 @@ import numpy as np
 from known_devices import H100 as KNOWN
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 H100 = replace(KNOWN, driver="580.95.05")
 

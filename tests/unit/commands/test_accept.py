@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 Accept = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))

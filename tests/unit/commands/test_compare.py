@@ -17,8 +17,9 @@ from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Repeat, Taken
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 Compare = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))

@@ -17,9 +17,9 @@ from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import duet as duet_command
 from pytest_gpumem.commands import gate
+from pytest_gpumem.outcomes import Code
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
-from pytest_gpumem.records.verdict import Code
 from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
 from pytest_gpumem.runs.reading import Wanted
 

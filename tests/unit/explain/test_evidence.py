@@ -18,10 +18,11 @@ from pytest_gpumem.commands.explain import explanations, rules_text
 from pytest_gpumem.explain.causes import RULES
 from pytest_gpumem.explain.evidence import ExplainError, Side, load, to_json, together
 from pytest_gpumem.explain.text import sentence
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.uses import Activity
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 KEY = "test_it.py::test_it"
 UTC = "2026-11-21T10:00:00+00:00"

@@ -16,12 +16,13 @@ from nsys_sqlite import Export
 
 from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.explain.profiling import NotCounted, Run, needed, trace
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.uses import Activity, CopyUse
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.runs.worktree import Side
 
 SAMPLES, NBYTES = 2, 1 << 20

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.drift import between, drift_of, kind_of
 from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Taken
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 
 def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:

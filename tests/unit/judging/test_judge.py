@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import GiB, MiB
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.units import MiB
 
 NONE = Migrations(before=PageCounts(to_host=MiB), launch=PageCounts(), source="CUPTI")

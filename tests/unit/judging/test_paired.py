@@ -15,7 +15,7 @@ from scipy import stats
 
 from pytest_gpumem.judging.paired import ALARM, MISS, ROUNDS, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
 from pytest_gpumem.judging.suite import ALPHA
-from pytest_gpumem.records.verdict import Outcome
+from pytest_gpumem.outcomes import Outcome
 
 DELTA = 0.01
 LIMIT = math.log1p(DELTA)

@@ -14,9 +14,10 @@ from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import LOOKS, baseline_latency, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 SHORT, LONG = 25e-6, 268e-6
 """Kernels of 32 and 256 MiB."""

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.drift import same_variant
 from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement
-from pytest_gpumem.records.verdict import Code, Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 SEEN, OTHER = 340e-9, 353e-9
 """Seconds in which DRAM of two H200 cards answers."""

@@ -16,8 +16,8 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, NoWork, find
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.units import GiB, MiB
 
 LEGACY, THREAD = "the legacy default stream", "this thread's default stream"

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from pytest_gpumem.nsight.counting import BadCall, BadFile, Count, count, counted, kernels_of, load, to_json
 from pytest_gpumem.nsight.ncu import Kernel
 from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import MiB
 
 

@@ -19,11 +19,12 @@ from pytest_gpumem.nsight import ncu_report
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.sqlite_tables import BadReport
 from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
 from pytest_gpumem.records.profile import profiles_from_json
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 
 
 @pytest.fixture

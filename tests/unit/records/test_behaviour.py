@@ -8,10 +8,11 @@ import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome, Verdict
+from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.reporting.groups import Behaviour, behaviour_of, behaviours, function_of
 from pytest_gpumem.units import MiB
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from known_devices import H100
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Repeat, Taken, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Missing, Row
@@ -27,7 +28,7 @@ from pytest_gpumem.records.schema import (
     row_from_json,
     row_to_json,
 )
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Comparison, Verdict
 
 MEASURED = Measurement(
     label="warm",

@@ -7,10 +7,11 @@ import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome, Verdict
+from pytest_gpumem.records.verdict import Comparison, Verdict
 from pytest_gpumem.units import MiB
 
 

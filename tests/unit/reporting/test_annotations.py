@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Outcome
 from pytest_gpumem.reporting.concerns import MOST, Place, concerns, workflow_commands
 
 Make = Callable[..., Row]

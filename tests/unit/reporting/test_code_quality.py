@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
 
 Make = Callable[..., Row]

@@ -12,11 +12,12 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome
+from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.units import MiB

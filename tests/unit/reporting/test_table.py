@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Comparison, Outcome
+from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
 

@@ -8,10 +8,9 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.commands.gate import duet_arguments
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Missing, Row
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.runs.decision import (
     Decision,
     Judged,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from processes import SETTINGS, Answer, Players, process, row, sides
 
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Code, Outcome
 from pytest_gpumem.runs import DuetError, report
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import Wanted
