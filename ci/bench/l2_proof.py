@@ -45,7 +45,8 @@ from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.nsight import counting, ncu
-from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
+from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.nsight.tools import NCU, ToolMissing, counting_command, find, ncu_error
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB, MiB
@@ -218,16 +219,16 @@ def _count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[st
     launcher = [sys.executable, str(Path(__file__).resolve()), "launches", device, ",".join(map(str, tables)), str(out)]
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         log = Path(folder, "ncu.log")
-        command = ncu.counting_command(find_ncu(os.environ), launcher, log, warm=True, more=more)
+        command = counting_command(find(NCU, os.environ), launcher, log, warm=True, more=more)
         try:
             finished = child.run(command, os.environ, echo)
         except (OSError, subprocess.SubprocessError) as error:
             return {"launches": [], "error": f"ncu cannot be started: {error}", "command": child.recorded(command, ROOT)}
         said = log.read_text(errors="replace") if log.exists() else ""
-    record: Record = {"command": child.recorded(command, ROOT), "error": ncu.trouble(said) or ncu.trouble(finished.output)}
+    record: Record = {"command": child.recorded(command, ROOT), "error": ncu_error(said) or ncu_error(finished.output)}
     try:
-        kernels = ncu.parse(said, more)
-    except ncu.BadOutput as error:
+        kernels = ncu.kernels_in(said)
+    except BadReport as error:
         kernels, record["error"] = (), str(error)
     record["launches"] = counts(kernels, tables)
     if not record["launches"] and record["error"] is None:
@@ -235,26 +236,24 @@ def _count_warm(device: str, tables: Sequence[int], out: int, echo: Callable[[st
     return record
 
 
-def counts(kernels: Sequence[ncu.Kernel], tables: Sequence[int]) -> list[Record]:
+def counts(kernels: Sequence[ncu.CountedKernel], tables: Sequence[int]) -> list[Record]:
     """The counted launches of each table and setting."""
     found = []
     for mib in tables:
         for setting in SETTINGS:
             for kernel in kernels:
-                if phase(_named(mib, setting), MEASURE) in kernel.ranges and KERNEL in kernel.name:
-                    hits, misses = kernel.more.get(ncu.L2_READ_HIT), kernel.more.get(ncu.L2_READ_MISS)
-                    looked = None if hits is None or misses is None else hits + misses
+                if phase(_named(mib, setting), MEASURE) in kernel.ranges and KERNEL in kernel.use.name:
                     found.append(
                         {
                             "mib": mib,
                             "setting": setting,
-                            "dram_reads": kernel.reads,
-                            "dram_writes": kernel.writes,
-                            "l2_reads": kernel.l2_reads,
-                            "l2_writes": kernel.l2_writes,
-                            "read_hit_share": None if hits is None or not looked else hits / looked,
-                            "hit_share": kernel.more.get(ncu.L2_HIT_RATE),
-                            "seconds": kernel.seconds,
+                            "dram_reads": kernel.use.dram_read,
+                            "dram_writes": kernel.use.dram_written,
+                            "l2_reads": kernel.use.l2_read,
+                            "l2_writes": kernel.use.l2_written,
+                            "read_hit_share": kernel.use.l2_read_hit_rate,
+                            "hit_share": kernel.use.l2_hit_rate,
+                            "seconds": kernel.use.nanoseconds / 1e9,
                         }
                     )
     return found

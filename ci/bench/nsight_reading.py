@@ -38,13 +38,12 @@ from typing import Any
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.nsight import ncu, ncu_report, reading, sqlite_tables
-from pytest_gpumem.nsight.profile_tools import nsys_command
-from pytest_gpumem.nsight.recording import Recording
-from pytest_gpumem.nsight.sqlite import read_sqlite
-from pytest_gpumem.nsight.sqlite_ranges import CATEGORY, NEW_DOMAIN, ranges_of
-from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
-from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find_ncu, find_nsys
+from pytest_gpumem.nsight import ncu, nsys_tables, reading
+from pytest_gpumem.nsight.nsys import read_sqlite
+from pytest_gpumem.nsight.nsys_ranges import CATEGORY, NEW_DOMAIN, ranges_of
+from pytest_gpumem.nsight.nsys_tables import Tables
+from pytest_gpumem.nsight.recording import BadReport, Recording
+from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find, ncu_error, nsys_command
 from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
@@ -196,11 +195,11 @@ def total_pages(found: Recording) -> dict[str, int]:
 # Cutting out
 
 
-_RAN = (sqlite_tables.KERNELS, sqlite_tables.COPIES, sqlite_tables.MEMSETS)
+_RAN = (nsys_tables.KERNELS, nsys_tables.COPIES, nsys_tables.MEMSETS)
 _TEXTS = {
-    sqlite_tables.RANGES: ("textId",),
-    sqlite_tables.KERNELS: ("demangledName", "shortName", "mangledName"),
-    sqlite_tables.CALLS: ("nameId",),
+    nsys_tables.RANGES: ("textId",),
+    nsys_tables.KERNELS: ("demangledName", "shortName", "mangledName"),
+    nsys_tables.CALLS: ("nameId",),
 }
 
 
@@ -216,7 +215,7 @@ def cut(source: Path, target: Path, test: str) -> None:
     if not own:
         raise ValueError(f"{source} has no range of {test}")
     thread = min(one.thread for one in own)
-    process = thread & sqlite_tables.PROCESS
+    process = thread & nsys_tables.PROCESS
     start, end = min(one.start for one in own if one.thread == thread), max(one.end for one in own if one.thread == thread)
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
         tables_there = dict(old.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
@@ -236,7 +235,7 @@ def cut(source: Path, target: Path, test: str) -> None:
             used.update(row[index] for row in kept for index in texts if row[index] is not None)
 
         window = f"BETWEEN {start} AND {end}"
-        for table in (*_RAN, sqlite_tables.GPU_FAULTS, sqlite_tables.CPU_FAULTS):
+        for table in (*_RAN, nsys_tables.GPU_FAULTS, nsys_tables.CPU_FAULTS):
             take(table, f"start {window} AND globalPid = {process}")
         ran = [
             str(row[0])
@@ -244,13 +243,13 @@ def cut(source: Path, target: Path, test: str) -> None:
             if table in _made(new)
             for row in new.execute(f"SELECT correlationId FROM {table} WHERE correlationId IS NOT NULL")
         ]
-        same = f"globalTid & {sqlite_tables.PROCESS} = {process}"
+        same = f"globalTid & {nsys_tables.PROCESS} = {process}"
         ran_for = f"correlationId IN ({', '.join(ran) or '-1'}) OR (nameId IN ({waits}) AND globalTid = {thread})"
-        take(sqlite_tables.CALLS, f"start {window} AND {same} AND ({ran_for})")
-        take(sqlite_tables.RANGES, f"(start {window} AND globalTid = {thread}) OR (eventType IN ({CATEGORY}, {NEW_DOMAIN}) AND {same})")
+        take(nsys_tables.CALLS, f"start {window} AND {same} AND ({ran_for})")
+        take(nsys_tables.RANGES, f"(start {window} AND globalTid = {thread}) OR (eventType IN ({CATEGORY}, {NEW_DOMAIN}) AND {same})")
         take("ENUM_CUDA_MEM_KIND", "1")
-        take(sqlite_tables.META, "value NOT LIKE '%/%'")
-        take(sqlite_tables.STRINGS, f"id IN ({', '.join(map(str, sorted(used)))})")
+        take(nsys_tables.META, "value NOT LIKE '%/%'")
+        take(nsys_tables.STRINGS, f"id IN ({', '.join(map(str, sorted(used)))})")
         new.commit()
         new.execute("VACUUM")
 
@@ -313,10 +312,10 @@ def summed(file: Path) -> dict[str, int]:
             return int(database.execute(f"SELECT COALESCE({figure}, 0) FROM {table} WHERE {where}").fetchone()[0])
 
         return {
-            "to_device": one("SUM(bytes)", sqlite_tables.COPIES, "copyKind = 11"),
-            "to_host": one("SUM(bytes)", sqlite_tables.COPIES, "copyKind = 12"),
-            "cpu_faults": one("COUNT(*)", sqlite_tables.CPU_FAULTS),
-            "gpu_faults": one("SUM(numberOfPageFaults)", sqlite_tables.GPU_FAULTS),
+            "to_device": one("SUM(bytes)", nsys_tables.COPIES, "copyKind = 11"),
+            "to_host": one("SUM(bytes)", nsys_tables.COPIES, "copyKind = 12"),
+            "cpu_faults": one("COUNT(*)", nsys_tables.CPU_FAULTS),
+            "gpu_faults": one("SUM(numberOfPageFaults)", nsys_tables.GPU_FAULTS),
         }
 
 
@@ -421,27 +420,27 @@ def against_cupti(found: Recording, counted: Record) -> list[Record]:
 def counted_by_ncu(device: str, keep: Path | None) -> Record:
     """Profile one test, read the report by the module and by ncu, and compare."""
     try:
-        program = find_ncu(os.environ)
+        program = find(NCU, os.environ)
         version = check_version(NCU, program, os.environ)
     except ToolMissing as error:
         return {"error": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "run.ncu-rep")
-        more = (ncu_report.REGISTERS, *ncu_report.SHARED, ncu_report.SET_ASIDE)
-        for metrics in ((*ncu_report.PROFILE_METRICS, *more), ncu_report.PROFILE_METRICS):
+        more = (ncu.REGISTERS, *ncu.SHARED, ncu.SET_ASIDE)
+        for metrics in ((*ncu.PROFILE_METRICS, *more), ncu.PROFILE_METRICS):
             command = [str(program), "--clock-control", "none", "--target-processes", "all", "--nvtx"]
             command += ["--nvtx-include", f"{DOMAIN}@{phase('test_kernels', MEASURE)}/", "--metrics", ",".join(metrics)]
             said = run([*command, "-f", "-o", str(report), *pytest_command(f"{CASES}::test_kernels", device=device)])
             if report.is_file():
                 break
         else:
-            return {"error": ncu.trouble(said) or f"ncu wrote no report: {said.strip()[-600:]}"}
+            return {"error": ncu_error(said) or f"ncu wrote no report: {said.strip()[-600:]}"}
         page = run([str(program), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"])
         by_module = _by_module(program, report)
         try:
-            printed = ncu_report.read_csv(page)
+            printed = ncu.read_csv(page)
             either = reading.read(report, os.environ)
-        except (ncu.BadOutput, BadReport) as error:
+        except BadReport as error:
             return {"error": str(error), "page": page[:2000]}
     if keep is not None:
         kernels = by_module.get("kernels") or [_kernel(one) for one in printed.profiles]
@@ -466,8 +465,8 @@ def _by_module(program: Path, report: Path) -> Record:
     """What the module `ncu_report` tells of a report, in a process of its own, which it may take with it; or the error."""
     code = (
         "import json, sys; from pathlib import Path; sys.path.insert(0, sys.argv[3]); import nsight_reading as own\n"
-        "module = own.ncu_report.module(Path(sys.argv[1]))\n"
-        "found = None if module is None else own.ncu_report.read_report(module, Path(sys.argv[2]))\n"
+        "module = own.ncu.module(Path(sys.argv[1]))\n"
+        "found = None if module is None else own.ncu.read_report(module, Path(sys.argv[2]))\n"
         "print(json.dumps(found and [own._kernel(one) for one in found.profiles]))"
     )
     command = [sys.executable, "-c", code, str(program), str(report), str(Path(__file__).resolve().parent)]
@@ -592,7 +591,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         facts = choose(asked.device).facts
-        nsys = find_nsys(os.environ)
+        nsys = find(NSYS, os.environ)
         version = check_version(NSYS, nsys, os.environ)
     except (NoDevice, ValueError, ToolMissing) as reason:
         parser.error(str(reason))

@@ -135,8 +135,7 @@ def _echo(line: str) -> None:
 def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
     from pytest_gpumem.nsight.profile import NothingProfiled
     from pytest_gpumem.nsight.profile_tests import BadCall
-    from pytest_gpumem.nsight.profile_tools import opening
-    from pytest_gpumem.nsight.tools import ToolMissing
+    from pytest_gpumem.nsight.tools import ToolMissing, opening
     from pytest_gpumem.runs.child import ending
 
     try:

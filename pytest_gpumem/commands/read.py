@@ -121,7 +121,7 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     and clocks. With --results, Nsight Compute's kernels are known by launch and test id too.
     """
     from pytest_gpumem.nsight import reading
-    from pytest_gpumem.nsight.sqlite_tables import BadReport
+    from pytest_gpumem.nsight.recording import BadReport
     from pytest_gpumem.nsight.tools import ToolMissing
     from pytest_gpumem.records.profile import profiles_to_json
     from pytest_gpumem.records.result_file import FileError, content, document_in, parsed

@@ -9,8 +9,7 @@ from pytest_gpumem.doctor.gpu import INSTALL
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.nsight.ncu import COUNTERS_DOCUMENT
-from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, ToolMissing
+from pytest_gpumem.nsight.tools import COUNTERS_DOCUMENT, NCU, NSYS, Tool, ToolMissing
 from pytest_gpumem.records.device import DeviceFacts
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")

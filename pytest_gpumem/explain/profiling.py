@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpumem.nsight import ncu
-from pytest_gpumem.nsight.ncu_report import ACCESS_METRICS, PROFILE_METRICS, read_csv
+from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
 from pytest_gpumem.nsight.profile_tests import selection
-from pytest_gpumem.nsight.profile_tools import COLLECTED, NSYS_REPORT, ncu_trouble, nsys_command, nsys_trouble
 from pytest_gpumem.nsight.reading import read, with_results
-from pytest_gpumem.nsight.sqlite_tables import BadReport
-from pytest_gpumem.nsight.tools import ToolMissing, find_ncu, find_nsys
+from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.nsight.tools import (
+    COLLECTED,
+    NCU,
+    NSYS,
+    NSYS_REPORT,
+    TRAFFIC_METRICS,
+    ToolMissing,
+    counting_command,
+    find,
+    ncu_trouble,
+    nsys_command,
+    nsys_trouble,
+)
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.result_file import FileError, load
@@ -102,7 +112,7 @@ def trace(run: Run, echo: Callable[[str], object]) -> dict[str, TestProfile]:
         NotCounted: nsys is missing, or wrote no report that can be read.
     """
     try:
-        program = find_nsys(run.environment)
+        program = find(NSYS, run.environment)
     except ToolMissing as error:
         raise NotCounted(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -139,14 +149,14 @@ def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict
         NotCounted: ncu is missing, may not count, or saw no kernel.
     """
     try:
-        program = find_ncu(run.environment)
+        program = find(NCU, run.environment)
     except ToolMissing as error:
         raise NotCounted(str(error)) from None
     for further in (ACCESS_METRICS, ()):  # where ncu refuses these, sectors per request alone tell the access pattern
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-            more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in ncu.METRICS]
-            command = ncu.counting_command(program, run.child(results), log, hot=hot, more=more)
+            more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in TRAFFIC_METRICS]
+            command = counting_command(program, run.child(results), log, hot=hot, more=more)
             try:
                 finished = child.run(command, run.own, echo, folder=run.tree.folder)
             except OSError as error:
@@ -158,7 +168,7 @@ def count(run: Run, echo: Callable[[str], object], *, hot: bool = False) -> dict
             rows = results_of(results, finished, problem=problem, under="ncu").rows
             try:
                 profiles = read_csv(said).profiles
-            except ncu.BadOutput as error:
+            except BadReport as error:
                 raise NotCounted(problem or str(error)) from None
             found = by_key([one for one in with_results(profiles, rows) if one.kernels])
             if not found:

@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
-from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.ncu import CountedKernel, kernels_in
 from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
-from pytest_gpumem.nsight.recording import Place, place_of, place_of_row
-from pytest_gpumem.nsight.tools import find_ncu
+from pytest_gpumem.nsight.recording import BadReport, Place, place_of, place_of_row
+from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -55,7 +55,7 @@ class Count:
     """The device."""
     rows: tuple[Row, ...]
     """The run's rows, each measurement with its `counted` where kernels were seen in it."""
-    kernels: Mapping[str, tuple[ncu.Kernel, ...]]
+    kernels: Mapping[str, tuple[CountedKernel, ...]]
     """By `Row.key`, the kernels of all launches of a measurement, in their order."""
     command: tuple[str, ...]
     """The command that was run."""
@@ -79,12 +79,12 @@ def count(
         NothingCounted: it ran, and counted nothing.
     """
     _check(arguments, environment)
-    program = find_ncu(environment)
+    program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
         # The user's arguments come second, so that a device of theirs wins.
         pytest_command = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(tests)]
-        command = ncu.counting_command(program, [*pytest_command, *arguments, *tests, f"--benchmark-json={results}"], log)
+        command = counting_command(program, [*pytest_command, *arguments, *tests, f"--benchmark-json={results}"], log)
         echo(f"gpumem: {child.shown(command)}")
         try:
             finished = child.run(command, without(environment, *OF_A_RUN), echo)
@@ -108,7 +108,7 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def _results(results: Path, finished: child.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
-    problem = ncu.trouble(said) or ncu.trouble(finished.output)
+    problem = ncu_error(said) or ncu_error(finished.output)
     try:
         document = load_results(results) if results.exists() else None
     except FileError as error:
@@ -125,7 +125,7 @@ def _results(results: Path, finished: child.Finished, said: str) -> tuple[Device
     return document.device, document.rows
 
 
-def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[Mapping[str, tuple[ncu.Kernel, ...]], tuple[Row, ...]]:
+def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[Mapping[str, tuple[CountedKernel, ...]], tuple[Row, ...]]:
     """The kernels of each measurement, and the rows with their counts."""
     measured = [row for row in rows if row.measurement is not None]
     if not any(row.measurement.profiled for row in measured if row.measurement is not None):
@@ -133,28 +133,28 @@ def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[
             "the tests saw no profiler, so their ranges are missing: the package nvtx is not installed, or NVTX_DISABLE is set"
         )
     try:
-        kernels = kernels_of(rows, ncu.parse(said))
-    except ncu.BadOutput as error:
-        raise NothingCounted(ncu.trouble(said) or ncu.trouble(printed) or str(error)) from None
+        kernels = kernels_of(rows, kernels_in(said))
+    except BadReport as error:
+        raise NothingCounted(ncu_error(said) or ncu_error(printed) or str(error)) from None
     if not any(kernels.values()):
         raise NothingCounted(
-            ncu.trouble(said)
-            or ncu.trouble(printed)
-            or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({ncu.MEASURED_RANGES})"
+            ncu_error(said)
+            or ncu_error(printed)
+            or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({MEASURED_RANGES})"
         )
     return kernels, tuple(_with_count(row, kernels.get(row.key, ()), source) for row in rows)
 
 
-def kernels_of(rows: Iterable[Row], kernels: Iterable[ncu.Kernel]) -> dict[str, tuple[ncu.Kernel, ...]]:
+def kernels_of(rows: Iterable[Row], kernels: Iterable[CountedKernel]) -> dict[str, tuple[CountedKernel, ...]]:
     """By `Row.key`, the kernels that ran inside the measured ranges of a measurement, in their order."""
-    by_place: dict[Place | None, list[ncu.Kernel]] = defaultdict(list)
+    by_place: dict[Place | None, list[CountedKernel]] = defaultdict(list)
     for kernel in kernels:
         # The filter may find more than measured launches; what decides is the stack of ranges.
         by_place[place_of(kernel.ranges)].append(kernel)
     return {row.key: tuple(by_place.get(place_of_row(row), ())) for row in rows}
 
 
-def _with_count(row: Row, kernels: Sequence[ncu.Kernel], source: str) -> Row:
+def _with_count(row: Row, kernels: Sequence[CountedKernel], source: str) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
@@ -162,7 +162,7 @@ def _with_count(row: Row, kernels: Sequence[ncu.Kernel], source: str) -> Row:
     return replace(row, measurement=replace(measurement, counted=found))
 
 
-def counted(kernels: Sequence[ncu.Kernel], launches: int, source: str) -> Counted:
+def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Counted:
     """The traffic of one launch, the mean over several.
 
     Args:
@@ -175,10 +175,10 @@ def counted(kernels: Sequence[ncu.Kernel], launches: int, source: str) -> Counte
         known = [figure for figure in figures if figure is not None]
         return round(sum(known) / launches) if len(known) == len(kernels) else None
 
-    reads, writes = mean(k.reads for k in kernels), mean(k.writes for k in kernels)
+    reads, writes = mean(k.use.dram_read for k in kernels), mean(k.use.dram_written for k in kernels)
     assert reads is not None
     assert writes is not None
-    return Counted(reads, writes, mean(k.l2_reads for k in kernels), mean(k.l2_writes for k in kernels), launches, source)
+    return Counted(reads, writes, mean(k.use.l2_read for k in kernels), mean(k.use.l2_written for k in kernels), launches, source)
 
 
 # The file
@@ -214,9 +214,9 @@ def _row_to_json(row: Row, found: Count) -> dict[str, Any]:
             "finding": said.finding.value,
             "difference": said.difference,
             "sentence": said.sentence,
-            "kernels": sorted({kernel.name for kernel in kernels}),
+            "kernels": sorted({kernel.use.name for kernel in kernels}),
             "kernels_per_launch": len(kernels) / measurement.counted.launches,
-            "seconds_per_launch": sum(kernel.seconds for kernel in kernels) / measurement.counted.launches,
+            "seconds_per_launch": sum(kernel.use.nanoseconds for kernel in kernels) / 1e9 / measurement.counted.launches,
         }
     return plain
 

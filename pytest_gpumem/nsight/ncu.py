@@ -1,114 +1,394 @@
-"""Nsight Compute: the command line that counts traffic, and what it counted of each kernel."""
+"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`) or from a report by its module `ncu_report`.
+
+Nsight Compute profiles kernels only, and each on its own: caches are emptied before it and clocks may be fixed, according to
+`--cache-control` and `--clock-control`. Times are of the kernel alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import csv
+import glob
+import importlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pytest_gpumem.nsight.raw_page import BadOutput as BadOutput
-from pytest_gpumem.nsight.raw_page import Line, lines_of
-from pytest_gpumem.ranges import DOMAIN, MEASURE
+from pytest_gpumem.nsight.recording import BadReport, Place, Recording, clock, kernels_together, place_of
+from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
+from pytest_gpumem.ranges import DOMAIN
+from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.uses import KernelUse
 
 SECTOR = 32
-"""Bytes of a sector, the unit in which L2 is asked."""
+"""Bytes of a sector, the unit of requests to L2."""
 
-DRAM_READ, DRAM_WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
-# Asked by the SMs. The sum over all units (lts__t_sectors_op_read) counts a sector twice that crosses between the two halves of
-# L2 of an A100 or H100.
-L2_READ, L2_WRITE = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
-DURATION = "gpu__time_duration.sum"
-# What the SMs read and L2 had, in sectors, and the share that L2 had of all that anybody asked of it.
+# Reads of the SMs that hit and missed, in sectors; and the hit rate of all requests.
 L2_READ_HIT, L2_READ_MISS = "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum"
 L2_HIT_RATE = "lts__t_sector_hit_rate.pct"
-METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
+SECTORS_PER_LOAD = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"
+SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"
+# gld_efficiency and gst_efficiency of nvprof: bytes of each sector that the threads use. Counted by instrumented code.
+USED_OF_LOAD = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"
+USED_OF_STORE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"
+# gld_transactions and gst_transactions of nvprof: sectors that loads and stores touch in L1.
+L1_LOAD, L1_STORE = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
+OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+# The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
+SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
+MEMORY_CLOCK = "dram__cycles_elapsed.avg.per_second"
+REGISTERS = "launch__registers_per_thread"
+SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+SET_ASIDE = "launch__persisting_l2_cache_size"
+"""The set-aside for persisting accesses; newer versions have it."""
 
-MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
-"""Filter of `--nvtx-include` on every test's measured launches. Its third point stands for one without a backslash, which ncu reads
-as an escape; what it finds too much is left out by `Kernel.ranges`."""
+PROFILE_METRICS = (
+    DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE, L2_HIT_RATE, L2_READ_HIT, L2_READ_MISS,
+    SECTORS_PER_LOAD, SECTORS_PER_STORE, OCCUPANCY, SM_CLOCKS[0], MEMORY_CLOCK,
+)  # fmt: skip
+"""Metrics to request (`--metrics`) for a full profile. Those that a report lacks are None in it. `REGISTERS`, `SHARED`, `SET_ASIDE` and
+`ACCESS_METRICS` are read if a report has them."""
+ACCESS_METRICS = (USED_OF_LOAD, USED_OF_STORE, L1_LOAD, L1_STORE)
+"""Metrics that tell wasted sectors from further bytes. Not every GPU has them, and ncu counts nothing if one is missing."""
 
-COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+_METRICS = (*PROFILE_METRICS, *ACCESS_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
+
+MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
+"""Where installers put the module `ncu_report`; patterns, the newest version of several matches wins."""
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One launch of a kernel as ncu counted it."""
+class CountedKernel:
+    """One launch of a kernel as a report has it."""
 
-    name: str
-    """Demangled name with its template and parameter types."""
+    use: KernelUse
     ranges: tuple[str, ...]
-    """Ranges of our domain that were open, outermost first."""
-    seconds: float
-    """Duration in seconds, at the clocks of the moment."""
-    reads: int
-    """Bytes read from DRAM."""
-    writes: int
-    """Bytes written to DRAM."""
-    l2_reads: int | None
-    """Bytes that the SMs read from L2, in whole sectors; None where this GPU has no such counter."""
-    l2_writes: int | None
-    """Bytes that the SMs wrote to L2, in whole sectors; None where this GPU has no such counter."""
-    more: Mapping[str, float | None] = field(default_factory=dict)
-    """Further metrics that were asked for, by name: sectors, and shares for those in percent; None where there is no such counter."""
+    """Ranges of the domain `gpumem` that were open, outermost first."""
+    process: int | None = None
+    """Process id; None if the report does not have it."""
+    set_aside: int | None = None
+    """Bytes of L2 set aside for persisting accesses."""
 
 
-def counting_command(
-    ncu: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
-) -> list[str]:
-    """The command that counts the measured launches of a child.
-
-    Clocks are left alone. The caches are emptied before every kernel, as ncu does by default: each one is counted cold, whatever
-    the measurement's mode, and several kernels of one launch are counted as if they shared nothing through L2.
-
-    Args:
-        ncu: the program.
-        child: the command that it runs and watches, with all its child processes.
-        log: file for what ncu itself says, CSV included.
-        warm: leave the caches as the child's own work leaves them, lines that persist included. What does not fit into one pass is
-            counted in another run of the child, because a kernel that is replayed finds what its replay left; so every run must make
-            the same launches.
-        hot: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
-        more: metrics beside `METRICS`.
-    """
-    command = [str(ncu), "--clock-control", "none", "--cache-control", "none" if warm or hot else "all", "--target-processes", "all"]
-    command += ["--replay-mode", "application"] if warm else []
-    command += ["--nvtx", "--nvtx-include", MEASURED_RANGES]
-    command += ["--metrics", ",".join((*METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
-    return [*command, *child]
-
-
-def trouble(text: str) -> str | None:
-    """The cause and the remedy that stand in what ncu said, in one line; None if it complained of nothing."""
-    if "ERR_NVGPUCTRPERM" in text:
-        return (
-            "this user may not read the GPU's counters (ERR_NVGPUCTRPERM): load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
-            f"or run as administrator, in a container with --cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
-        )
-    errors = [line.removeprefix("==ERROR==").strip() for line in text.splitlines() if line.startswith("==ERROR==")]
-    # That the tests failed is pytest's to say: ncu calls every exit code but 0 an error.
-    errors = [error for error in errors if error and "returned an error code" not in error]
-    return f"ncu: {errors[0]}" if errors else None
-
-
-def parse(text: str, more: Sequence[str] = ()) -> tuple[Kernel, ...]:
-    """The kernels in what `counting_command` wrote into its log, in the order of their launches.
-
-    Args:
-        text: the log.
-        more: the further metrics that it was told.
+def kernels_in(page: str) -> tuple[CountedKernel, ...]:
+    """The kernels in the log of `tools.counting_command`, in the order of their launches; none without a table.
 
     Raises:
-        BadOutput: a column is missing, a unit is unknown, or a figure is none.
+        BadReport: a column, the ranges or a kernel's DRAM bytes are missing, a unit is unknown, or a figure is no number.
     """
-    lines = lines_of(text, ("Kernel Name", DURATION, DRAM_READ, DRAM_WRITE), ranges=True) or ()
-    return tuple(_kernel(line, more) for line in lines)
+    kernels = tuple(_csv_kernels(page, (DRAM_READ, DRAM_WRITE), ranges=True) or ())
+    for one in kernels:
+        if one.use.dram_read is None or one.use.dram_written is None:
+            raise BadReport(f"ncu counted no DRAM bytes of {one.use.name}: this GPU has no such counter, or another tool holds it")
+    return kernels
 
 
-def _kernel(line: Line, more: Sequence[str]) -> Kernel:
-    name = line.cells["Kernel Name"]
-    duration, reads, writes = (line.figure(metric) for metric in (DURATION, DRAM_READ, DRAM_WRITE))
-    if duration is None or reads is None or writes is None:
-        raise BadOutput(f"ncu counted no DRAM bytes of {name}: this GPU has no such counter, or another tool holds it")
-    sectors = [None if (count := line.figure(metric)) is None else round(count) * SECTOR for metric in (L2_READ, L2_WRITE)]
-    further = {metric: line.figure(metric) for metric in more}
-    return Kernel(name, line.ranges, duration, round(reads), round(writes), sectors[0], sectors[1], further)
+def read_csv(page: str) -> Recording:
+    """The measurements in the output or log of `ncu --csv --page raw`, in base units or others.
+
+    Raises:
+        BadReport: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
+    """
+    kernels = _csv_kernels(page)
+    if kernels is None:
+        raise BadReport("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
+    return _recording(kernels, "")
+
+
+def module(program: Path | None) -> Any:
+    """The module `ncu_report`: importable already, beside the program, or in a usual folder. None if there is none, or it fails.
+
+    Args:
+        program: the command line of Nsight Compute, whose folder has the module of the same version.
+    """
+    folders = [] if program is None else [str(parent / "extras" / "python") for parent in program.resolve().parents]
+    for pattern in MODULE_FOLDERS:
+        folders += sorted(glob.glob(pattern), key=numbers_in, reverse=True)
+    for folder in (None, *folders):
+        if folder is not None and not Path(folder, "ncu_report.py").is_file():
+            continue
+        before = list(sys.path)
+        try:
+            if folder is not None:
+                sys.path.insert(0, folder)
+            return importlib.import_module("ncu_report")
+        except Exception:
+            # A native module of another platform or Python fails in its own ways. Then the program reads the report.
+            continue
+        finally:
+            sys.path[:] = before
+    return None
+
+
+def read_report(ncu_report: Any, path: Path) -> Recording:
+    """The measurements in a report file.
+
+    Args:
+        ncu_report: the module.
+        path: a `.ncu-rep`.
+
+    Raises:
+        BadReport: the file cannot be loaded, a unit is unknown, or no kernel is in a range of a test.
+    """
+    try:
+        context = ncu_report.load_report(str(path))
+        # Objects of this module point into their parents without keeping them alive, so all stay until everything is read.
+        ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
+        actions = [one.action_by_idx(index) for one in ranges for index in range(one.num_actions())]
+        kernels = [_kernel_of(action) for action in actions]
+        version = str(ncu_report.get_version()) if hasattr(ncu_report, "get_version") else ""
+    except BadReport:
+        raise
+    except Exception as error:
+        # The module raises its own errors, and RuntimeError for a file that it cannot parse.
+        lines = str(error).splitlines()
+        raise BadReport(f"no report that the module ncu_report can read: {lines[0] if lines else type(error).__name__}") from None
+    return _recording(kernels, version)
+
+
+def _kernel_of(action: Any) -> CountedKernel:
+    """A kernel of the module `ncu_report`."""
+
+    def metric(name: str) -> Any:
+        found = action.metric_by_name(name)
+        return None if found is None or found.value() is None else found
+
+    def size(name: str) -> tuple[int, int, int]:
+        # The unit, such as "block" for the threads of a block, does not matter.
+        found = (metric(f"launch__{name}_dim_{axis}") for axis in "xyz")
+        x, y, z = (1 if one is None else round(one.as_double()) for one in found)
+        return x, y, z
+
+    state = action.nvtx_state()
+    domains = [] if state is None else [state.domain_by_id(identity) for identity in state.domains()]
+    names = tuple(str(name) for domain in domains if domain.name() == DOMAIN for name in domain.push_pop_ranges())
+    metrics = {name: found for name in _METRICS if (found := metric(name)) is not None}
+    figures = {name: float(found.as_double()) * unit(found.unit() or "", name) for name, found in metrics.items()}
+    return _kernel(str(action.name(action.NameBase_DEMANGLED)), size("grid"), size("block"), figures, names, None)
+
+
+def _kernel(
+    name: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    figures: Mapping[str, float],
+    ranges: tuple[str, ...],
+    process: int | None,
+) -> CountedKernel:
+    """A kernel of its metrics in bytes, sectors, seconds, hertz and shares."""
+
+    def whole(*names: str, times: int = 1) -> int | None:
+        found = [figures[name] for name in names if name in figures]
+        return round(sum(found)) * times if len(found) == len(names) else None
+
+    hit, miss = whole(L2_READ_HIT), whole(L2_READ_MISS)
+    use = KernelUse(
+        name,
+        grid,
+        block,
+        launches=1,
+        nanoseconds=round(figures.get(DURATION, 0.0) * 1e9),
+        registers=whole(REGISTERS),
+        shared=whole(*SHARED),
+        dram_read=whole(DRAM_READ),
+        dram_written=whole(DRAM_WRITE),
+        l2_read=whole(L2_READ, times=SECTOR),
+        l2_written=whole(L2_WRITE, times=SECTOR),
+        l2_hit_rate=figures.get(L2_HIT_RATE),
+        l2_read_hit_rate=hit / (hit + miss) if hit is not None and miss is not None and hit + miss else None,
+        sectors_per_request=figures.get(SECTORS_PER_LOAD),
+        sectors_per_store=figures.get(SECTORS_PER_STORE),
+        used_of_load=figures.get(USED_OF_LOAD),
+        used_of_store=figures.get(USED_OF_STORE),
+        l1_load=whole(L1_LOAD, times=SECTOR),
+        l1_store=whole(L1_STORE, times=SECTOR),
+        occupancy=figures.get(OCCUPANCY),
+        sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
+        memory_clock_hz=figures.get(MEMORY_CLOCK),
+    )
+    return CountedKernel(use, ranges, process, whole(SET_ASIDE))
+
+
+def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
+    by_place: dict[tuple[int | None, Place] | None, list[CountedKernel]] = defaultdict(list)
+    for one in kernels:
+        place = place_of(one.ranges)
+        by_place[None if place is None else (one.process, place)].append(one)
+
+    def together(process: int | None, place: Place) -> tuple[KernelUse, ...]:
+        return kernels_together(one.use for one in by_place.get((process, place), ()))
+
+    # In the order of the session, for each measurement once.
+    keys = dict.fromkeys((key[0], key[1].test, key[1].label) for key in by_place if key is not None)
+    if not keys:
+        raise BadReport(
+            f"{len(kernels)} kernels, none of them in an NVTX range of the domain {DOMAIN}: run pytest --gpumem under `ncu --nvtx`, as "
+            "`gpumem profile ncu` does"
+        )
+    profiles = []
+    for process, test, label in keys:
+        measured, rest = Place(test, label, True), Place(test, label, False)
+        uses = together(process, measured)
+        asides = {one.set_aside for one in by_place.get((process, measured), ())} - {None}
+        profiles.append(
+            TestProfile(
+                name=test,
+                nodeid=None,
+                label=label,
+                launches=None,
+                kernels=uses,
+                rest=Besides(together(process, rest)),
+                sm_clock_hz=clock(uses, "sm_clock_hz"),
+                memory_clock_hz=clock(uses, "memory_clock_hz"),
+                set_aside=asides.pop() if len(asides) == 1 else None,
+                process=process,
+                tool="ncu",
+                tool_version=version,
+            )
+        )
+    outside = Besides(kernels_together(one.use for one in by_place.get(None, ())))
+    return Recording(tuple(profiles), outside, _notes([one.use for one in kernels]), "ncu", version)
+
+
+def _notes(uses: Sequence[KernelUse]) -> tuple[str, ...]:
+    counted = {
+        DURATION: all(one.nanoseconds for one in uses),
+        DRAM_READ: all(one.dram_read is not None for one in uses),
+        DRAM_WRITE: all(one.dram_written is not None for one in uses),
+    }
+    absent = [name for name, known in counted.items() if not known]
+    return (f"not counted of every kernel: {', '.join(absent)}",) if absent else ()
+
+
+# The raw page as CSV: a line for each kernel, below the units of its columns
+
+_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
+_STACK = "thread Domain:Push/Pop_Range"
+_FIXED = ("Kernel Name", "Grid Size", "Block Size", DURATION)
+
+
+def _csv_kernels(page: str, needed: Sequence[str] = (), *, ranges: bool = False) -> list[CountedKernel] | None:
+    lines = lines_of(page, (*_FIXED, *needed), ranges=ranges)
+    return None if lines is None else [_kernel_on(line) for line in lines]
+
+
+def _kernel_on(line: Line) -> CountedKernel:
+    process = line.cells.get("Process ID", "").strip()
+    figures = {name: value for name in _METRICS if (value := line.figure(name)) is not None}
+    grid, block = _size(line.cells["Grid Size"]), _size(line.cells["Block Size"])
+    return _kernel(line.cells["Kernel Name"], grid, block, figures, line.ranges, int(process) if process.isdigit() else None)
+
+
+def _size(written: str) -> tuple[int, int, int]:
+    numbers = numbers_in(written)
+    if not 1 <= len(numbers) <= 3:
+        raise BadReport(f"ncu gives a grid or block as {written!r}; accepted are up to three numbers")
+    x, y, z = (*numbers, *[1] * (3 - len(numbers)))
+    return x, y, z
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kernel of the page."""
+
+    cells: Mapping[str, str]
+    """By the headings of their columns."""
+    units: Mapping[str, str]
+    """By the same headings."""
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """Ranges of the domain `gpumem` that were open on the kernel's thread, outermost first."""
+        return tuple(_RANGE.findall(" ".join(cell for heading, cell in self.cells.items() if heading.startswith(_STACK))))
+
+    def figure(self, metric: str) -> float | None:
+        """A metric in bytes, sectors, seconds, hertz or as a share; None for "n/a", or without such a column.
+
+        Raises:
+            BadReport: it is no number, or its unit is unknown.
+        """
+        written = self.cells.get(metric, "")
+        # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".
+        plain = written.partition("(")[0].strip()
+        if plain.lower() in ("", "n/a", "nan"):
+            return None
+        one = unit(self.units[metric], metric)
+        try:
+            return float(plain.replace(",", "")) * one
+        except ValueError:
+            raise BadReport(f"ncu gives {metric} as {written!r}, which is no number") from None
+
+
+def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[Line] | None:
+    """The lines of a page in the order of the launches; None without a page.
+
+    Args:
+        text: the page, with any other output of ncu and its child.
+        needed: required headings.
+        ranges: the column of NVTX ranges is required too.
+
+    Raises:
+        BadReport: a column is missing, or a line and the headings differ in length.
+    """
+    lines = [line for line in text.splitlines() if not line.startswith("==")]
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        return None
+    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
+    missing = [name for name in needed if name not in heading]
+    if ranges and not any(name.startswith(_STACK) for name in heading):
+        missing.append("the column of NVTX push/pop ranges")
+    if missing:
+        raise BadReport(f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}")
+    return list(_lines(heading, rows))
+
+
+def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Line]:
+    units = dict.fromkeys(heading, "")
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(heading):
+            raise BadReport(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
+        cells = dict(zip(heading, row, strict=True))
+        if cells["ID"].strip():
+            yield Line(cells, units)
+        else:
+            units = cells
+
+
+_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
+_COUNTS = ("block", "cluster", "grid", "inst", "pass", "register", "request", "sector", "sm", "thread", "warp")
+"""Units of counts. A figure for each of them has the unit before the "/"."""
+_BASES = {"byte": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01, **dict.fromkeys(_COUNTS, 1.0)}
+
+
+def unit(written: str, metric: str) -> float:
+    """The factor of a unit to bytes, seconds, hertz, a share or a count: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz", 1 for
+    "block" and "sector/request".
+
+    Raises:
+        BadReport: the unit is not known.
+    """
+    plain = written.strip().lower()
+    if not plain:
+        return 1.0
+    # A clock may be in cycles by time.
+    if plain.startswith("cycle/"):
+        return 1.0 / unit(plain.removeprefix("cycle/"), metric)
+    counted, _, each = plain.partition("/")
+    if each in _COUNTS:
+        return unit(counted, metric)
+    if plain in _BASES:
+        return _BASES[plain]
+    # m is a thousandth of a second, and a million of anything else.
+    prefix, base = plain[0], plain[1:]
+    if base in _BASES and base != "%":
+        if prefix == "m" and base not in ("second", "s"):
+            return 1e6 * _BASES[base]
+        if prefix in _PREFIXES:
+            return _PREFIXES[prefix] * _BASES[base]
+    raise BadReport(f"ncu gives {metric} in {written!r}, which is no unit that is known")

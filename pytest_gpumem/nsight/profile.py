@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight import profile_tools
 from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
-from pytest_gpumem.nsight.profile_tools import COLLECTED, NCU_REPORT, NSYS_REPORT
-from pytest_gpumem.nsight.tools import NCU, NSYS, Tool, check_version, find
+from pytest_gpumem.nsight.tools import (
+    COLLECTED,
+    NCU,
+    NCU_REPORT,
+    NSYS,
+    NSYS_REPORT,
+    Tool,
+    check_version,
+    find,
+    ncu_command,
+    ncu_trouble,
+    nsys_command,
+    nsys_trouble,
+)
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.runs import child
 from pytest_gpumem.settings import OF_A_RUN, without
@@ -73,10 +84,10 @@ def systems(wanted: Wanted, environment: Mapping[str, str], echo: Callable[[str]
 
     def command(program: Path, child: Sequence[str], file: Path, tests: Sequence[Selected]) -> list[str]:
         faults = any(one.managed for one in tests) if managed is None else managed
-        return profile_tools.nsys_command(program, child, file, name=_only_name(tests), managed=faults)
+        return nsys_command(program, child, file, name=_only_name(tests), managed=faults)
 
     def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
-        return profile_tools.nsys_trouble(said, file, _only_name(tests), collected=collected)
+        return nsys_trouble(said, file, _only_name(tests), collected=collected)
 
     return _profile(NSYS, NSYS_REPORT, wanted, environment, echo, command, trouble)
 
@@ -91,7 +102,7 @@ def compute(
     section_set: str | None = None,
     metrics: str | None = None,
 ) -> Report:
-    """Profile the measured launches of a test run with Nsight Compute; further arguments as `profile_tools.ncu_command`, else as `systems`.
+    """Profile the measured launches of a test run with Nsight Compute; further arguments as `tools.ncu_command`, else as `systems`.
 
     Raises:
         BadCall: as for `systems`.
@@ -101,7 +112,7 @@ def compute(
 
     def command(program: Path, child: Sequence[str], file: Path, tests: Sequence[Selected]) -> list[str]:
         names = [one.name for one in tests] if wanted.tests else []
-        return profile_tools.ncu_command(
+        return ncu_command(
             program,
             child,
             file,
@@ -113,7 +124,7 @@ def compute(
         )
 
     def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
-        return profile_tools.ncu_trouble(said)
+        return ncu_trouble(said)
 
     return _profile(NCU, NCU_REPORT, wanted, environment, echo, command, trouble)
 

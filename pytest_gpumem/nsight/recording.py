@@ -1,4 +1,4 @@
-"""What a profiler recorded, by test: its ranges, and its kernels and copies of one kind added up."""
+"""The recording of a profiler by test: its ranges, and the sums of its kernels and copies of one kind."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 
 
+class BadReport(ValueError):
+    """A profiler's file cannot be read: one line with the cause and, if there is one, the remedy."""
+
+
 class Place(NamedTuple):
-    """A measurement of a test."""
+    """A measurement of a test, by its ranges."""
 
     test: str
     """Name of the test's range."""
     label: str
-    """Label of the measurement as its range has it; empty outside of labelled ranges."""
+    """Label in its range; empty outside of labelled ranges."""
     measured: bool
-    """Whether it is inside of a measured launch."""
+    """Inside of a measured launch."""
 
 
 def place_of(ranges: Sequence[str]) -> Place | None:
-    """The place below a stack of ranges of the domain `gpumem`; None where none is open.
+    """The place in a stack of ranges of the domain `gpumem`; None without any.
 
     Args:
-        ranges: their names, outermost first. The test's own range may be missing, as where only a part of it was captured.
+        ranges: their names, outermost first. The test's own range may be missing, if only a part of it was recorded.
     """
     if not ranges:
         return None
@@ -42,29 +46,29 @@ def place_of(ranges: Sequence[str]) -> Place | None:
 
 
 def place_of_row(row: Row) -> Place:
-    """Where the measured launches of a row are."""
+    """The place of the measured launches of a row."""
     prefix = phase(row.range_name, "label.")
     return Place(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What one report tells."""
+    """The content of one report."""
 
     profiles: tuple[TestProfile, ...]
-    """One for each measurement and process, in the order of the session; and one without kernels for what a test did outside of the
-    ranges of its labels, if it did anything there."""
+    """One for each measurement and process, in the order of the session. A test with work outside of the ranges of its labels has one
+    more, without kernels, for that work."""
     outside: Besides = field(default_factory=Besides)
-    """What happened outside of all tests."""
+    """Work outside of all tests."""
     notes: tuple[str, ...] = ()
-    """What the report leaves out, and how to record it."""
+    """What the report lacks, and how to record it."""
     tool: str = ""
-    """What recorded it: "nsys" or "ncu"."""
+    """ "nsys" or "ncu"."""
     tool_version: str = ""
-    """Its version, as it gives it; empty where the report does not say."""
+    """Empty if the report does not have it."""
 
     def parts(self) -> Iterator[Besides]:
-        """Everything once: measured launches, the rest of each test, and what was outside of tests."""
+        """All work once: measured launches, the rest of each test, and work outside of tests."""
         for one in self.profiles:
             yield Besides(one.kernels, one.copies, one.memsets, one.migrations)
             yield one.rest
@@ -75,7 +79,7 @@ _Use = TypeVar("_Use", KernelUse, CopyUse)
 
 
 def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
-    """Kernels with their launches of one shape added up, the longest first."""
+    """The sums of kernels of one name and shape, the longest first."""
     groups: dict[tuple[object, ...], list[KernelUse]] = {}
     for one in launches:
         groups.setdefault((one.name, one.grid, one.block, one.registers, one.shared, one.local), []).append(one)
@@ -107,7 +111,7 @@ def _one_kernel(group: list[KernelUse]) -> KernelUse:
 
 
 def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
-    """Copies or memsets of one kind between the same kinds of memory added up, the longest first."""
+    """The sums of copies or memsets of one kind between the same kinds of memory, the longest first."""
     groups: dict[tuple[str, str, str], list[CopyUse]] = {}
     for one in copies:
         groups.setdefault((one.kind, one.source, one.destination), []).append(one)
@@ -129,7 +133,7 @@ def clock(kernels: Iterable[KernelUse], which: str) -> float | None:
 
 
 def _longest_first(uses: Iterable[_Use]) -> tuple[_Use, ...]:
-    # What took equally long keeps the order in which it came.
+    # The sort is stable: equal times keep their order.
     return tuple(sorted(uses, key=lambda one: -one.nanoseconds))
 
 
@@ -139,7 +143,7 @@ def _sum(figures: Iterable[int | None]) -> int | None:
 
 
 def _mean(figures: list[float | None], weights: list[int | None]) -> float | None:
-    """A weighted mean; of figures without a weight the plain one, and None where a figure is not known."""
+    """A weighted mean; the plain one if a weight is unknown or 0, and None if a figure is unknown."""
     known = [one for one in figures if one is not None]
     if not known or len(known) < len(figures):
         return None

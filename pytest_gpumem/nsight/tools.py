@@ -1,34 +1,37 @@
-"""Where the Nsight tools are installed, and which version they are."""
+"""NVIDIA's profilers: where they are installed, their versions, their command lines, and the causes in their output."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
+
 NCU_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
-"""Where CUDA's installers put Nsight Compute; patterns, of several matches the newest version wins."""
+"""Where CUDA's installers put Nsight Compute; patterns, the newest version of several matches wins."""
 NSYS_FOLDERS = (
     "/usr/local/cuda/bin",
     "/usr/local/cuda-*/bin",
     "/opt/nvidia/nsight-systems/*/bin",
     "/opt/nvidia/nsight-systems-cli/*/bin",
-    # Nsight Compute brings the command line of Nsight Systems along.
+    # Nsight Compute includes the command line of Nsight Systems.
     "/opt/nvidia/nsight-compute/*/host/target-linux-*",
 )
 """Where installers put Nsight Systems, as `NCU_FOLDERS`."""
 
 ANSWER_LIMIT = 60.0
-"""Seconds after which a tool that was asked for its version counts as broken."""
+"""Seconds that a tool has to print its version."""
 
 
 class ToolMissing(Exception):
-    """A tool is not installed, too old, or not where a variable says: one line with what to do."""
+    """A tool is not installed, too old, or not where a variable says: one line with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +45,20 @@ class Tool:
     variable: str
     """Environment variable that names its program."""
     source: str
-    """Where it comes from."""
+    """Where to get it."""
     folders: tuple[str, ...]
     """Patterns of the folders where installers put it."""
     least: tuple[int, int]
-    """The oldest version that has what is asked of it here: year and number."""
+    """The oldest supported version: year and number."""
 
 
-# The oldest are those that CUDA 12.0 brings, the oldest CUDA that this package has an extra for.
+# The oldest versions are those of CUDA 12.0, the oldest CUDA that this package has an extra for.
 NCU = Tool("ncu", "Nsight Compute", "GPUMEM_NCU", "part of the CUDA Toolkit", NCU_FOLDERS, (2022, 4))
 NSYS = Tool("nsys", "Nsight Systems", "GPUMEM_NSYS", "part of the CUDA Toolkit, or the package nsight-systems-cli", NSYS_FOLDERS, (2022, 4))
 
 
 def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | None = None) -> Path:
-    """The command line of a tool: what its variable names, else on the PATH, else in one of the usual folders.
+    """The command line of a tool: the program that its variable names, else on the PATH, else in one of the usual folders.
 
     Args:
         tool: the tool.
@@ -68,7 +71,7 @@ def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | No
     folders = tool.folders if folders is None else folders
     chosen = environment.get(tool.variable, "")
     if chosen:
-        # A chosen tool is not replaced by another one silently.
+        # No other program replaces a chosen one.
         found = shutil.which(chosen, path=environment.get("PATH"))
         if found is None:
             raise ToolMissing(
@@ -79,7 +82,7 @@ def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | No
     if on_path is not None:
         return Path(on_path)
     for pattern in folders:
-        for folder in sorted(glob.glob(pattern), key=_numbers, reverse=True):
+        for folder in sorted(glob.glob(pattern), key=numbers_in, reverse=True):
             if (found := shutil.which(tool.program, path=folder)) is not None:
                 return Path(found)
     raise ToolMissing(
@@ -88,21 +91,11 @@ def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | No
     )
 
 
-def find_ncu(environment: Mapping[str, str], folders: Sequence[str] = NCU_FOLDERS) -> Path:
-    """The command line of Nsight Compute; arguments and errors as `find`."""
-    return find(NCU, environment, folders)
-
-
-def find_nsys(environment: Mapping[str, str], folders: Sequence[str] = NSYS_FOLDERS) -> Path:
-    """The command line of Nsight Systems; arguments and errors as `find`."""
-    return find(NSYS, environment, folders)
-
-
 def check_version(tool: Tool, program: Path, environment: Mapping[str, str]) -> str:
-    """The version of a tool, as it says itself, such as "2025.3.2".
+    """The version that a tool prints, such as "2025.3.2".
 
     Raises:
-        ToolMissing: it cannot be started, says no version, or one that is too old.
+        ToolMissing: it cannot be started, prints no version, or one that is too old.
     """
     try:
         answer = subprocess.run(
@@ -117,23 +110,225 @@ def check_version(tool: Tool, program: Path, environment: Mapping[str, str]) -> 
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolMissing(f"{program} cannot be started: {error}") from None
-    said = answer.stdout + answer.stderr
-    version = version_in(said)
+    output = answer.stdout + answer.stderr
+    version = version_in(output)
     if version is None:
-        first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
-        raise ToolMissing(f"{program} --version said {first[:120]!r}, which is no version of {tool.title}; {tool.variable} names another")
-    if _numbers(version)[:2] < tool.least:
+        first = next((line.strip() for line in output.splitlines() if line.strip()), "nothing")
+        raise ToolMissing(
+            f"{program} --version printed {first[:120]!r}, which is no version of {tool.title}; {tool.variable} names another"
+        )
+    if numbers_in(version)[:2] < tool.least:
         least = ".".join(map(str, tool.least))
         raise ToolMissing(f"{program} is {tool.title} {version}; needed is {least} or newer; {tool.variable} names another")
     return version
 
 
-def version_in(said: str) -> str | None:
-    """The version in what `--version` printed: "NVIDIA Nsight Systems version 2025.3.2.474-..." or "Version 2025.3.0.0 (build ...)"."""
-    found = re.search(r"\bversion\s+(\d{4}\.\d+(?:\.\d+)?)", said, re.IGNORECASE)
+def version_in(output: str) -> str | None:
+    """The version in the output of `--version`: "NVIDIA Nsight Systems version 2025.3.2.474-..." or "Version 2025.3.0.0 (build ...)"."""
+    found = re.search(r"\bversion\s+(\d{4}\.\d+(?:\.\d+)?)", output, re.IGNORECASE)
     return None if found is None else found[1]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_in(text: str) -> tuple[int, ...]:
     """The numbers in a text, so that 2025.10 comes after 2025.3."""
     return tuple(int(number) for number in re.findall(r"[0-9]+", text))
+
+
+# Command lines
+
+NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
+"""Endings of the tools' reports."""
+COLLECTED = ".qdstrm"
+"""Ending of a recording of Nsight Systems that is not yet imported into a report."""
+
+MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
+"""Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an escape, so its third point matches any
+character; the ranges of each kernel decide afterwards."""
+
+DURATION, DRAM_READ, DRAM_WRITE = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
+# Requests by the SMs. The sum over all units (lts__t_sectors_op_read) counts a sector twice that crosses between the two halves of L2 of an
+# A100 or H100.
+L2_READ, L2_WRITE = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
+TRAFFIC_METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
+
+
+def captured(name: str) -> list[str]:
+    """Options of nsys that record one test's range and nothing else."""
+    # By default nsys looks at registered strings only. Ours are registered, those of other libraries need not be.
+    register = "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
+    return ["--capture-range=nvtx", f"--nvtx-capture={name}@{DOMAIN}", "--capture-range-end=stop", register]
+
+
+def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | None, managed: bool) -> list[str]:
+    """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU.
+
+    Args:
+        nsys: the program.
+        child: the command that it runs and watches.
+        report: its output; it is overwritten.
+        name: of the range to record; None for the whole run.
+        managed: record page faults of managed memory too, which slows them down.
+    """
+    command = [str(nsys), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
+    if managed:
+        command += ["--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
+    if name is not None:
+        command += captured(name)
+    return [*command, f"--output={report}", "--force-overwrite=true", *child]
+
+
+def included(names: Sequence[str]) -> list[str]:
+    """Options of ncu that profile the measured launches of tests; of all tests without a name."""
+    ranges = [f"{DOMAIN}@{phase(name, MEASURE)}/" for name in names] or [MEASURED_RANGES]
+    return ["--nvtx", *(part for one in ranges for part in ("--nvtx-include", one))]
+
+
+def ncu_command(
+    program: Path,
+    child: Sequence[str],
+    report: Path,
+    *,
+    names: Sequence[str],
+    clock_control: str = "none",
+    cache_control: str = "all",
+    section_set: str | None = None,
+    metrics: str | None = None,
+) -> list[str]:
+    """The command that profiles the measured launches of a child into a report.
+
+    Args:
+        program: of ncu.
+        child: the command that it runs and watches, with all its child processes.
+        report: its output; it is overwritten.
+        names: of the tests' ranges; empty for all tests.
+        clock_control: "none" to leave the clocks alone, or "base" to lock them to their base value.
+        cache_control: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
+        section_set: such as "full"; None for ncu's default.
+        metrics: names, separated by commas.
+    """
+    command = [str(program), "--clock-control", clock_control, "--cache-control", cache_control, "--target-processes", "all"]
+    command += included(names)
+    command += [] if section_set is None else ["--set", section_set]
+    command += [] if metrics is None else ["--metrics", metrics]
+    return [*command, "--export", str(report), "--force-overwrite", *child]
+
+
+def counting_command(
+    program: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
+) -> list[str]:
+    """The command that counts the measured launches of a child into a CSV log.
+
+    Clocks are left alone. By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's
+    mode, and several kernels of one launch share nothing through L2.
+
+    Args:
+        program: of ncu.
+        child: the command that it runs and watches, with all its child processes.
+        log: file for the output of ncu, CSV included.
+        warm: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
+            replay, so metrics that need another pass come from another run of the child. Every run must make the same launches.
+        hot: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
+        more: metrics beside `TRAFFIC_METRICS`.
+    """
+    command = [str(program), "--clock-control", "none", "--cache-control", "none" if warm or hot else "all", "--target-processes", "all"]
+    command += ["--replay-mode", "application"] if warm else []
+    command += included(())
+    command += ["--metrics", ",".join((*TRAFFIC_METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base"]
+    return [*command, "--log-file", str(log), *child]
+
+
+def filters(name: str, *, measures: bool) -> dict[str, str]:
+    """By tool, the options that select one test: while it is recorded, and in a report of a whole run.
+
+    Args:
+        name: of the test's range.
+        measures: the test has measured launches, the only ones that Nsight Compute profiles.
+    """
+    found = {
+        "nsys": f"nsys profile --trace=cuda,nvtx {shlex.join(captured(name))}",
+        "nsys stats": f"nsys stats --filter-nvtx {name}@{DOMAIN}",
+    }
+    if measures:
+        found["ncu"] = f"ncu --clock-control none {shlex.join(included([name]))}"
+    return found
+
+
+def opening(program: Path, report: Path, name: str | None) -> list[str]:
+    """How to open a report of Nsight Systems or Nsight Compute, in lines."""
+    tool, file = str(program), str(report)
+    if report.suffix == NCU_REPORT:
+        calls = {"open it": ["ncu-ui", file], "by test": ["gpumem", "read", file], "in text": [tool, "--import", file]}
+    else:
+        stats = [tool, "stats", "--report"]
+        calls = {"open it": ["nsys-ui", file], "by test": ["gpumem", "read", file]}
+        calls["in text"] = [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file]
+        if name is not None:
+            calls["one test"] = [*stats, "cuda_gpu_kern_sum", "--filter-nvtx", f"{name}@{DOMAIN}", file]
+    return [f"{how:10}{shlex.join(call)}" for how, call in calls.items()]
+
+
+# Causes in the tools' output
+
+COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+_UNKNOWN_OPTION = r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)"
+
+
+def nsys_trouble(output: str, report: Path, name: str | None, *, collected: bool) -> str | None:
+    """Why nsys has written no report, and the remedy, in one line; None if its output has no cause.
+
+    Args:
+        output: of nsys and its child.
+        report: the missing file.
+        name: of the range to record; None for the whole run.
+        collected: it left a recording that is not yet imported beside the report.
+    """
+    if collected or "Importer error" in output:
+        return (
+            f"nsys collected, but its importer could not make a report of {report.with_suffix(COLLECTED)}; mostly libdw is missing: "
+            "install it (libdw1 on Debian and Ubuntu, elfutils-libs on Fedora and RHEL) and run again, or import that file elsewhere with "
+            "QdstrmImporter -i"
+        )
+    unknown = re.search(_UNKNOWN_OPTION, output)
+    if unknown is not None:
+        return f"this nsys does not know {unknown[1]}: its version is not supported; GPUMEM_NSYS names another"
+    unsupported = re.search(r"^.*\bunsupported\b.*\b(?:driver|version)\b.*$", output, re.IGNORECASE | re.MULTILINE)
+    if unsupported is not None:
+        return f"nsys: {unsupported[0].strip()}; install the Nsight Systems of the driver's CUDA, GPUMEM_NSYS names another"
+    fatal = re.search(r"^(?:FATAL )?ERROR: *(.+)$", output, re.IGNORECASE | re.MULTILINE)
+    if fatal is not None:
+        return f"nsys: {fatal[1].strip()}"
+    if name is not None and "No reports were generated" in output:
+        return (
+            f"nsys never saw the range {name}@{DOMAIN}: the test was not reached, or its ranges are missing because the package nvtx is "
+            "not installed or NVTX_DISABLE is set"
+        )
+    return None
+
+
+def ncu_error(output: str) -> str | None:
+    """The first error that ncu printed, with the remedy if it is known, in one line; None without one."""
+    if "ERR_NVGPUCTRPERM" in output:
+        return (
+            "this user may not read the GPU's counters (ERR_NVGPUCTRPERM): load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
+            f"or run as administrator, in a container with --cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
+        )
+    errors = [line.removeprefix("==ERROR==").strip() for line in output.splitlines() if line.startswith("==ERROR==")]
+    # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
+    errors = [error for error in errors if error and "returned an error code" not in error]
+    return f"ncu: {errors[0]}" if errors else None
+
+
+def ncu_trouble(output: str) -> str | None:
+    """Why ncu has counted nothing, and the remedy, in one line; None if its output has no cause."""
+    cause = ncu_error(output)
+    if cause is not None and re.search(r"not compatible|unsupported|not supported", cause, re.IGNORECASE):
+        return f"{cause.rstrip('.')}; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU names another"
+    unknown = re.search(_UNKNOWN_OPTION, output)
+    if cause is None and unknown is not None:
+        return f"this ncu does not know {unknown[1]}: its version is not supported; GPUMEM_NCU names another"
+    if cause is None and "No kernels were profiled" in output:
+        return (
+            "ncu matched no kernel: none was launched by the tests' own thread inside a measured range, the tests were skipped, or their "
+            "ranges are missing because the package nvtx is not installed or NVTX_DISABLE is set"
+        )
+    return cause

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tutorial import Project, change, steps
 
-from pytest_gpumem.nsight.tools import ToolMissing, find_ncu
+from pytest_gpumem.nsight.tools import NCU, ToolMissing, find
 
 OPERATION = "tests/test_operations.py::test_channel"
 PATTERN = "tests/test_patterns.py::test_channel_pattern"
@@ -45,7 +45,7 @@ def test_the_whole_story(tmp_path: Path) -> None:
     assert "5 PASS" in output["fix"], output["fix"]
     assert "gpumem gate: green: 5 rows" in output["gate"], output["gate"]
     try:
-        find_ncu(project.environment)
+        find(NCU, project.environment)
     except ToolMissing:
         return
     assert "sectors" in output["explain"].partition("not looked at")[0], output["explain"]

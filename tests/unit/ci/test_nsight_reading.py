@@ -13,10 +13,10 @@ import pytest
 from nsight_reading import against_cupti, cut, differences, holds, stats_of, summary, summed, table
 from nsys_sqlite import OTHER_PID, PID, Export
 
-from pytest_gpumem.nsight import ncu_report
+from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.nsys import read_sqlite
+from pytest_gpumem.nsight.nsys_tables import Tables
 from pytest_gpumem.nsight.recording import Recording
-from pytest_gpumem.nsight.sqlite import read_sqlite
-from pytest_gpumem.nsight.sqlite_tables import Tables
 
 FIXTURES = Path(__file__).resolve().parents[2] / "data" / "nsight"
 
@@ -236,7 +236,7 @@ def checked(folder: Path) -> int:
         count += 1
     for file in sorted(folder.glob("*.csv")):
         expected = json.loads(file.with_name(f"{file.name}.expected.json").read_text())
-        found = ncu_report.read_csv(file.read_text())
+        found = ncu.read_csv(file.read_text())
         for one, its in zip(found.profiles, expected["kernels"], strict=True):
             assert nsight_reading._close(nsight_reading._kernel(one), its), file
         count += 1

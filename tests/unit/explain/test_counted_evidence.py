@@ -13,7 +13,7 @@ from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
 from pytest_gpumem.explain.profiling import NotCounted, Run, count
-from pytest_gpumem.nsight.ncu_report import ACCESS_METRICS, PROFILE_METRICS
+from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row

@@ -10,12 +10,13 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.nsight.counting import BadCall, BadFile, Count, count, counted, kernels_of, load, to_json
-from pytest_gpumem.nsight.ncu import Kernel
+from pytest_gpumem.nsight.ncu import CountedKernel
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.uses import KernelUse
 from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import MiB
 
@@ -39,8 +40,9 @@ def row(range_name: str, label: str = "", *, launches: int = 5) -> Row:
     return Row(f"t.py::{range_name}", Limits(), verdict, measurement, label, range_name=range_name)
 
 
-def kernel(*ranges: str, reads: int = 1000, writes: int = 500, l2: int | None = 64) -> Kernel:
-    return Kernel("triad", ranges, 1e-3, reads, writes, l2, l2)
+def kernel(*ranges: str, reads: int = 1000, writes: int = 500, l2: int | None = 64) -> CountedKernel:
+    counts = {"dram_read": reads, "dram_written": writes, "l2_read": l2, "l2_written": l2}
+    return CountedKernel(KernelUse("triad", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=1_000_000, **counts), ranges)
 
 
 def test_kernels_are_joined_by_test_and_label() -> None:
@@ -57,7 +59,7 @@ def test_kernels_are_joined_by_test_and_label() -> None:
         kernel(reads=7),
     ]
     found = kernels_of([plain, first, second, bare], ran)
-    assert {key: [k.reads for k in kernels] for key, kernels in found.items()} == {
+    assert {key: [k.use.dram_read for k in kernels] for key, kernels in found.items()} == {
         "t.py::test_a": [1, 6],
         "t.py::test_b[64 MiB]": [2],
         "t.py::test_b[64_MiB]": [3],

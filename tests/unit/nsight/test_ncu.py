@@ -9,10 +9,12 @@ import pytest
 from ncu_csv import H200, HEADING, TRIAD, UNITS, line, log, measured, stack
 
 from pytest_gpumem.nsight import ncu
+from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.nsight.tools import TRAFFIC_METRICS, counting_command, ncu_error
 
 
 def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> None:
-    command = ncu.counting_command(Path("/opt/ncu"), ["python3", "-m", "pytest", "tests"], Path("/tmp/ncu.log"))
+    command = counting_command(Path("/opt/ncu"), ["python3", "-m", "pytest", "tests"], Path("/tmp/ncu.log"))
     options = dict(itertools.pairwise(command))
     assert command[0] == "/opt/ncu"
     assert command[-4:] == ["python3", "-m", "pytest", "tests"]
@@ -30,49 +32,50 @@ def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> N
 
 
 def test_a_warm_count_leaves_the_caches_alone_and_never_replays_a_kernel() -> None:
-    cold = ncu.counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"))
-    warm = ncu.counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"), warm=True, more=[ncu.L2_HIT_RATE])
+    cold = counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"))
+    warm = counting_command(Path("/opt/ncu"), ["python3"], Path("/tmp/ncu.log"), warm=True, more=[ncu.L2_HIT_RATE])
     options = dict(itertools.pairwise(warm))
     assert options["--cache-control"] == "none"
     assert options["--replay-mode"] == "application"
-    assert options["--metrics"].split(",") == [*ncu.METRICS, ncu.L2_HIT_RATE]
+    assert options["--metrics"].split(",") == [*TRAFFIC_METRICS, ncu.L2_HIT_RATE]
     assert "--replay-mode" not in cold
 
 
 def test_further_metrics_are_read_as_sectors_and_shares() -> None:
     more = (ncu.L2_HIT_RATE, ncu.L2_READ_HIT, ncu.L2_READ_MISS)
     text = log(
-        line(0, TRIAD, "", (*H200, "62.5", "1,000")),  # type: ignore[arg-type]
-        line(1, TRIAD, "", (*H200, "n/a", "7")),  # type: ignore[arg-type]
-        heading=(*HEADING, *more[:2]),
-        units=(*UNITS, "%", "sector"),
+        line(0, TRIAD, "", (*H200, "62.5", "1,000", "3,000")),  # type: ignore[arg-type]
+        line(1, TRIAD, "", (*H200, "n/a", "7", "n/a")),  # type: ignore[arg-type]
+        heading=(*HEADING, *more),
+        units=(*UNITS, "%", "sector", "sector"),
     )
-    first, second = ncu.parse(text, more)
-    assert first.more == {ncu.L2_HIT_RATE: pytest.approx(0.625), ncu.L2_READ_HIT: 1000, ncu.L2_READ_MISS: None}
-    assert second.more[ncu.L2_HIT_RATE] is None
-    assert ncu.parse(text)[0].more == {}
+    first, second = (one.use for one in ncu.kernels_in(text))
+    assert (first.l2_hit_rate, first.l2_read_hit_rate) == (pytest.approx(0.625), 0.25)
+    assert (second.l2_hit_rate, second.l2_read_hit_rate) == (None, None)
 
 
 def test_a_log_is_read() -> None:
-    first, second = ncu.parse(log(line(0, TRIAD, measured("test_triad"), H200), line(1, "fill", "", ("1,024", "0", "1,280", "n/a", ""))))
-    assert first.name == TRIAD
+    first, second = ncu.kernels_in(
+        log(line(0, TRIAD, measured("test_triad"), H200), line(1, "fill", "", ("1,024", "0", "1,280", "n/a", "")))
+    )
+    assert first.use.name == TRIAD
     assert first.ranges == ("test_triad", "test_triad.measure", "test_triad.launch")
-    assert (first.reads, first.writes) == (1073762048, 519266304)
-    assert first.seconds == pytest.approx(367.264e-6)
-    assert (first.l2_reads, first.l2_writes) == (2**30, 2**29)  # sectors of 32 bytes
-    assert (second.reads, second.seconds, second.l2_reads, second.l2_writes) == (1024, pytest.approx(1.28e-6), None, None)
+    assert (first.use.dram_read, first.use.dram_written) == (1073762048, 519266304)
+    assert first.use.nanoseconds == 367264
+    assert (first.use.l2_read, first.use.l2_written) == (2**30, 2**29)  # sectors of 32 bytes
+    assert (second.use.dram_read, second.use.nanoseconds, second.use.l2_read, second.use.l2_written) == (1024, 1280, None, None)
     assert second.ranges == ()
 
 
 def test_only_ranges_of_our_domain_are_read() -> None:
     foreign = stack("<default domain>:gpumem", "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
-    (kernel,) = ncu.parse(log(line(0, TRIAD, foreign, H200)))
+    (kernel,) = ncu.kernels_in(log(line(0, TRIAD, foreign, H200)))
     assert kernel.ranges == ("test_c", "test_c.measure")
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", "==PROF== Connected to process 1\n"])
 def test_a_log_without_a_table_holds_no_kernels(text: str) -> None:
-    assert ncu.parse(text) == ()
+    assert ncu.kernels_in(text) == ()
 
 
 @pytest.mark.parametrize(
@@ -87,14 +90,14 @@ def test_a_log_without_a_table_holds_no_kernels(text: str) -> None:
     ],
 )
 def test_a_table_that_cannot_be_read_is_said_in_one_line(text: str, named: str) -> None:
-    with pytest.raises(ncu.BadOutput) as raised:
-        ncu.parse(text)
+    with pytest.raises(BadReport) as raised:
+        ncu.kernels_in(text)
     assert named in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_no_permission_has_its_remedy() -> None:
-    said = ncu.trouble(
+    said = ncu_error(
         "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
         "Performance Counters on the target device 0.\n"
     )
@@ -105,6 +108,6 @@ def test_no_permission_has_its_remedy() -> None:
 
 
 def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
-    assert ncu.trouble("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
-    assert ncu.trouble("==ERROR== The application returned an error code (1).\n") is None
-    assert ncu.trouble("==PROF== Disconnected\nE   ERROR in test\n") is None
+    assert ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
+    assert ncu_error("==ERROR== The application returned an error code (1).\n") is None
+    assert ncu_error("==PROF== Disconnected\nE   ERROR in test\n") is None

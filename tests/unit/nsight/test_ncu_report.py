@@ -15,30 +15,30 @@ import ncu_csv
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.nsight import ncu, ncu_report
-from pytest_gpumem.nsight.ncu_report import module, read_csv, read_report
-from pytest_gpumem.nsight.raw_page import BadOutput, Line, lines_of, unit
+from pytest_gpumem.nsight import ncu, tools
+from pytest_gpumem.nsight.ncu import Line, lines_of, module, read_csv, read_report, unit
+from pytest_gpumem.nsight.recording import BadReport
 
 H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
 
 BASE = {
-    ncu.DURATION: ("367264", "ns"),
-    ncu.DRAM_READ: ("1073762048", "byte"),
-    ncu.DRAM_WRITE: ("519266304", "byte"),
-    ncu.L2_READ: ("33554432", "sector"),
-    ncu.L2_WRITE: ("16777216", "sector"),
+    tools.DURATION: ("367264", "ns"),
+    tools.DRAM_READ: ("1073762048", "byte"),
+    tools.DRAM_WRITE: ("519266304", "byte"),
+    tools.L2_READ: ("33554432", "sector"),
+    tools.L2_WRITE: ("16777216", "sector"),
     ncu.L2_HIT_RATE: ("33.5", "%"),
     ncu.L2_READ_HIT: ("10", "sector"),
     ncu.L2_READ_MISS: ("30", "sector"),
-    ncu_report.SECTORS_PER_LOAD: ("16", "sector/request"),
-    ncu_report.SECTORS_PER_STORE: ("4", ""),
-    ncu_report.OCCUPANCY: ("91.25", "%"),
-    ncu_report.SM_CLOCKS[0]: ("1980000000", "hz"),
-    ncu_report.MEMORY_CLOCK: ("3.2", "cycle/nsecond"),
-    ncu_report.REGISTERS: ("32", "register/thread"),
-    ncu_report.SHARED[0]: ("1.024", "Kbyte/block"),
-    ncu_report.SHARED[1]: ("0", "byte/block"),
-    ncu_report.SET_ASIDE: ("11.7965", "Mbyte"),
+    ncu.SECTORS_PER_LOAD: ("16", "sector/request"),
+    ncu.SECTORS_PER_STORE: ("4", ""),
+    ncu.OCCUPANCY: ("91.25", "%"),
+    ncu.SM_CLOCKS[0]: ("1980000000", "hz"),
+    ncu.MEMORY_CLOCK: ("3.2", "cycle/nsecond"),
+    ncu.REGISTERS: ("32", "register/thread"),
+    ncu.SHARED[0]: ("1.024", "Kbyte/block"),
+    ncu.SHARED[1]: ("0", "byte/block"),
+    ncu.SET_ASIDE: ("11.7965", "Mbyte"),
 }
 FIXED = ("ID", "Process ID", "Kernel Name", "Block Size", "Grid Size", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg")
 
@@ -60,7 +60,7 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
     found = read_csv(
         page(
             {"ranges": ncu_csv.measured("test_triad")},
-            {"ranges": ncu_csv.measured("test_triad"), ncu.DRAM_READ: "1073762050", ncu.DURATION: "367266"},
+            {"ranges": ncu_csv.measured("test_triad"), tools.DRAM_READ: "1073762050", tools.DURATION: "367266"},
             {"ranges": ncu_csv.measured("test_triad", "test_triad.label.small"), "process": "77"},
             {"ranges": ncu_csv.stack("test_triad", "test_triad.flush"), "name": "flush"},
             {"ranges": "", "name": "elsewhere"},
@@ -87,18 +87,18 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
 def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:
     found = read_csv(
         page(
-            {"ranges": ncu_csv.measured("test_a"), ncu.L2_READ: "300", ncu.L2_WRITE: "0", ncu.L2_HIT_RATE: "10"},
-            {"ranges": ncu_csv.measured("test_a"), ncu.L2_READ: "100", ncu.L2_WRITE: "0", ncu.L2_HIT_RATE: "50"},
+            {"ranges": ncu_csv.measured("test_a"), tools.L2_READ: "300", tools.L2_WRITE: "0", ncu.L2_HIT_RATE: "10"},
+            {"ranges": ncu_csv.measured("test_a"), tools.L2_READ: "100", tools.L2_WRITE: "0", ncu.L2_HIT_RATE: "50"},
         )
     )
     assert found.profiles[0].kernels[0].l2_hit_rate == pytest.approx(0.2)
 
 
 def test_what_was_not_counted_is_not_known() -> None:
-    found = read_csv(page({"ranges": ncu_csv.measured("test_a"), ncu.DRAM_READ: "n/a"}))
+    found = read_csv(page({"ranges": ncu_csv.measured("test_a"), tools.DRAM_READ: "n/a"}))
     assert found.profiles[0].dram_read is None
     assert "dram__bytes_read.sum" in found.notes[0]
-    few = {ncu.DURATION: ("1", "us")}
+    few = {tools.DURATION: ("1", "us")}
     kernel = read_csv(page({"ranges": ncu_csv.measured("test_a")}, metrics=few)).profiles[0].kernels[0]
     assert (kernel.nanoseconds, kernel.dram_read, kernel.occupancy, kernel.registers) == (1000, None, None, None)
 
@@ -123,15 +123,15 @@ def test_units(written: str, factor: float) -> None:
         ("", "no raw page of ncu as CSV"),
         (page(metrics=BASE), r"0 kernels, none of them in an NVTX range of the domain gpumem"),
         (page({"ranges": "other:x:none"}), "1 kernels, none of them"),
-        (page({"ranges": ncu_csv.measured("a")}, metrics={ncu.DRAM_READ: ("1", "byte")}), "has no gpu__time_duration.sum"),
-        (page({"ranges": ncu_csv.measured("a")}, metrics={**BASE, ncu.DURATION: ("1", "fortnight")}), "'fortnight', which is no unit"),
-        (page({"ranges": ncu_csv.measured("a"), ncu.DRAM_READ: "much"}), "'much', which is no number"),
+        (page({"ranges": ncu_csv.measured("a")}, metrics={tools.DRAM_READ: ("1", "byte")}), "has no gpu__time_duration.sum"),
+        (page({"ranges": ncu_csv.measured("a")}, metrics={**BASE, tools.DURATION: ("1", "fortnight")}), "'fortnight', which is no unit"),
+        (page({"ranges": ncu_csv.measured("a"), tools.DRAM_READ: "much"}), "'much', which is no number"),
         (page({"ranges": ncu_csv.measured("a"), "grid": "wide"}), "a grid or block as 'wide'"),
         (page({"ranges": ncu_csv.measured("a")}).replace('"(256, 1, 1)",', ""), "a line of 22 columns below 23 headings"),
     ],
 )
 def test_what_is_no_page_is_refused(text: str, said: str) -> None:
-    with pytest.raises(BadOutput, match=said):
+    with pytest.raises(BadReport, match=said):
         read_csv(text)
 
 
@@ -161,8 +161,8 @@ class Action:
         self._metrics = {metric: Metric(float(value), its_unit) for metric, (value, its_unit) in BASE.items()}
         for what, size in (("grid", (7, 2, 1)), ("block", (128, 1, 1))):
             self._metrics |= {f"launch__{what}_dim_{axis}": Metric(n, what) for axis, n in zip("xyz", size, strict=True)}
-        del self._metrics[ncu_report.SECTORS_PER_STORE]
-        self._metrics[ncu_report.OCCUPANCY] = Metric(None, "%")
+        del self._metrics[ncu.SECTORS_PER_STORE]
+        self._metrics[ncu.OCCUPANCY] = Metric(None, "%")
 
     def name(self, base: int) -> str:
         assert base == self.NameBase_DEMANGLED
@@ -208,7 +208,7 @@ def test_a_report_is_read_through_its_module(tmp_path: Path) -> None:
     assert (kernel.sectors_per_request, kernel.sectors_per_store, kernel.occupancy) == (16, None, None)
     assert profile.process is None
     assert [one.name for one in found.outside.kernels] == ["x", "stateless"]
-    with pytest.raises(BadOutput, match=r"can read: Failed to open .*ncu-rep$"):
+    with pytest.raises(BadReport, match=r"can read: Failed to open .*ncu-rep$"):
         read_report(fake, tmp_path / "absent.ncu-rep")
 
 
@@ -219,8 +219,8 @@ def test_an_unknown_unit_matters_where_a_figure_is_taken(tmp_path: Path) -> None
     action._metrics["launch__grid_dim_x"] = Metric(9, "fathom")
     (profile,) = read_report(Module(action), path).profiles
     assert profile.kernels[0].grid == (9, 2, 1)
-    action._metrics[ncu.DRAM_READ] = Metric(9, "fathom")
-    with pytest.raises(BadOutput, match=r"gives dram__bytes_read.sum in 'fathom', which is no unit"):
+    action._metrics[tools.DRAM_READ] = Metric(9, "fathom")
+    with pytest.raises(BadReport, match=r"gives dram__bytes_read.sum in 'fathom', which is no unit"):
         read_report(Module(action), path)
 
 
@@ -250,7 +250,7 @@ def test_a_report_of_a_gpu_tells_the_same_by_its_page_and_by_the_module(tmp_path
 
 
 def test_the_module_is_found_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_report, "MODULE_FOLDERS", (str(tmp_path / "nsight-compute" / "*" / "extras" / "python"),))
+    monkeypatch.setattr(ncu, "MODULE_FOLDERS", (str(tmp_path / "nsight-compute" / "*" / "extras" / "python"),))
     monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
     assert module(None) is None
     for version, text in (("2025.3", "WHICH = 'old'"), ("2025.10", "WHICH = 'new'"), ("beside", "WHICH = 'beside'")):
@@ -267,7 +267,7 @@ def test_the_module_is_found_beside_the_program(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_module_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_report, "MODULE_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(ncu, "MODULE_FOLDERS", (str(tmp_path),))
     monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
     (tmp_path / "ncu_report.py").write_text("raise OSError('no libc of that kind')")
     assert module(None) is None

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import profile
 from pytest_gpumem.nsight.profile_tests import Selected, listing, selection, to_json
-from pytest_gpumem.nsight.profile_tools import filters, ncu_command, nsys_command, nsys_trouble
+from pytest_gpumem.nsight.tools import filters, ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
 TRIAD = Selected("test_a.py::test_triad", "test_triad", measures=True, managed=False)

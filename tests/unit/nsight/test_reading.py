@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from nsys_sqlite import Export
 from test_ncu_report import page
-from test_sqlite import one_test
+from test_nsys import one_test
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.nsight import ncu_report
+from pytest_gpumem.nsight import ncu as ncu_module
 from pytest_gpumem.nsight.reading import read, with_results
-from pytest_gpumem.nsight.sqlite_tables import BadReport
+from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
@@ -66,7 +66,7 @@ def test_a_report_of_nsys_is_exported(tmp_path: Path, export: Path) -> None:
 def test_a_report_of_ncu_is_printed_by_ncu_and_read_by_its_module_where_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ncu_report, "module", lambda beside: pytest.fail("a native module was loaded though ncu is there"))
+    monkeypatch.setattr(ncu_module, "module", lambda beside: pytest.fail("a native module was loaded though ncu is there"))
     report = tmp_path / "run.ncu-rep"
     report.write_text("opaque")
     (tmp_path / "page").write_text(page({"ranges": ncu_csv.measured("test_triad")}))
@@ -75,7 +75,7 @@ def test_a_report_of_ncu_is_printed_by_ncu_and_read_by_its_module_where_that_is_
     broken = program(tmp_path / "broken", "echo '==ERROR== Failed to load report file.'; exit 1")
     with pytest.raises(BadReport, match="ncu: Failed to load report file"):
         read(report, {**os.environ, "GPUMEM_NCU": str(broken)})
-    monkeypatch.setattr(ncu_report, "module", lambda beside: None)
+    monkeypatch.setattr(ncu_module, "module", lambda beside: None)
     with pytest.raises(ToolMissing, match="neither ncu nor its module"):
         read(report, {"GPUMEM_NCU": str(tmp_path / "nowhere"), "PATH": ""})
 
@@ -119,7 +119,7 @@ def row(label: str, window: Window | None = None) -> Row:
 
 def test_results_of_the_run_tell_launches_and_windows() -> None:
     cell = ncu_csv.measured("test_triad", labelled("test_triad", "1 MiB"))
-    (profile,) = ncu_report.read_csv(page({"ranges": cell}, {"ranges": cell}, {"ranges": cell})).profiles
+    (profile,) = ncu_module.read_csv(page({"ranges": cell}, {"ranges": cell}, {"ranges": cell})).profiles
     window = Window(1 << 20, 1.0, 3 << 20)
     (found,) = with_results([profile], [row(""), row("1 MiB", window)])
     assert (found.nodeid, found.label, found.launches) == ("tests/test_a.py::test_triad[1]", "1 MiB", 3)

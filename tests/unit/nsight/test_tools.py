@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.nsight.tools import NCU, NSYS, NSYS_FOLDERS, Tool, ToolMissing, check_version, find_ncu, find_nsys, version_in
+from pytest_gpumem.nsight.tools import NCU, NSYS, NSYS_FOLDERS, Tool, ToolMissing, check_version, find, version_in
 
 
 def program(folder: Path, name: str = "ncu") -> Path:
@@ -20,21 +20,21 @@ def program(folder: Path, name: str = "ncu") -> Path:
 def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(tmp_path: Path) -> None:
     chosen, on_path, usual = program(tmp_path / "mine", "my-ncu"), program(tmp_path / "bin"), program(tmp_path / "cuda-13.0")
     folders = [str(tmp_path / "cuda-*")]
-    assert find_ncu({"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}, folders) == chosen
-    assert find_ncu({"GPUMEM_NCU": "", "PATH": str(on_path.parent)}, folders) == on_path
-    assert find_ncu({"PATH": str(tmp_path)}, folders) == usual
+    assert find(NCU, {"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}, folders) == chosen
+    assert find(NCU, {"GPUMEM_NCU": "", "PATH": str(on_path.parent)}, folders) == on_path
+    assert find(NCU, {"PATH": str(tmp_path)}, folders) == usual
 
 
 def test_the_newest_version_of_a_usual_folder_is_taken(tmp_path: Path) -> None:
     for version in ("2025.3.1", "2025.10.0", "2024.12.2"):
         program(tmp_path / version)
     (tmp_path / "2026.1.0").mkdir()  # without the program
-    assert find_ncu({"PATH": ""}, [str(tmp_path / "*")]) == tmp_path / "2025.10.0" / "ncu"
+    assert find(NCU, {"PATH": ""}, [str(tmp_path / "*")]) == tmp_path / "2025.10.0" / "ncu"
 
 
 def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None:
     installed = program(tmp_path, "ncu-13")
-    assert find_ncu({"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}, []) == installed
+    assert find(NCU, {"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}, []) == installed
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder", "a file that cannot be run"])
@@ -46,12 +46,12 @@ def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(tmp_
         wrong.write_text("")
     other = program(tmp_path / "bin")
     with pytest.raises(ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"):
-        find_ncu({"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)}, [])
+        find(NCU, {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)}, [])
 
 
 def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
     with pytest.raises(ToolMissing) as raised:
-        find_ncu({"PATH": ""}, [str(tmp_path / "cuda-*")])
+        find(NCU, {"PATH": ""}, [str(tmp_path / "cuda-*")])
     for part in ("install Nsight Compute", "GPUMEM_NCU", str(tmp_path / "cuda-*")):
         assert part in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -60,11 +60,11 @@ def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
 def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
     chosen, ncu = program(tmp_path / "mine", "my-nsys"), program(tmp_path / "bin")
     environment = {"GPUMEM_NCU": str(ncu), "PATH": str(ncu.parent)}
-    assert find_nsys({**environment, "GPUMEM_NSYS": str(chosen)}, []) == chosen
+    assert find(NSYS, {**environment, "GPUMEM_NSYS": str(chosen)}, []) == chosen
     usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
-    assert find_nsys(environment, [str(tmp_path / "nsight-systems" / "*" / "bin")]) == usual
+    assert find(NSYS, environment, [str(tmp_path / "nsight-systems" / "*" / "bin")]) == usual
     with pytest.raises(ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"):
-        find_nsys(environment, [])
+        find(NSYS, environment, [])
     assert "/opt/nvidia/nsight-systems/*/bin" in NSYS_FOLDERS
 
 
@@ -94,7 +94,7 @@ def test_the_version_that_a_tool_says(said: str, version: str | None) -> None:
             r"nsys is Nsight Systems 2021.5.2; needed is 2022.4 or newer; GPUMEM_NSYS",
         ),
         (NCU, "Version 2022.2.1.0 (build 31385273)", r"ncu is Nsight Compute 2022.2.1; needed is 2022.4 or newer; GPUMEM_NCU"),
-        (NCU, "something else", r"ncu --version said 'something else', which is no version of Nsight Compute"),
+        (NCU, "something else", r"ncu --version printed 'something else', which is no version of Nsight Compute"),
     ],
 )
 def test_a_version_that_is_too_old_or_none_is_said(tmp_path: Path, tool: Tool, said: str, error: str | None) -> None:

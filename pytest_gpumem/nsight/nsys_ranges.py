@@ -1,4 +1,4 @@
-"""NVTX ranges of the domain `gpumem` in an export of Nsight Systems, and which of them a call was made in."""
+"""NVTX ranges of the domain `gpumem` in an export of Nsight Systems, and the range that a call was made in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from pytest_gpumem.nsight.nsys_tables import PROCESS, RANGES, Tables
 from pytest_gpumem.nsight.recording import Place, place_of
-from pytest_gpumem.nsight.sqlite_tables import PROCESS, RANGES, Tables
 from pytest_gpumem.ranges import DOMAIN, MEASURE, NODEID_CATEGORY
 
 CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = 33, 34, 59, 75
@@ -23,7 +23,7 @@ class Range:
     start: int
     """Nanoseconds."""
     end: int
-    """Nanoseconds; of a range that was never closed, the end of the recording."""
+    """Nanoseconds; the end of the recording for a range that was never closed."""
     thread: int
     """Serialised id of its thread."""
     outer: Range | None = None
@@ -38,7 +38,7 @@ class Range:
 
     @property
     def place(self) -> Place:
-        """Where it belongs."""
+        """The test and label that it belongs to."""
         place = place_of(self.path)
         assert place is not None
         return place
@@ -52,13 +52,13 @@ class Range:
 
 
 class RangesByThread:
-    """All ranges of the domain `gpumem`, with the node ids that marks tell.
+    """All ranges of the domain `gpumem`, with the node ids in marks.
 
     Ranges nest properly on a thread, because the last one pushed is the first one popped.
 
     Args:
         ranges: the ranges, in any order.
-        marks: nanosecond, serialised thread and text of the marks that carry a test's node id.
+        marks: nanosecond, serialised thread and text of the marks with a test's node id.
     """
 
     def __init__(self, ranges: Iterable[Range], marks: Iterable[tuple[int, int, str]]) -> None:
@@ -85,17 +85,15 @@ class RangesByThread:
         for of_thread in self._threads.values():
             yield from of_thread
 
-    @property
-    def threads(self) -> tuple[int, ...]:
-        """Serialised ids of the threads that have ranges."""
-        return tuple(self._threads)
+    def __len__(self) -> int:
+        return sum(map(len, self._threads.values()))
 
     def nodeid(self, process: int, test: str) -> str | None:
-        """pytest's id of a test in a process (a serialised id); None where no mark tells it."""
+        """pytest's id of a test in a process (a serialised id); None without a mark."""
         return self._nodeids.get((process, test))
 
     def around(self, thread: int, start: int, end: int) -> Range | None:
-        """The innermost range that a call lies in whole, as `nvtx_kern_sum` matches them."""
+        """The innermost range that contains all of a call, as in `nvtx_kern_sum`."""
         of_thread = self._threads.get(thread)
         if of_thread is None:
             return None
@@ -106,7 +104,7 @@ class RangesByThread:
         return found
 
     def next_start(self, one: Range) -> int | None:
-        """When the next range of the thread was opened after this one was closed; None if none was."""
+        """The start of the next range of the thread after the end of this one; None without one."""
         starts = self._starts[one.thread]
         position = bisect_left(starts, one.end)
         return starts[position] if position < len(starts) else None
@@ -115,8 +113,7 @@ class RangesByThread:
 def ranges_of(tables: Tables) -> RangesByThread:
     """The ranges of an export.
 
-    Domains are told by their events of creation. A recording that begins later has none of them, and any domain counts then whose ranges
-    hold a measured launch.
+    Events of creation name the domains. A recording that begins later has none. Then every domain with a range of a measured launch counts.
     """
     events = list(
         tables.rows(
@@ -144,17 +141,17 @@ def ranges_of(tables: Tables) -> RangesByThread:
         elif kind == MARK:
             marks[key].append((start, thread or 0, name, category))
         elif kind == PUSH_POP and name:
-            # One that was never closed has no end, or one of 0.
+            # A range that was never closed has no end, or one of 0.
             ranges[key].append(Range(name, start, end if end is not None and end >= start else last, thread or 0))
     for key, found in ranges.items():
         if key not in named and key[1] and any(one.name.endswith(f".{MEASURE}") for one in found):
             ours.add(key)
-    # An exporter that leaves the names of categories out leaves no other marks of ours than node ids.
+    # If an exporter leaves out the names of categories, all our marks are node ids.
     without_names = {key for key in ours if not any(one[:2] == key for one in categories)}
-    told = (
+    nodeids = (
         (start, thread, text)
         for key in ours
         for start, thread, text, category in marks[key]
         if key in without_names or (*key, category) in categories
     )
-    return RangesByThread((one for key in ours for one in ranges[key]), told)
+    return RangesByThread((one for key in ours for one in ranges[key]), nodeids)

@@ -1,8 +1,7 @@
-"""Tables of a SQLite file that Nsight Systems exported, as plain rows.
+"""The tables of a SQLite export of Nsight Systems, as plain rows.
 
-Tables are created lazily and columns come and go with the version of the exporter, so both are looked up. Columns that earlier versions
-do not have read as None. Versions before 3 export a default where later ones have NULL ("SQLite Schema Reference" of the Nsight Systems
-user guide); what these defaults are is said where it matters.
+An export has only the tables and columns that its version knows and that it recorded. Columns of later versions read as None. Versions
+before 3 export a default where later ones have NULL ("SQLite Schema Reference" of the Nsight Systems user guide).
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pytest_gpumem.nsight.recording import BadReport
+
 NEWEST_SCHEMA = 3
-"""Major version of the newest schema that is known; 3.24 came with Nsight Systems 2026.1. A minor version only adds."""
+"""Major version of the newest known schema; 3.24 is of Nsight Systems 2026.1. A minor version only adds."""
 
 PROCESS = ~0xFFFFFF
-"""Mask of what a serialised thread id (`globalTid`) and that of its process (`globalPid`) have in common, whatever their sign."""
+"""Mask of the bits that a serialised thread id (`globalTid`) shares with that of its process (`globalPid`), whatever their sign."""
 
 KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -26,13 +27,9 @@ GPU_FAULTS, CPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS", "CUDA_UM_CPU_PAGE_FAUL
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
 TEXTS = ("name", "text", "value")
-"""Columns of text; all others that are read hold whole numbers."""
+"""Columns of text; all others have whole numbers."""
 NEVER_NULL = ("start", "end", "bytes", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "numberOfPageFaults")
-"""Columns without which a row tells nothing. A range that was never closed has no end."""
-
-
-class BadReport(ValueError):
-    """What a profiler wrote cannot be read: one line with the cause and, where there is one, the remedy."""
+"""Columns that every row needs, except the end of a range that was never closed."""
 
 
 def process_of(global_id: int) -> int:
@@ -47,12 +44,12 @@ class Tables:
         path: the file.
 
     Raises:
-        BadReport: it is missing, no SQLite, cut off, empty, of something else than Nsight Systems, or of a newer schema.
+        BadReport: it is missing, no SQLite, truncated, empty, not of Nsight Systems, or of a newer schema.
     """
 
     def __init__(self, path: Path) -> None:
         self.schema = ""
-        """Version of the schema; empty where the file does not say."""
+        """Version of the schema; empty if the file does not have it."""
         self._connection = _opened(path)
         try:
             kinds = dict(self._read("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"))
@@ -81,38 +78,34 @@ class Tables:
 
     @property
     def version(self) -> str:
-        """Version of Nsight Systems that exported; empty where the file does not say."""
+        """Version of the exporting Nsight Systems; empty if the file does not have it."""
         return str(self._meta.get("EXPORT_PRODUCT_VERSION") or "")
 
-    def has(self, table: str) -> bool:
-        """Whether a table is there."""
-        return table in self._names
-
     def string(self, key: object) -> str:
-        """A registered string; empty where there is none of that number."""
+        """The registered string of a number; empty without one."""
         return self._strings.get(key, "") if isinstance(key, int) else ""
 
     def strings_with(self, part: str) -> frozenset[int]:
-        """Numbers of the registered strings that hold `part`."""
+        """Numbers of the registered strings that contain `part`."""
         return frozenset(key for key, value in self._strings.items() if part in value)
 
     def enumeration(self, table: str, documented: dict[int, str]) -> dict[int, str]:
-        """The names of an enumeration as the file gives them, else as documented: early versions export no such tables."""
+        """The names of an enumeration in the file, else as documented: early versions export no such tables."""
         return {**documented, **{key: name for key, name in self.rows(table, ("id", "name")) if name}}
 
     def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), where: str = "") -> Iterator[tuple[Any, ...]]:
-        """The rows of a table; none if it is not there.
+        """The rows of a table; none without the table.
 
         Args:
             table: its name.
             needed: columns that every known version has.
-            wanted: further columns; None in each row where this version has no such column.
+            wanted: further columns; None if this version does not have them.
             where: a condition in SQL.
 
         Raises:
             BadReport: a needed column is missing, a value is of another type, or the file is broken.
         """
-        if not self.has(table):
+        if table not in self._names:
             return
         if table in self._views:
             # A view computes its rows, and may never end.
@@ -120,13 +113,13 @@ class Tables:
         present = {str(row[1]) for row in self._read(f'PRAGMA table_info("{table}")')}
         if missing := [name for name in needed if name not in present]:
             version = f"schema {self.schema}" if self.schema else "a schema without a version"
-            raise BadReport(f"{table} has no column {', '.join(missing)}: {version} is not one that is known")
+            raise BadReport(f"{table} has no column {', '.join(missing)}: {version} is unknown")
         self._check([name for name in (*needed, *wanted) if name in present], table, where)
         columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in (*needed, *wanted))
         yield from self._read(f'SELECT {columns} FROM "{table}"{f" WHERE {where}" if where else ""}')
 
     def _check(self, columns: Sequence[str], table: str, where: str) -> None:
-        """Refuse values of other types than the schema's: SQLite itself takes any in any column."""
+        """Refuse values of other types than the schema's: SQLite accepts any type in any column."""
         for name in columns:
             accepted = ["'text'" if name in TEXTS else "'integer'"]
             if name not in NEVER_NULL or (table, name) == (RANGES, "end"):
@@ -141,7 +134,7 @@ class Tables:
         try:
             yield from self._connection.execute(statement)
         except sqlite3.Error as error:
-            raise BadReport(_said(error)) from None
+            raise BadReport(_reason(error)) from None
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -160,7 +153,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _said(error: sqlite3.Error) -> str:
+def _reason(error: sqlite3.Error) -> str:
     text = str(error)
     if "malformed" in text or "disk I/O" in text or "not a database" in text:
         return f"cut off or damaged ({text}): export the report again"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from nsys_sqlite import OTHER_PID, PID, VERSIONS, Export
 
-from pytest_gpumem.nsight.recording import Recording
-from pytest_gpumem.nsight.sqlite import read_sqlite
-from pytest_gpumem.nsight.sqlite_tables import BadReport, Tables
+from pytest_gpumem.nsight.nsys import read_sqlite
+from pytest_gpumem.nsight.nsys_tables import Tables
+from pytest_gpumem.nsight.recording import BadReport, Recording
 from pytest_gpumem.records.migrations import FaultGroup, PageCounts
 from pytest_gpumem.records.uses import CopyUse
 
@@ -304,9 +304,9 @@ def broken(path: Path, how: str) -> None:
         ("foreign", "SQLite, but no export of Nsight Systems"),
         ("newer", r"of schema 4\.0\.1, which is newer than 3\.x; export it by an older nsys"),
         ("no ranges", "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
-        ("column", r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is not one that is known"),
+        ("column", r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is unknown"),
         ("truncated", "cut off or damaged"),
-        ("version", "META_DATA_EXPORT has no column name: a schema without a version is not one that is known"),
+        ("version", "META_DATA_EXPORT has no column name: a schema without a version is unknown"),
         ("time", "damaged: CUPTI_ACTIVITY_KIND_KERNEL has 'late' for end, accepted is integer; export the report again"),
         ("no time", "CUPTI_ACTIVITY_KIND_RUNTIME has NULL for start"),
         ("range", "NVTX_EVENTS has 1.5 for end"),
