@@ -1,4 +1,4 @@
-"""What a session writes for machines: a Markdown summary, a code-quality report, GitHub's job summary and annotations.
+"""Writes a session's outputs: the files of `reporting.outputs`, GitHub's job summary and annotations.
 
 In the xdist controller, not in its workers.
 """
@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import json
 import os
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.concerns import VARIABLE, Place, code_quality, concerns, summarise, workflow_commands
+from pytest_gpumem.reporting.concerns import VARIABLE, Place, concerns, summarise, workflow_commands
+from pytest_gpumem.reporting.outputs import OUTPUTS, Run, job_summary
+from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
-"""Variables with the folder of the checked-out repository: what GitHub's and GitLab's paths are relative to."""
-FILES = ("markdown", "code_quality")
-"""Settings that name a file which is written here."""
+"""Variables with the folder of the checked-out repository, to which paths of GitHub and GitLab are relative."""
 
 
 class OutputHooks:
-    """Writes at the session's end, and says what it wrote.
+    """Writes at the session's end, and reports what it wrote.
 
     Raises:
-        pytest.UsageError: a file cannot be written; noticed now, and not once everything was measured.
+        pytest.UsageError: a file cannot be written; raised before anything is measured.
     """
 
     def __init__(self, session: GpuSession) -> None:
@@ -40,13 +41,11 @@ class OutputHooks:
         self._places: dict[str, Place] = {}
         self._notes: list[str] = []
         self._files: dict[str, Path] = {}
-        for name in FILES:
-            written = getattr(session.settings, name)
-            if written is None:
-                continue
-            path = self._files[name] = Path(session.config.invocation_params.dir, Path(written).expanduser())
-            if (why := unwritable(path)) is not None:
-                raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: {path}: {why}")
+        for name in OUTPUTS:
+            if (written := getattr(session.settings, name)) is not None:
+                path = self._files[name] = Path(session.config.invocation_params.dir, Path(written).expanduser())
+                if (why := unwritable(path)) is not None:
+                    raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: cannot write {path}: {why}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, line, _ = report.location
@@ -60,31 +59,51 @@ class OutputHooks:
                 return whole.relative_to(checkout).as_posix()
         return Path(file).as_posix()
 
-    @pytest.hookimpl(trylast=True)  # once every test's last report is in
+    @pytest.hookimpl(trylast=True)  # after the last report of every test
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if session.config.option.collectonly:
             return
-        rows = list(self._session.rows)
-        if (path := self._files.get("markdown")) is not None:
-            self._write(session, "--gpumem-markdown", path, self._page)
-        if (path := self._files.get("code_quality")) is not None:
-            self._write(session, "--gpumem-code-quality", path, lambda: code_quality(concerns(rows), self._places))
-        if os.environ.get(VARIABLE) and (rows or self._session.missing) and self._announces:
-            note = summarise(self._page(), os.environ)
-            self._notes += [] if note is None else [note]
+        announced = os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces
+        if not self._files and not announced:
+            return
+        run = self._run()
+        for name, path in self._files.items():
+            self._write(session, f"--gpumem-{name.replace('_', '-')}", path, OUTPUTS[name](run))
+        if announced and (note := summarise(job_summary(run), os.environ)) is not None:
+            self._notes.append(note)
 
     @property
     def _announces(self) -> bool:
-        """Whether GitHub is told: a run under a profiler judges nothing; the verdicts of a gate's screen are not the last ones."""
+        """True if GitHub gets annotations and a summary: not under a profiler, which forbids verdicts, and not in a gate's screen, whose
+        verdicts are not final."""
         return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
 
-    def _page(self) -> str:
+    def _run(self) -> Run:
         gpu = self._session
-        return markdown.page(list(gpu.rows), gpu.facts, gpu.settings.to_json(), remarks=missing_lines(gpu.missing))
+        past: dict[str, list[Past]] = {}
+        for row in gpu.rows:
+            for one in gpu.baseline.rows.get(row.key, ()):
+                then = one.measurement
+                if row.measurement is not None and then.mode == row.measurement.mode:
+                    past.setdefault(row.key, []).append(Past(one.process.utc, then.latency, then.half_width, one.process.revision))
+        return Run(
+            rows=list(gpu.rows),
+            facts=gpu.facts,
+            settings=gpu.settings.to_json(),
+            utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            revision=replay.revision(gpu.config),
+            past=past,
+            sweeps=gpu.sweeps,
+            places=self._places,
+            remarks=missing_lines(gpu.missing),
+        )
 
-    def _write(self, session: pytest.Session, option: str, path: Path, text: Callable[[], str]) -> None:
+    def _write(self, session: pytest.Session, option: str, path: Path, text: str | None) -> None:
+        if text is None:
+            self._notes.append(f"{option}: nothing was measured, so {path} is not written")
+            return
         try:
-            write_whole(path, text())
+            write_whole(path, text)
         except OSError as error:
             self._notes.append(f"{option}: cannot write {path}: {error.strerror or error}")
             if session.exitstatus == pytest.ExitCode.OK:

@@ -7,9 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import BaselineError
-from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
@@ -26,9 +23,6 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.html import page
-from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
@@ -61,21 +55,11 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
 
 
 class TerminalHooks:
-    """Header, announcements, table, report, JSON and baseline.
-
-    Raises:
-        pytest.UsageError: the report cannot be written where it is wanted.
-    """
+    """Header, announcements, table, JSON and baseline."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
-        self._page: Path | None = None
-        if (wanted := session.settings.report) is not None:
-            self._page = Path(session.config.invocation_params.dir, Path(wanted).expanduser())
-            # Noticed now, and not once everything was measured.
-            if (why := unwritable(self._page)) is not None:
-                raise pytest.UsageError(f"gpumem: {session.settings.origins['report']}: cannot write {self._page}: {why}")
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
@@ -130,8 +114,6 @@ class TerminalHooks:
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        if self._page is not None and not session.config.option.collectonly:
-            self._report(session, self._page)
         if gpu.settings.save:
             try:
                 self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
@@ -139,32 +121,6 @@ class TerminalHooks:
                 self._notes.append(f"--gpumem-save: {error}")
                 if session.exitstatus == pytest.ExitCode.OK:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _report(self, session: pytest.Session, path: Path) -> None:
-        gpu, rows = self._session, list(self._session.rows)
-        if not rows:
-            self._notes.append(f"--gpumem-report: nothing was measured, so {path} is not written")
-            return
-        utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        settings, of = gpu.settings.to_json(), replay.revision(gpu.config)
-        try:
-            write_whole(path, page(rows, gpu.facts, settings, utc=utc, past=self._past(rows), sweeps=gpu.sweeps, revision=of))
-        except OSError as error:
-            self._notes.append(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        else:
-            self._notes.append(f"--gpumem-report: wrote {path}")
-
-    def _past(self, rows: Iterable[Row]) -> dict[str, list[Past]]:
-        """What the baseline holds of some rows, as far as it was measured in the same mode."""
-        found: dict[str, list[Past]] = {}
-        for row in rows:
-            for one in self._session.baseline.rows.get(row.key, ()):
-                then = one.measurement
-                if row.measurement is not None and then.mode == row.measurement.mode:
-                    found.setdefault(row.key, []).append(Past(one.process.utc, then.latency, then.half_width, one.process.revision))
-        return found
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; says what was stored, and what not and why."""
