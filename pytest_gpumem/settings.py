@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -38,13 +39,10 @@ FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
 """Variable of a further process: descriptor of a pipe. It waits there for its turn, a line with a JSON list: the node ids of the tests that
 it runs, or none for all."""
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
-"""Variable that a command sets for the pytest that it runs: see `without`. Other versions of the plugin ignore it: they refuse unknown
+"""Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
 variables that start with GPUMEM."""
 ANNOUNCE = "announce"
 """No option, but switched off as one: GitHub's job summary and annotations."""
-OF_A_RUN = ("save", "strict", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality", ANNOUNCE)
-"""What belongs to a whole run, and not to one of several processes behind it."""
-
 WAYS = "_GPUMEM_WAYS"
 """Variable that a duet sets for its processes: a JSON object; see `imposed`."""
 
@@ -146,11 +144,44 @@ def _names(value: Any) -> tuple[str, ...]:
     return found
 
 
+class Role(Enum):
+    """What an option is for. All lists of options that a command refuses, switches off or sets itself follow from it."""
+
+    SWITCH = "switch"
+    """Turns the plugin on."""
+    MEASURING = "measuring"
+    """How a row is measured."""
+    JUDGING = "judging"
+    """With what a row is compared, and its limits."""
+    PROCESSES = "processes"
+    """In how many processes a run measures."""
+    STRICTNESS = "strictness"
+    """Which verdicts fail a run."""
+    SWEEP = "sweep"
+    """Sweeps of persisting L2 beside the measurements."""
+    SAVING = "saving"
+    """Changes the baseline."""
+    OUTPUT = "output"
+    """Writes the run's results into a file."""
+
+    @property
+    def of_a_run(self) -> bool:
+        """True if it belongs to a whole run: the processes that a command starts have the default."""
+        return self not in (Role.SWITCH, Role.MEASURING, Role.JUDGING)
+
+    @property
+    def needs_results(self) -> bool:
+        """True if a session that measures nothing cannot do it: without `--gpumem` it is a usage error."""
+        return self.of_a_run and self is not Role.PROCESSES
+
+
 class Option(NamedTuple):
     """One option, wherever it may be set."""
 
     name: str
     """Its field in `Settings`."""
+    role: Role
+    """What it is for."""
     parse: Callable[[Any], Any]
     """From what was written to the field's value; raises `QuantityError`."""
     default: Any
@@ -164,6 +195,9 @@ class Option(NamedTuple):
 
     repeats: bool = False
     """May be given several times; an ini file and the environment give a value a line."""
+
+    gate_file: str | None = None
+    """Of an output: the file's name in the folder that `gpumem gate` writes."""
 
     @property
     def is_flag(self) -> bool:
@@ -187,9 +221,10 @@ class Option(NamedTuple):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("enabled", _flag, False, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
+    Option("enabled", Role.SWITCH, _flag, False, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
     Option(
         "device",
+        Role.MEASURING,
         device_choice,
         "auto",
         "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
@@ -197,6 +232,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "mode",
+        Role.MEASURING,
         _choice(MODES),
         "clean-cold",
         f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
@@ -205,22 +241,17 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "sampler",
+        Role.MEASURING,
         _choice(SAMPLERS, REMOVED_SAMPLERS),
         "auto",
         f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
         "SAMPLER",
         on_marker=True,
     ),
-    Option(
-        "placements",
-        _count,
-        8,
-        "Buffer placements to average over. Default: 8.",
-        "N",
-        on_marker=True,
-    ),
+    Option("placements", Role.MEASURING, _count, 8, "Buffer placements to average over. Default: 8.", "N", on_marker=True),
     Option(
         "precision",
+        Role.MEASURING,
         _precision,
         0.001,
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
@@ -229,6 +260,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "budget",
+        Role.MEASURING,
         units.parse_budget,
         units.Budget(each=DEFAULT_BUDGET),
         'Time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total". Default: 1 s.',
@@ -236,12 +268,13 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     *(
-        Option(limit.name, limit.parse, None, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
+        Option(limit.name, Role.JUDGING, limit.parse, None, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
         for limit in LIMITS.values()
         if limit.metavar is not None
     ),
     Option(
         "pinned_share",
+        Role.MEASURING,
         _pinned_share,
         0.5,
         "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
@@ -249,6 +282,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "count_pages",
+        Role.MEASURING,
         _flag,
         False,
         "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
@@ -256,48 +290,78 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "explain",
+        Role.MEASURING,
         _flag,
         False,
         "Watch one launch of each measurement in an untimed pass, and say of a failed one what moved since the baseline (CUPTI on a GPU).",
     ),
     Option(
         "processes",
+        Role.PROCESSES,
         _processes,
         None,
         "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
         "max_regression leaves undecided. Default: auto.",
         "M",
     ),
-    Option("save", _flag, False, "Accept this run's passing rows into the baseline."),
-    Option("baseline", _path("folder", ".benchmarks"), None, "Folder of the baselines. Default: pytest-benchmark's storage.", "FOLDER"),
+    Option("save", Role.SAVING, _flag, False, "Accept this run's passing rows into the baseline."),
+    Option(
+        "baseline",
+        Role.JUDGING,
+        _path("folder", ".benchmarks"),
+        None,
+        "Folder of the baselines. Default: pytest-benchmark's storage.",
+        "FOLDER",
+    ),
     Option(
         "baseline_of",
+        Role.JUDGING,
         _revision,
         None,
         "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
         "REVISION",
     ),
-    Option("baseline_window", _count, 20, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
-    Option("strict", _flag, False, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
+    Option("baseline_window", Role.JUDGING, _count, 20, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
+    Option("strict", Role.STRICTNESS, _flag, False, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
         "allow_lost",
+        Role.JUDGING,
         _names,
         (),
         "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
         "TEST",
         repeats=True,
     ),
-    Option("report", _path("file", "gpumem.html"), None, "Write the results as one HTML file. Default: none.", "FILE"),
-    Option("markdown", _path("file", "gpumem.md"), None, "Write a summary for a pull request as Markdown. Default: none.", "FILE"),
+    Option(
+        "report",
+        Role.OUTPUT,
+        _path("file", "gpumem.html"),
+        None,
+        "Write the results as one HTML file. Default: none.",
+        "FILE",
+        gate_file="report.html",
+    ),
+    Option(
+        "markdown",
+        Role.OUTPUT,
+        _path("file", "gpumem.md"),
+        None,
+        "Write a summary for a pull request as Markdown. Default: none.",
+        "FILE",
+        gate_file="summary.md",
+    ),
     Option(
         "code_quality",
+        Role.OUTPUT,
         _path("file", "gl-code-quality.json"),
         None,
         "Write what needs a look as a code-quality report for GitLab. Default: none.",
         "FILE",
+        gate_file="code-quality.json",
     ),
     Option(
         "counted",
+        Role.JUDGING,
         _path("file", "traffic.json"),
         None,
         "Show the traffic that `gpumem traffic --json FILE` counted beside what tests declare. Default: none.",
@@ -305,16 +369,27 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "l2_sweep",
+        Role.SWEEP,
         _flag,
         False,
         "Also search for the best set-aside and hit ratio of what is measured on a persisting_stream, and show the map.",
     ),
-    Option("l2_sweep_map", _image, None, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"),
+    Option(
+        "l2_sweep_map", Role.SWEEP, _image, None, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
 
+
+def of_role(*roles: Role) -> tuple[Option, ...]:
+    """The options of these roles, in the order of `OPTIONS`."""
+    return tuple(option for option in OPTIONS if option.role in roles)
+
+
+OF_A_RUN = (*(option.name for option in OPTIONS if option.role.of_a_run), ANNOUNCE)
+"""Names of what belongs to a whole run, and not to one of the processes that a command starts for it."""
 
 _NO_LIMITS: Mapping[str, str | None] = MappingProxyType({name: None for name, limit in LIMITS.items() if limit.metavar is not None})
 
@@ -412,9 +487,9 @@ def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[s
     return bool(_resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0])
 
 
-def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Variables for a pytest that a command runs: it has the defaults of these options, whatever its arguments, the ini file and the
-    environment say. So a command that judges stores nothing, wherever somebody asks for it.
+def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Variables for a pytest that a command starts: these options have their defaults, whatever its arguments, the ini file and the
+    environment say. So a command that judges saves nothing, even if `addopts` asks for it.
 
     Args:
         environment: all environment variables.
@@ -424,7 +499,7 @@ def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 def switched_off(environment: Mapping[str, str]) -> frozenset[str]:
-    """Names that a command switched off for this process with `without`."""
+    """Names that a command switched off for this process with `switch_off`."""
     return frozenset(name for name in environment.get(SWITCHED_OFF, "").split(",") if name)
 
 

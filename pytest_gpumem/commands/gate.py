@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
+from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
@@ -26,16 +25,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.decision import Decision, Judged
 
 
-RESULTS, JUNIT, REPORT = "results.json", "junit.xml", "report.html"
-SUMMARY, QUALITY, DUET = "summary.md", "code-quality.json", "duet.json"
-FILES = (RESULTS, JUNIT, REPORT, SUMMARY, QUALITY, DUET)
+RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
+OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
+FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
 """What the gate writes into its folder."""
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it shows that a gate made the folder, and that what is in it is no change of the tree."""
 PROPERTY = "gpumem"
 """As `plugin.judging.PROPERTY`, which is on a floor above: of JUnit, with a row's summary."""
-OWN = ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality")
-"""Options of pytest that say where to write what the gate reads or writes itself."""
 
 
 @click.command(
@@ -82,12 +79,10 @@ def gate(
     """
     from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, with_missing
+    from pytest_gpumem.runs.workers import accepted
     from pytest_gpumem.units import QuantityError, parse_margin
 
-    for argument in pytest_arguments:
-        if (name := argument.partition("=")[0]) in (*OWN, "--gpumem-save"):
-            why = "a gate accepts nothing into a baseline" if name == "--gpumem-save" else f"the gate writes into {output}; see --output"
-            raise click.UsageError(f"{name} among pytest's arguments: {why}.")
+    _check_arguments(pytest_arguments, output)
     try:
         if max_regression is not None:
             parse_margin(max_regression)
@@ -108,7 +103,7 @@ def gate(
         wanted = open_to_a_duet(rows, facts, strict=strict_screen, in_itself=screened.in_itself)
         click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
-            duet = _duet(output, base, wanted, max_regression, rounds_max, duet_arguments(pytest_arguments))
+            duet = _duet(output, base, wanted, max_regression, rounds_max, accepted(pytest_arguments))
     decision = decide(
         screened.code,
         screened.failures,
@@ -137,6 +132,20 @@ def _flags(found: int, wanted: int) -> str:
         if wanted == found
         else f"{rows}; the duet decides {wanted} of them, the others fail whatever it says"
     )
+
+
+def _check_arguments(arguments: Sequence[str], output: Path) -> None:
+    """Refuse options that a gate sets itself.
+
+    Raises:
+        click.UsageError: names the option and why.
+    """
+    why = f"the gate writes into {output}; see --output"
+    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(Role.OUTPUT))), why)
+    refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(Role.SAVING)}
+    for argument in arguments:
+        if (name := argument.partition("=")[0]) in refused:
+            raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
 
 
 def _prepare(output: Path) -> None:
@@ -179,18 +188,16 @@ class Screened:
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
     from pytest_gpumem.records.result_file import FileError, load
-    from pytest_gpumem.settings import ANNOUNCE, without
+    from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
-    own = [f"--benchmark-json={output / RESULTS}", f"--junitxml={output / JUNIT}", f"--gpumem-report={output / REPORT}"]
-    own += [f"--gpumem-markdown={output / SUMMARY}", f"--gpumem-code-quality={output / QUALITY}"]
+    own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUTS[option.name]}" for option in of_role(Role.OUTPUT))]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
     # What comes after the first failure is judged too: the duet may clear that one.
     own += ["--maxfail=0"]
-    command = [sys.executable, "-m", "pytest", "--gpumem", f"--gpumem-baseline-of={base}", *arguments, *own]
-    sys.stdout.flush()
-    code = subprocess.run(command, env=without(os.environ, "save", ANNOUNCE), check=False).returncode
+    command = pytest_command([*arguments, *own], options=[f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    code = run_here(command, for_a_run(os.environ, announces=False))
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
@@ -217,21 +224,6 @@ def _in_itself(suites: Iterable[ElementTree.Element], rows: Sequence[Row]) -> fr
             if one.get("name", "").partition("[")[0] == PROPERTY:
                 ranges.add(json.loads(one.get("value", ""))["range"])
     return frozenset(row.nodeid for row in rows if row.range_name in ranges)
-
-
-def duet_arguments(arguments: Sequence[str]) -> list[str]:
-    """pytest's arguments without those that are a screen's alone, each with its value."""
-    from pytest_gpumem.runs.workers import REFUSED
-
-    left: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        name = "-n" if word.startswith("-n") and not word.startswith("--") else word.partition("=")[0]
-        if name not in REFUSED:
-            left.append(word)
-        elif word == name and name != "--gpumem-l2-sweep":
-            next(words, None)  # its value stands apart
-    return left
 
 
 def _duet(
@@ -263,8 +255,8 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
     try:
         places = _places(output, document)
         text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
-        write_whole(output / SUMMARY, text)
-        write_whole(output / QUALITY, code_quality(found, places))
+        write_whole(output / OUTPUTS["markdown"], text)
+        write_whole(output / OUTPUTS["code_quality"], code_quality(found, places))
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
     if (note := summarise(text, environment)) is not None:
@@ -279,7 +271,7 @@ def _places(output: Path, document: Document) -> dict[str, Place]:
     from pytest_gpumem.reporting.concerns import Place, fingerprint
 
     try:
-        findings: list[dict[str, Any]] = json.loads((output / QUALITY).read_text(encoding="utf-8"))
+        findings: list[dict[str, Any]] = json.loads((output / OUTPUTS["code_quality"]).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
 
 from pytest_gpumem.commands import examples
-from pytest_gpumem.settings import without
 
 
 @click.command(
@@ -27,7 +25,7 @@ def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> 
     if test.startswith("-"):
         raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")
     drawing = [] if file is None else ["--gpumem-l2-sweep-map", file]
-    sys.stdout.flush()
-    # The process becomes pytest, so that Ctrl-C and the exit code are pytest's own.
-    command = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-l2-sweep", *drawing, *pytest_arguments, test]
-    os.execve(sys.executable, command, without(os.environ, "save"))
+    from pytest_gpumem.runs.child import for_a_run, pytest_command, replace_this_process
+
+    command = pytest_command([*pytest_arguments, test], options=["--gpumem-l2-sweep", *drawing])
+    replace_this_process(command, for_a_run(os.environ))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
-from pytest_gpumem.nsight.profile_tests import selection
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import (
@@ -54,9 +53,8 @@ class Run:
 
     def child(self, results: Path) -> list[str]:
         """The command that measures and writes its results."""
-        command = [self.tree.python, "-u", "-m", "pytest", *selection(self.tests), "--gpumem", *self.arguments, *self.tests]
-        command += [f"--benchmark-json={results}"]
-        return [*command, f"--gpumem-baseline={results.with_name('none')}", "-p", "no:cacheprovider"]
+        own = [f"--gpumem-baseline={results.with_name('none')}", "-p", "no:cacheprovider"]
+        return child.pytest_command([*self.arguments, *own], tests=self.tests, results=results, python=self.tree.python)
 
     @property
     def own(self) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
 from pytest_gpumem.nsight.ncu import CountedKernel, kernels_in
-from pytest_gpumem.nsight.profile_tests import gpu, named_device, selection
+from pytest_gpumem.nsight.profile_tests import gpu, named_device
 from pytest_gpumem.nsight.recording import BadReport, Place, place_of, place_of_row
 from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
 from pytest_gpumem.outcomes import Exit
@@ -27,7 +25,6 @@ from pytest_gpumem.records.result_file import load as load_results
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.runs import child
-from pytest_gpumem.settings import OF_A_RUN, without
 
 SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
@@ -82,13 +79,12 @@ def count(
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-        # The user's arguments come second, so that a device of theirs wins.
-        pytest_command = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(tests)]
-        command = counting_command(program, [*pytest_command, *arguments, *tests, f"--benchmark-json={results}"], log)
+        pytest_command = child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
+        command = counting_command(program, pytest_command, log)
         echo(f"gpumem: {child.shown(command)}")
         try:
-            finished = child.run(command, without(environment, *OF_A_RUN), echo)
-        except (OSError, subprocess.SubprocessError) as error:
+            finished = child.run(command, child.for_a_part(environment), echo)
+        except OSError as error:
             raise NothingCounted(f"{program} cannot be started: {error}") from None
         said = log.read_text(errors="replace") if log.exists() else ""
         facts, rows = _results(results, finished, said)

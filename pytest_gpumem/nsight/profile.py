@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select, selection
+from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select
 from pytest_gpumem.nsight.tools import (
     COLLECTED,
     NCU,
@@ -27,7 +26,6 @@ from pytest_gpumem.nsight.tools import (
 )
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.runs import child
-from pytest_gpumem.settings import OF_A_RUN, without
 
 WHOLE_RUN = "gpumem"
 """Name of a report of several tests, where nobody says otherwise."""
@@ -146,14 +144,12 @@ def _profile(
     tests = select(wanted.arguments, wanted.tests, environment, echo)
     file = _with_ending(wanted.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
     _check_file(file, wanted.overwrite)
-    # The user's arguments come second, so that a device of theirs wins.
-    pytest_command = [sys.executable, "-u", "-m", "pytest", "--gpumem", *gpu(environment), *selection(wanted.tests)]
-    command = command_of(program, [*pytest_command, *wanted.arguments, *wanted.tests], file, tests)
+    command = command_of(program, child.pytest_command(wanted.arguments, options=gpu(environment), tests=wanted.tests), file, tests)
     written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     try:
-        finished = child.run(command, without(environment, *OF_A_RUN), echo)
-    except (OSError, subprocess.SubprocessError) as error:
+        finished = child.run(command, child.for_a_part(environment), echo)
+    except OSError as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == Exit.USAGE:
         raise BadCall("pytest did not accept its arguments or the device; what it said is above")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,7 @@ from pathlib import Path
 from pytest_gpumem.nsight.tools import filters
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
-from pytest_gpumem.runs.child import run
-from pytest_gpumem.settings import OF_A_RUN, without
-
-PLUGIN = "pytest_gpumem.plugin.profiling"
-"""What pytest is told to load besides; the plugin's name, because this package's floors do not allow its import."""
+from pytest_gpumem.runs.child import for_a_part, pytest_command, run
 
 
 class BadCall(Exception):
@@ -34,11 +29,6 @@ class Selected:
     """It uses `gpu_benchmark`."""
     managed: bool
     """It uses a fixture that allocates managed memory."""
-
-
-def selection(tests: Sequence[str]) -> list[str]:
-    """Options of pytest that load what `tests` need: this part of the plugin, told which tests run."""
-    return ["-p", PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
 
 
 def named_device(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -80,8 +70,8 @@ def select(
             raise BadCall(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
-        command = [sys.executable, "-m", "pytest", *selection(tests), "--gpumem-ranges-file", str(file), "--gpumem", "--collect-only", "-q"]
-        done = run([*command, *arguments, *tests], without(environment, *OF_A_RUN), lambda _: None)
+        command = pytest_command(arguments, options=["--collect-only", "-q", f"--gpumem-ranges-file={file}"], tests=tests)
+        done = run(command, for_a_part(environment), lambda _: None)
         plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
         for line in done.output.splitlines():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -104,7 +103,7 @@ def _printed(path: Path, environment: Mapping[str, str]) -> Recording:
 def _run(command: list[str], environment: Mapping[str, str]) -> child.Finished:
     try:
         return child.run(command, environment, lambda line: None)
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         raise BadReport(f"{command[0]} cannot be started: {error}") from None
 
 

@@ -30,8 +30,8 @@ class Gate:
     """A pytest plugin that waits before the first test, and remembers what became of each."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._told = os.fdopen(job["told"], "r", encoding="utf-8")
-        self._say = os.fdopen(job["say"], "w", encoding="utf-8")
+        self._told = os.fdopen(job["reads"], "r", encoding="utf-8")
+        self._say = os.fdopen(job["writes"], "w", encoding="utf-8")
         self._job = job
         self._early: bool = job["early"]
         self._tests: list[str] | None = None
@@ -179,9 +179,9 @@ def _below(path: str, folders: list[str]) -> bool:
 
 
 def main() -> None:
-    """`duet_worker.py JSON`: told, say (file descriptors), early, cwd, names, roots, foreign, spared, arguments."""
+    """`duet_worker.py JSON`: reads, writes (file descriptors), early, cwd, names, roots, foreign, spared, arguments."""
     job = json.loads(sys.argv[1])
-    for descriptor in (job["told"], job["say"]):
+    for descriptor in (job["reads"], job["writes"]):
         os.set_inheritable(descriptor, False)
     # Python put this file's folder there; its modules have ordinary names that would shadow a project's own.
     here = os.path.dirname(os.path.realpath(__file__))

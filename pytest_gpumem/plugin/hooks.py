@@ -28,12 +28,6 @@ pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
 
-PROMISES = (
-    *("--gpumem-strict", "--gpumem-save", "--gpumem-l2-sweep", "--gpumem-l2-sweep-map"),
-    *("--gpumem-report", "--gpumem-markdown", "--gpumem-code-quality"),
-)
-"""Options that ask for something which a session that measures nothing cannot give."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem", "GPU memory performance")
@@ -66,10 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(printable(str(error))) from None
         return
     off = switched_off(os.environ)
-    idle = [option.flag for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
-    if promises := [flag for flag in idle if flag in PROMISES]:
-        raise pytest.UsageError(f"gpumem: {', '.join(promises)} without --gpumem: nothing would be measured, and the run be green")
-    config.stash[IDLE] = idle
+    idle = [option for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
+    if unfulfilled := [option.flag for option in idle if option.role.needs_results]:
+        raise pytest.UsageError(f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run be green")
+    config.stash[IDLE] = [option.flag for option in idle]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

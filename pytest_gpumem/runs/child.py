@@ -1,17 +1,72 @@
-"""Running a command, a profiler's or one of ours, and passing on what it prints."""
+"""How commands start pytest in processes of its own, and other programs: the command line, the environment, the output.
+
+No other module of this package starts pytest. Programs that are no pytest, such as git, have a module each that asks them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
+from pytest_gpumem.settings import ANNOUNCE, OF_A_RUN, Role, of_role, switch_off
+
+ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
+"""Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
+_LAST_CHARACTERS = 1500
+"""Of a failed process's output that are kept."""
 _PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
+
+
+def pytest_command(
+    arguments: Iterable[str] = (),
+    *,
+    options: Iterable[str] = (),
+    tests: Sequence[str] | None = None,
+    results: Path | None = None,
+    python: str = sys.executable,
+) -> list[str]:
+    """The command line of a pytest with `--gpumem`.
+
+    Args:
+        arguments: the user's; they win over `options`.
+        options: defaults of the command that starts it.
+        tests: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
+        results: the file for `--benchmark-json`.
+        python: the interpreter.
+    """
+    # Unbuffered, so that its lines come in the order in which they and a profiler's are printed.
+    command = [python, "-u", "-m", "pytest", "--gpumem", *options]
+    if tests is not None:
+        command += ["-p", ONLY_PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
+    command += [*arguments, *(tests or ())]
+    return [*command, f"--benchmark-json={results}"] if results is not None else command
+
+
+def for_a_part(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off."""
+    return switch_off(environment, OF_A_RUN)
+
+
+def for_a_run(environment: Mapping[str, str], *, announces: bool = True) -> dict[str, str]:
+    """Variables of a pytest that is a run of its own and saves nothing; without `announces` it writes nothing for GitHub."""
+    return switch_off(environment, [*(option.name for option in of_role(Role.SAVING)), *([] if announces else [ANNOUNCE])])
+
+
+def name_of(argument: str) -> str:
+    """The option of a word of a command line, without its value."""
+    return "-n" if argument.startswith("-n") and not argument.startswith("--") else argument.partition("=")[0]
 
 
 @dataclass(frozen=True)
@@ -21,11 +76,11 @@ class Finished:
     exit_code: int
     """Negative for the number of the signal that ended it, as `subprocess` has it."""
     output: str
-    """What it and its children printed, both streams together."""
+    """The standard output and error of it and its children."""
 
     @property
     def how(self) -> str:
-        """How it ended."""
+        """How it ended: "exit code 7", "ended by SIGKILL"."""
         return ending(self.exit_code)
 
 
@@ -40,27 +95,148 @@ def ending(code: int) -> str:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:
-    """Run a command to its end, in `folder` or where this runs; each line that it prints goes to `echo` at once.
+    """Run a command to its end, in `folder` or the working directory; each line that it prints goes to `echo` at once.
 
     Raises:
         OSError: it cannot be started.
     """
     lines = []
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            echo(line.rstrip("\n"))
-            lines.append(line)
+    try:
+        with subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                echo(line.rstrip("\n"))
+                lines.append(line)
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from None
     return Finished(process.returncode, "".join(lines))
+
+
+def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end with this process's terminal; its exit code."""
+    sys.stdout.flush()
+    return subprocess.run(command, env=dict(environment), check=False).returncode
+
+
+def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Become another program, so that Ctrl-C and the exit code are its own. Does not return."""
+    sys.stdout.flush()
+    os.execve(command[0], list(command), dict(environment))
+
+
+class Background:
+    """A process that gets ready while others measure, and waits for its turn. Two pipes carry lines of JSON; a log keeps its output."""
+
+    def __init__(self, within: Path | None = None) -> None:
+        """Nothing is started yet. `within` is the folder for `folder`; default: the system's temporary one."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="process-", dir=within)
+        self.folder = Path(self._scratch.name)
+        """Removed by `close`."""
+        self.results = self.folder / "results.json"
+        """The file for its `--benchmark-json`."""
+        self._log: IO[str] = open(self.folder / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
+        self.reads, tell = os.pipe()
+        heard, self.writes = os.pipe()
+        self._tell = os.fdopen(tell, "w", encoding="utf-8")
+        self._heard = os.fdopen(heard, "r", encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_group = False
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, own_group: bool) -> None:
+        """Start it.
+
+        Args:
+            command: knows the descriptors `reads` and `writes`, which it inherits.
+            environment: all its variables.
+            folder: its working directory.
+            own_group: signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
+        """
+        self._has_group = own_group
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(self.reads, self.writes),
+                start_new_session=own_group,
+            )
+        finally:
+            os.close(self.reads)
+            os.close(self.writes)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def tell(self, value: object) -> None:
+        """Send it a line. Does nothing if it has ended: its output says why."""
+        with contextlib.suppress(OSError):
+            self._tell.write(json.dumps(value) + "\n")
+            self._tell.flush()
+
+    def hear(self, timeout: float) -> dict[str, Any] | None:
+        """Its next line; None if it ended, or had to be ended after `timeout` seconds."""
+        timer = threading.Timer(timeout, self._kill)
+        timer.daemon = True  # a signal may come before the try: nobody is to wait for it then
+        timer.start()
+        try:
+            line = self._heard.readline()
+        finally:
+            timer.cancel()
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return self._process.wait()
+
+    def last_output(self) -> str:
+        """The end of what it printed."""
+        self._log.flush()
+        self._log.seek(0)
+        return self._log.read().strip()[-_LAST_CHARACTERS:]
+
+    def close(self) -> None:
+        """End it if it still runs, and free what it needed; a second call does nothing."""
+        if self._process is not None and self._process.poll() is None:
+            self._kill()
+            self._process.wait()
+        for stream in (self._tell, self._heard, self._log):
+            with contextlib.suppress(OSError):  # an unsent line to a process that has ended
+                stream.close()
+        self._scratch.cleanup()
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        if not self._has_group:
+            self._process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+# Commands in words
 
 
 def shown(command: Sequence[str]) -> str:
@@ -69,9 +245,9 @@ def shown(command: Sequence[str]) -> str:
 
 
 def recorded(command: Sequence[str], root: Path | None = None) -> str:
-    """A command as a record keeps it, without paths of the machine that it ran on, as a shell takes it.
+    """A command as a record keeps it: as a shell takes it, without paths of the machine that it ran on.
 
-    Python is `python`; a path below `root` is relative to it; of any other the name stays, of a node id with the test behind it.
+    Python is `python`; a path below `root` is relative to it; of any other path the name stays, of a node id with the test behind it.
 
     Args:
         command: the program and its arguments; `--option=PATH` is one.
@@ -91,8 +267,8 @@ def recorded(command: Sequence[str], root: Path | None = None) -> str:
             own = Path(path).name
         return f"{own}{colons}{test}"
 
-    def without(part: str) -> str:
+    def without_paths(part: str) -> str:
         option, equals, value = part.partition("=")
         return f"{option}={kept(value)}" if equals and option.startswith("-") else kept(part)
 
-    return shown([without(os.fspath(part)) for part in command])
+    return shown([without_paths(os.fspath(part)) for part in command])

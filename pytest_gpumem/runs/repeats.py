@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN, OF_A_RUN, without
+from pytest_gpumem.runs.child import Background, for_a_part, pytest_command
+from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN
 
 ENDED = {"ended": True}
 """Last line of the file of `FURTHER_REPORTS`; before it stand `nodeid`, `failure` (a text or null) and `finished` of each report."""
 AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))
 """Processes that get ready while another one measures."""
-SHOWN = 1500
-"""Characters of a failed process's last words that are kept."""
 
 
 class RepeatFailed(Exception):
@@ -92,56 +86,35 @@ class _Process:
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self._name = name
-        self._scratch = tempfile.TemporaryDirectory()
-        scratch = Path(self._scratch.name)
-        self._results, self._reports = scratch / "results.json", scratch / "reports.jsonl"
-        self._log: IO[str] = open(scratch / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
-        # The last of an option counts: what stands here takes the place of what the arguments say.
-        # One word each: pytest looks for its root folder among all words that are paths, and rows are named from there.
-        own = [f"--gpumem-baseline={scratch}", f"--benchmark-json={self._results}", f"--benchmark-storage=file://{scratch}"]
-        own += [f"--junitxml={scratch / 'junit.xml'}", f"--override-ini=cache_dir={scratch / 'cache'}"]
-        turn, self._turn = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *arguments, *own],
-                cwd=folder,
-                env=without(environment, *OF_A_RUN) | {FURTHER_REPORTS: str(self._reports), FURTHER_TURN: str(turn)},
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(turn,),
-            )
-        finally:
-            os.close(turn)
+        self._child = child = Background()
+        scratch = child.folder
+        self._reports = scratch / "reports.jsonl"
+        # The last of an option counts: these replace the arguments' own. One word each: pytest looks for its root folder among all words
+        # that are paths, and rows are named from there.
+        own = [f"--gpumem-baseline={scratch}", f"--benchmark-storage=file://{scratch}", f"--junitxml={scratch / 'junit.xml'}"]
+        own += [f"--override-ini=cache_dir={scratch / 'cache'}"]
+        further = {FURTHER_REPORTS: str(self._reports), FURTHER_TURN: str(child.reads)}
+        command = pytest_command([*arguments, *own], results=child.results)
+        child.start(command, for_a_part(environment) | further, folder, own_group=False)
 
     def measure(self, tests: Sequence[str], device: str) -> Further:
         """Let it measure these tests, or all that it collected, and wait for its end. Raises `RepeatFailed`."""
-        with contextlib.suppress(BrokenPipeError):  # it ended before its turn: its last words say why
-            os.write(self._turn, json.dumps(list(tests)).encode() + b"\n")
-        code = self._process.wait()
-        self._log.flush()
-        self._log.seek(0)
-        words = self._log.read().strip()[-SHOWN:]
+        child = self._child
+        child.tell(list(tests))
+        code, output = child.wait(), child.last_output()
         ended, failures, finished = _reported(self._reports)
-        broken = None if ended and code in (Exit.FINE, Exit.FAILED) else f"ended with {code}: {words}"
-        measured = self._results.exists() and self._results.stat().st_size > 0
+        broken = None if ended and code in (Exit.FINE, Exit.FAILED) else f"ended with {code}: {output}"
+        measured = child.results.exists() and child.results.stat().st_size > 0
         if not (failures or finished) if broken else not measured:
-            raise RepeatFailed(f"{self._name} ended with {code} and measured nothing: {words}")
-        rows = _rows(self._results, device, self._name) if measured else {}
-        failed = words if broken is None and code and not failures else None
+            raise RepeatFailed(f"{self._name} ended with {code} and measured nothing: {output}")
+        rows = _rows(child.results, device, self._name) if measured else {}
+        failed = output if broken is None and code and not failures else None
         self.close()
         return Further(self._name, rows, failures, finished, broken, failed)
 
     def close(self) -> None:
-        """End it if it still runs, and free what it needed; a second call does nothing."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._turn >= 0:
-            os.close(self._turn)
-            self._turn = -1
-        self._log.close()
-        self._scratch.cleanup()
+        """End it if it still runs; a second call does nothing."""
+        self._child.close()
 
 
 def _rows(results: Path, device: str, name: str) -> dict[str, Row]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -25,30 +20,28 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
 from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs.child import Background, for_a_part, name_of
 from pytest_gpumem.runs.schedule import Turn
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
-from pytest_gpumem.settings import OF_A_RUN, without
+from pytest_gpumem.settings import OPTIONS, Role, of_role
 
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
 READY_SECONDS = 1800.0
 """Seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources."""
 WORK_SECONDS = 3600.0
 """Seconds that a process may take to measure."""
-SHOWN = 1500
-"""Characters of a failed process's last words that are kept."""
-REFUSED = {
-    "--benchmark-json": "the duet reads that file itself; --json writes what it found",
-    "--gpumem-save": "a duet accepts nothing into a baseline",
-    "--gpumem-report": "a duet's processes are no runs of their own; --json writes what it found",
-    "--gpumem-markdown": "a duet's processes are no runs of their own; --json writes what it found",
-    "--gpumem-code-quality": "a duet's processes are no runs of their own; --json writes what it found",
+END_SECONDS = 60.0
+"""Seconds that a process may take to end after its last line."""
+REFUSED: Mapping[str, str] = {
+    "--benchmark-json": "the duet reads that file itself; --json writes its results",
+    **{option.flag: "a duet saves nothing into a baseline" for option in of_role(Role.SAVING)},
+    **{option.flag: "a duet's processes are no runs of their own; --json writes its results" for option in of_role(Role.OUTPUT)},
+    **{option.flag: "a duet sweeps nothing" for option in of_role(Role.SWEEP)},
+    **{option.flag: "a duet has fresh processes of its own" for option in of_role(Role.PROCESSES)},
     "--gpumem-baseline": "a duet compares with BASE alone",
-    "--gpumem-l2-sweep": "a duet sweeps nothing",
-    "--gpumem-processes": "a duet has fresh processes of its own",
-    "-n": "a duet measures one process at a time",
-    "--numprocesses": "a duet measures one process at a time",
+    **dict.fromkeys(("-n", "--numprocesses"), "a duet measures one process at a time"),
 }
-"""Arguments of pytest that cannot be given, and why."""
+"""Arguments of pytest that a duet does not accept, and why."""
 
 
 @dataclass(frozen=True)
@@ -109,20 +102,33 @@ class Process:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse what a process of a duet cannot be given.
+    """Refuse arguments that a process of a duet does not accept.
 
     Raises:
         DuetError: names the argument and why.
     """
     for argument in arguments:
-        name = "-n" if argument.startswith("-n") and not argument.startswith("--") else argument.partition("=")[0]
-        if name in REFUSED:
-            raise DuetError(f"{argument} among pytest's arguments: {REFUSED[name]}")
+        if (why := REFUSED.get(name_of(argument))) is not None:
+            raise DuetError(f"{argument} among pytest's arguments: {why}")
+
+
+def accepted(arguments: Sequence[str]) -> list[str]:
+    """A run's arguments without those that a process of a duet does not accept, each with its value."""
+    flags = {option.flag for option in OPTIONS if option.is_flag}
+    left: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name = name_of(word)
+        if name not in REFUSED:
+            left.append(word)
+        elif word == name and name not in flags:
+            next(words, None)  # its value stands apart
+    return left
 
 
 def environment_of(side: Side, other: Side, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of a process that measures one of two sides: it is no run of its own, and sees nothing of the other side."""
-    own = without({name: value for name, value in environment.items() if not name.startswith("GIT_")}, *OF_A_RUN)
+    own = for_a_part({name: value for name, value in environment.items() if not name.startswith("GIT_")})
     path = moved_path(environment, side, other.root)
     return own if path is None else own | {"PYTHONPATH": path}
 
@@ -226,62 +232,42 @@ class _Worker:
     def __init__(self, turn: Turn, side: Side, job: dict[str, Any], environment: Mapping[str, str], within: Path) -> None:
         self.turn = turn
         self._side = side
-        self._folder = tempfile.TemporaryDirectory(prefix="process-", dir=within)
-        self._results = Path(self._folder.name, "results.json")
-        self._log: IO[str] = open(Path(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
-        told, tell = os.pipe()
-        heard, say = os.pipe()
-        self._tell = os.fdopen(tell, "w", encoding="utf-8")
-        self._heard = os.fdopen(heard, "r", encoding="utf-8")
-        job = job | {"told": told, "say": say, "arguments": [*job["arguments"], f"--benchmark-json={self._results}"]}
-        try:
-            # A session of its own, so that Ctrl-C reaches the duet alone, which then ends what it started.
-            self._process = subprocess.Popen(
-                [side.python, str(SCRIPT), json.dumps(job)],
-                cwd=side.folder,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(told, say),
-                start_new_session=True,
-            )
-        finally:
-            os.close(told)
-            os.close(say)
+        self._child = child = Background(within)
+        pipes = {"reads": child.reads, "writes": child.writes}
+        job = job | pipes | {"arguments": [*job["arguments"], f"--benchmark-json={child.results}"]}
+        # Ctrl-C reaches the duet alone, which then ends what it started.
+        child.start([side.python, str(SCRIPT), json.dumps(job)], environment, side.folder, own_group=True)
 
     def run(self, tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]]) -> Process:
-        first = self._line(READY_SECONDS)
+        child = self._child
+        first = child.hear(READY_SECONDS)
         utc, begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
-        done = Process(self.turn, attempt, utc, 0.0, self._process.pid)
+        done = Process(self.turn, attempt, utc, 0.0, child.pid)
         last = first
         if first is not None and first.get("ready"):
-            with contextlib.suppress(OSError):  # it died while it waited: there will be no answer
-                self._tell.write(json.dumps({"tests": tests, "ways": ways}) + "\n")
-                self._tell.flush()
-            last = self._line(WORK_SECONDS)
-        if last is None or "exit" not in last:
-            code = self._ended()
-            return replace(done, seconds=time.perf_counter() - begun, error=f"exit status {code}: {self._words()}")
-        self._ended()
+            child.tell({"tests": tests, "ways": ways})
+            last = child.hear(WORK_SECONDS)
+        code = child.wait(END_SECONDS)
         done = replace(done, seconds=time.perf_counter() - begun)
+        if last is None or "exit" not in last:
+            return replace(done, error=f"exit status {code}: {self._errors()}")
         if last["strays"]:
             raise DuetError(
                 f"{self.turn.side} ({self._side.what}) did not run its own code: {last['strays'][0]}; install the project for editing, "
                 "or take what is in the way off PYTHONPATH"
             )
         if last["exit"] in (Exit.INTERNAL_ERROR, Exit.USAGE) and not (first or {}).get("ready"):
-            raise DuetError(f"{self.turn.side} ({self._side.what}): pytest ended with {last['exit']}: {self._words()}")
+            raise DuetError(f"{self.turn.side} ({self._side.what}): pytest ended with {last['exit']}: {self._errors()}")
         outcomes = {name: (said[0], said[1]) for name, said in last["outcomes"].items()}
         done = replace(done, outcomes=outcomes, strict=str((first or {}).get("strict")).lower() in ("1", "true", "yes", "on"))
         return self._with_rows(done)
 
     def _with_rows(self, done: Process) -> Process:
         """The rows from pytest's results, if it wrote any: it writes none where no test measured."""
-        if not self._results.exists() or not self._results.stat().st_size:
+        if not self._child.results.exists() or not self._child.results.stat().st_size:
             return done
         try:
-            document = document_from_json(json.loads(self._results.read_text(encoding="utf-8")).get("gpumem"))
+            document = document_from_json(json.loads(self._child.results.read_text(encoding="utf-8")).get("gpumem"))
         except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
             kind = "of another version of this plugin" if isinstance(error, SchemaError) else "no results"
             raise DuetError(f"{self.turn.side} ({self._side.what}) wrote {kind}: {error}") from None
@@ -298,49 +284,16 @@ class _Worker:
             rows=tuple(with_medians(row) for row in document.rows),
         )
 
-    def _line(self, timeout: float) -> dict[str, Any] | None:
-        """What it says next; None if it ended, or was ended because time ran out."""
-        timer = threading.Timer(timeout, self._kill)
-        timer.daemon = True  # a signal may come between its start and the try: nobody is to wait for it then
-        timer.start()
-        try:
-            line = self._heard.readline()
-        finally:
-            timer.cancel()
-        try:
-            said = json.loads(line)
-        except ValueError:
-            return None
-        return said if isinstance(said, dict) else None
-
-    def _ended(self) -> int:
-        try:
-            return self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            return self._process.wait()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _words(self) -> str:
-        self._log.flush()
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read()[-SHOWN:].splitlines() if line.strip()]
-        # pytest's parser says what is wrong on the line after its usage.
+    def _errors(self) -> str:
+        """The last errors that pytest printed, else its last lines."""
+        lines = [line.strip() for line in self._child.last_output().splitlines() if line.strip()]
+        # pytest's parser names the mistake on the line after its usage.
         errors = [line for line in lines if (line.startswith(("ERROR", "E  ")) and "usage:" not in line) or ": error: " in line]
-        return " | ".join((errors or lines)[-3:]) or "it said nothing"
+        return " | ".join((errors or lines)[-3:]) or "it printed nothing"
 
     def close(self) -> None:
-        """End it, if it still runs, with what it started, and free what it needed."""
-        if self._process.poll() is None:
-            self._kill()
-            self._process.wait()
-        for stream in (self._tell, self._heard, self._log):
-            with contextlib.suppress(OSError):  # words to a dead process
-                stream.close()
-        self._folder.cleanup()
+        """End it, if it still runs, with what it started."""
+        self._child.close()
 
 
 def with_medians(row: Row) -> Row:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
-from pytest_gpumem.settings import OF_A_RUN, without
+from pytest_gpumem.runs.child import for_a_part
 
 Run = Callable[..., pytest.RunResult]
 
@@ -206,5 +206,5 @@ def test_nothing_is_measured_again_where_the_run_was_cut_short(pytester: pytest.
 
 def test_a_process_of_a_duet_measures_once(pytester: pytest.Pytester, run: Run) -> None:
     """Pairs decide. A process that commands run gets these variables."""
-    run(**without({}, *OF_A_RUN), LIMIT="0.8%").assert_outcomes(passed=2)
+    run(**for_a_part({}), LIMIT="0.8%").assert_outcomes(passed=2)
     assert (verdict(pytester.path), times(pytester.path)) == (("UNDECIDED", "noisy", 1), ONCE)

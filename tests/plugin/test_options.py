@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from pytest_gpumem.devices import cuda, opening
+from pytest_gpumem.settings import Option, Role, of_role
 
 Run = Callable[..., pytest.RunResult]
 
@@ -139,13 +140,13 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> No
     assert "--gpumem-strict" in only_line(without_gpu("--gpumem", "--gpumem-strict"))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--gpumem-l2-sweep"], ["--gpumem-l2-sweep-map", "map.svg"], ["--gpumem-save"], ["--gpumem-markdown=out.md"]]
-)
-def test_what_a_session_without_the_switch_cannot_give_is_refused(pytester: pytest.Pytester, arguments: list[str]) -> None:
+@pytest.mark.parametrize("option", of_role(Role.STRICTNESS, Role.SWEEP, Role.SAVING, Role.OUTPUT), ids=lambda option: option.name)
+def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytester: pytest.Pytester, option: Option) -> None:
+    """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")
-    line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments))
-    assert f"{arguments[0].partition('=')[0]} without --gpumem: nothing would be measured" in line
+    argument = option.flag if option.is_flag else f"{option.flag}=out.svg"
+    line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", argument))
+    assert f"{option.flag} without --gpumem: nothing would be measured" in line
 
 
 def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> None:

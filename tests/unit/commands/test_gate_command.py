@@ -38,8 +38,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
         def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...]) -> gate.Screened:
             assert not any((output / name).exists() for name in gate.FILES)
-            (output / gate.QUALITY).write_text(code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows}))
-            (output / gate.SUMMARY).write_text("the screen's")
+            (output / gate.OUTPUTS["code_quality"]).write_text(
+                code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows})
+            )
+            (output / gate.OUTPUTS["markdown"]).write_text("the screen's")
             document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
 
@@ -221,7 +223,7 @@ def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path,
     ("arguments", "words"),
     [
         (["--", "--benchmark-json=x"], "--benchmark-json among pytest's arguments: the gate writes into gpumem-results"),
-        (["--", "--gpumem-save"], "a gate accepts nothing into a baseline"),
+        (["--", "--gpumem-save"], "a gate saves nothing into a baseline"),
         (["--max-regression", "2"], "--max-regression: '2'"),
         (["--output", "calls"], "--output"),
     ],

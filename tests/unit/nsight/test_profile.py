@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import profile
-from pytest_gpumem.nsight.profile_tests import Selected, listing, selection, to_json
+from pytest_gpumem.nsight.profile_tests import Selected, listing, to_json
 from pytest_gpumem.nsight.tools import filters, ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
@@ -265,4 +265,3 @@ def test_a_test_is_chosen_by_its_node_id_once(tmp_path: Path) -> None:
     assert chosen("a.py::TestC") == ["a.py::TestC::test_x"]
     assert chosen("b.py", "a.py::test_xy") == ["a.py::test_xy", "b.py::test_x"]
     assert chosen("c.py::test_x") == []
-    assert selection(["a.py::test_x"])[-2:] == ["--gpumem-only", "a.py::test_x"]

@@ -7,7 +7,6 @@ from flagged_rows import row
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.commands.gate import duet_arguments
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Missing, Row
@@ -21,6 +20,7 @@ from pytest_gpumem.runs.decision import (
     settled,
     with_missing,
 )
+from pytest_gpumem.runs.workers import accepted
 
 PASSED, FAILED, UNDECIDED = Judged("PASS", "+0.1 %"), Judged("FAIL", "slower: +3 %"), Judged("UNDECIDED", "noisy")
 
@@ -258,7 +258,7 @@ def test_rows_that_were_not_flagged_are_left_alone() -> None:
     ],
 )
 def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: list[str]) -> None:
-    assert duet_arguments(given) == left
+    assert accepted(given) == left
 
 
 def test_what_a_duets_document_says() -> None:

@@ -16,6 +16,7 @@ from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
     Overrides,
+    Role,
     Settings,
     SettingsError,
     is_enabled,
@@ -24,9 +25,10 @@ from pytest_gpumem.settings import (
     marker_limits,
     marker_overrides,
     merge_limits,
+    of_role,
     override,
     resolve,
-    without,
+    switch_off,
 )
 
 ON = {"gpumem": True}
@@ -303,9 +305,21 @@ def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
 
 
 def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
-    environment = without(without({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, "save"), "processes", "report")
+    environment = switch_off(switch_off({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, ["save"]), ["processes", "report"])
     settings = settled({"gpumem_save": True, "gpumem_report": "x.html"}, environment, {"gpumem_save": "true", "gpumem_strict": "true"})
     assert (settings.save, settings.processes, settings.report, settings.strict) == (False, None, None, True)
+
+
+def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
+    of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
+    assert of_a_run == {"save", "strict", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality"}
+    assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes"}
+    assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
+    # A gate gives each output a file of its own.
+    files = [option.gate_file for option in of_role(Role.OUTPUT)]
+    assert None not in files
+    assert len(set(files)) == len(files)
+    assert {option.role for option in OPTIONS if option.gate_file is not None} == {Role.OUTPUT}
 
 
 # Limits of a test that ask less than the run's
