@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.records.measurement import Traffic
@@ -83,14 +83,14 @@ class Copy(Work):
         self._device, self._destination, self._source = device, destination, source
         self._pieces = cut(source.nbytes, pieces)
         self.verifies = True
-        self.on_host = MemoryKind.PAGEABLE in (destination.kind, source.kind)
+        self.on_host = destination.kind.pageable or source.kind.pageable
         times = f" in {pieces} pieces" if pieces > 1 else ""
         self.name = f"{source.kind.value} to {destination.kind.value}{times}"
 
     @property
     def engines(self) -> frozenset[str]:
         kinds = (self._source.kind, self._destination.kind)
-        if MemoryKind.PEER in kinds:
+        if any(kind.on_peer for kind in kinds):
             return frozenset([PEER])
         if kinds[0].on_host:
             return frozenset([HOST_TO_DEVICE])
@@ -335,7 +335,7 @@ class StagedCopy(Work):
         self._device, self._source, self._there, self._target = device, source, there, target
         self._kernel, self._parameter, self._scalars = kernel, arrays[0].name, dict(scalars)
         check_engines(device, frozenset([HOST_TO_DEVICE]))
-        self.on_host = MemoryKind.PAGEABLE in (source.kind, target.kind if target is not None else None)
+        self.on_host = source.kind.pageable or (target is not None and target.kind.pageable)
         self._pieces = cut(there.nbytes, chunks or streams)
         self._lanes = tuple(device.streams.create() for _ in range(streams))
         self._steps = [self._step(offset, nbytes) for offset, nbytes in self._pieces]

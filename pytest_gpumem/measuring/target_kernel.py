@@ -101,11 +101,11 @@ class KernelLaunches:
             sectors_per_request=sectors_per_request(accesses) if requests else None,
             requested=requested_bytes(accesses) if requests else None,
             kernel_source=None if kernel.source is None else fingerprint(kernel.source),
-            host_memory=tuple((name, b.kind.value) for name, b in buffers.items() if b.kind is not MemoryKind.DEVICE),
+            host_memory=tuple((name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device),
             managed=tuple(b for b in buffers.values() if b.goes_home),
             window=self._window,
             notes=self._notes(),
-            waits=any(b.kind is MemoryKind.PAGEABLE for b in buffers.values()),
+            waits=any(b.kind.pageable for b in buffers.values()),
             check=None if kernel.reference is None else self.check,
             move=self._move if self._movable else None,
             close=self.close,
@@ -142,7 +142,7 @@ class KernelLaunches:
     def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._leave()
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
-        if self.target.any_stream and all(b.kind is MemoryKind.DEVICE for b in self._movable):
+        if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
             nbytes = sum(b.nbytes for b in self._movable)
             count = side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
             if count:

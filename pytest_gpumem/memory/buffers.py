@@ -21,10 +21,6 @@ that a kernel faulted in would otherwise stay, and a prefetch that does nothing 
 ALIGNMENT = 256
 """Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
 
-MOVABLE = (MemoryKind.DEVICE, MemoryKind.MANAGED)
-"""Kinds whose address matters to the device's memory system. Host memory stays where it is: pinning is slow, and a link does not
-see the difference."""
-
 
 class BadBuffer(ValueError):
     """A buffer was asked for that cannot be: wrong size, type or kind."""
@@ -106,7 +102,7 @@ class Buffer:
     @property
     def goes_home(self) -> bool:
         """Whether its pages are put back before every sample."""
-        return self.kind is MemoryKind.MANAGED and self._home != "as left"
+        return self.kind.managed and self._home != "as left"
 
     def __repr__(self) -> str:
         return f"<{self.kind.value} buffer, {format_bytes(self.nbytes)} of {self.dtype_name} at {self.address or self.host_address:#x}>"
@@ -185,7 +181,7 @@ class Buffer:
 
     def put_home(self, stream: Stream) -> None:
         """Put managed pages back to where they are before every sample; queued on `stream`."""
-        if self.kind is not MemoryKind.MANAGED:
+        if not self.kind.managed:
             return
         if self._home in ("host", "prefetched"):
             self._arena.device.managed.prefetch(self._allocation, True, stream)
@@ -263,7 +259,7 @@ class Arena:
         if address % ALIGNMENT:
             raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
         buffer = handle(self, allocation, elements, element, home)
-        if kind is MemoryKind.MANAGED:
+        if kind.managed:
             self._managed.append(buffer)
         self._made += 1
         if populate:
@@ -294,7 +290,7 @@ class Arena:
             first = int(array.__array_interface__["data"][0])
             end = first + array.nbytes
             for held in self._allocations.values():
-                if held.kind is MemoryKind.REGISTERED and held.host_address < end and first < held.host_address + held.nbytes:
+                if held.kind.locked and held.kind.traits.adopted and held.host_address < end and first < held.host_address + held.nbytes:
                     raise BadBuffer("this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now")
             for whole, buffer in self._guests.values():
                 if isinstance(whole, np.ndarray) and np.may_share_memory(whole, array):
@@ -349,7 +345,7 @@ class Arena:
 
     def can_move(self, buffer: Buffer) -> bool:
         """Whether the harness may give it a new address."""
-        return buffer.kind in MOVABLE and all(held is not buffer for _, held in self._guests.values())
+        return buffer.kind.movable and all(held is not buffer for _, held in self._guests.values())
 
     def pad(self, nbytes: int) -> None:
         """Hold some device memory that nobody uses, so that what is allocated next lies elsewhere; ends the padding before."""

@@ -7,7 +7,7 @@ from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, Literal
 
-from pytest_gpumem.devices.protocol import AccessProperty, Device, MemoryKind
+from pytest_gpumem.devices.protocol import AccessProperty, Device
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
@@ -53,7 +53,7 @@ def asked(
 ) -> Asked:
     """Check what `persisting` was given. Raises `BadWindow` as it says."""
     facts = device.facts
-    if not isinstance(buffer, Buffer) or buffer.kind is not MemoryKind.DEVICE:
+    if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
         given = repr(buffer) if isinstance(buffer, Buffer) else in_one_line(buffer)
         raise BadWindow(f"a persisting window needs a buffer of device memory, not {given}")
     if buffer.device is not device:

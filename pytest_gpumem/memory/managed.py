@@ -216,7 +216,7 @@ def _system() -> str:
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
     """What a reader of figures of managed memory must know of this device and of these buffers."""
-    pages = [buffer for buffer in buffers if buffer.kind is MemoryKind.MANAGED]
+    pages = [buffer for buffer in buffers if buffer.kind.managed]
     if not pages:
         return
     if facts.host_page_tables:

@@ -17,7 +17,7 @@ from pytest_gpumem.devices.cuda import guests, host, links
 from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, is_sticky, message, translated
 from pytest_gpumem.devices.parts import check_part
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, MemoryKind, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256
@@ -90,7 +90,7 @@ class CudaMemory:
         if nbytes <= 0:
             raise DeviceError(f"cannot allocate {nbytes} bytes")
         free = self.free_bytes(kind)
-        if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED) and nbytes > free - self._kept(kind):
+        if not kind.beyond_link and nbytes > free - self._kept(kind):
             self._empty_pools()
             self.make_room()
             free = self.free_bytes(kind)
@@ -119,11 +119,13 @@ class CudaMemory:
             flags |= runtime.hostAllocWriteCombined if write_combined else 0
             at = int(runtime.hostAlloc(nbytes, flags))
             return self._lock(Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at))
+        if not kind.traits.adopted:
+            raise Unsupported(f"{kind.value} memory cannot be allocated")
         # Whole pages of its own, so that no other registration shares one.
         pages = -(-nbytes // _PAGE) * _PAGE
         raw = np.empty(pages + _PAGE, dtype=np.uint8)
         start = -_address(raw) % _PAGE
-        return self._over(raw[start : start + pages], nbytes, register=kind is MemoryKind.REGISTERED)
+        return self._over(raw[start : start + pages], nbytes, register=kind.locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
@@ -214,7 +216,7 @@ class CudaMemory:
 
     def kind_at(self, address: int) -> MemoryKind | None:
         registered = any(
-            a.kind is MemoryKind.REGISTERED and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
+            a.kind.traits.adopted and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
             for a in self._locked.values()
         )
         start = max((s for s in self._ends if s <= address), default=None)
@@ -236,14 +238,13 @@ class CudaMemory:
                     self._ends.pop(start, None)
             if isinstance(allocation.backing, _Region):
                 self._left(allocation.backing)
-            elif allocation.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
+            elif not allocation.kind.beyond_link:
                 self._give_back(allocation.address, allocation.nbytes)
-            elif allocation.kind is MemoryKind.PEER:
+            elif allocation.kind.on_peer:
                 links.free_on_peer(allocation.address, self.peer)
-            elif allocation.kind is MemoryKind.PINNED:
-                runtime.freeHost(allocation.host_address)
-            elif allocation.kind is MemoryKind.REGISTERED:
-                runtime.hostUnregister(allocation.host_address)
+            elif allocation.kind.locked:
+                unlock = runtime.hostUnregister if allocation.kind.traits.adopted else runtime.freeHost
+                unlock(allocation.host_address)
         except CUPY_ERRORS as error:
             if not is_sticky(error):
                 raise DeviceError(message(error.status, str(error), f"freeing {allocation.kind.value} memory")) from error
@@ -268,7 +269,7 @@ class CudaMemory:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free: oversubscription can hang a GPU."""
         if kind.on_host:
             return host.available_bytes()
-        if kind is MemoryKind.PEER:
+        if kind.on_peer:
             with translated("asking for the other GPU's free memory"):
                 return max(0, links.free_bytes_on_peer(self.peer) - RESERVE)
         with translated("asking for the free memory"):
@@ -277,7 +278,7 @@ class CudaMemory:
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""
-        return self._spare.nbytes if self._spare is not None and kind is MemoryKind.DEVICE else 0
+        return self._spare.nbytes if self._spare is not None and kind.on_device else 0
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array: CuPy over memory that the device sees, else NumPy."""
@@ -287,7 +288,7 @@ class CudaMemory:
             raise DeviceError(f"{size} elements of {dtype} do not fit in {allocation.nbytes} bytes")
         if not allocation.address:
             return host.array(allocation, dtype, size)
-        index = self.peer if allocation.kind is MemoryKind.PEER else self._index
+        index = self.peer if allocation.kind.on_peer else self._index
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
 

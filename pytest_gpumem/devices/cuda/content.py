@@ -79,7 +79,7 @@ class CudaContent:
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """As the protocol says; booleans by a coin, complex numbers as two floats each."""
-        if allocation.kind is not MemoryKind.PEER:
+        if not allocation.kind.on_peer:
             self._fill_random(allocation, dtype, seed, cast(CudaStream, stream))
             return
         # A kernel of this GPU may not reach it.
@@ -135,7 +135,7 @@ class CudaContent:
                 del staged
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
-        if allocation.kind is MemoryKind.PEER:
+        if allocation.kind.on_peer:
             _wait(stream)
             with translated("poisoning the other GPU's memory"):
                 links.set_bytes_on_peer(allocation.address, 0xFF, allocation.nbytes, self._memory.peer)

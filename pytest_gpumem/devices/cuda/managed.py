@@ -79,7 +79,7 @@ class CudaManaged:
         return Allocation(MemoryKind.MANAGED, nbytes, address, address)
 
     def _check(self, allocation: Allocation, done: str) -> None:
-        if allocation.kind is not MemoryKind.MANAGED:
+        if not allocation.kind.managed:
             raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
         if not self._facts.concurrent_managed_access:
             raise Unsupported(f"{self._facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")

@@ -82,22 +82,19 @@ class SimulatedMemory:
         self._timeline.forbid_capture("it allocates memory")
         if nbytes <= 0:
             raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
-        if kind is MemoryKind.PEER:
+        if kind.on_peer:
             raise Unsupported("one GPU is simulated: there is no peer to copy to")
         self._take(nbytes, kind)
-        address = host_address = 0
-        if kind is MemoryKind.DEVICE:
-            address = self._device_addresses.take(nbytes)
-        elif kind is MemoryKind.MANAGED:
-            address = host_address = self._device_addresses.take(nbytes)
-        else:
+        if kind.on_host:
             host_address = self._host_addresses.take(nbytes)
-            if kind is MemoryKind.PINNED:
-                address = host_address if mapped else 0
-            elif kind is MemoryKind.REGISTERED:
-                address = self._device_addresses.take(nbytes)
+            address = host_address if kind.locked and mapped else 0
+        else:
+            address = self._device_addresses.take(nbytes)
+            host_address = address if kind.managed else 0
+        if kind.locked and kind.traits.adopted:
+            address = self._device_addresses.take(nbytes)
         allocation = Allocation(kind, nbytes, address, host_address, Content(nbytes))
-        if kind is MemoryKind.MANAGED:
+        if kind.managed:
             self._machine.pages[id(allocation)] = Pages(nbytes)
         if write_combined:
             self._machine.write_combined.add(id(allocation))
@@ -161,15 +158,12 @@ class SimulatedMemory:
         self._timeline.host += ALLOCATE
 
     def free_bytes(self, kind: MemoryKind) -> int:
-        used = self._used
-        if kind in (MemoryKind.DEVICE, MemoryKind.MANAGED):
-            taken = used[MemoryKind.DEVICE] + used[MemoryKind.MANAGED]
-            return max(0, self._machine.sheet.memory_bytes - self._machine.sheet.context_bytes - taken)
-        host = self._machine.sheet.host_memory_bytes
-        locked = used[MemoryKind.PINNED] + used[MemoryKind.REGISTERED]
-        if kind is MemoryKind.PAGEABLE:
-            return host - locked - used[MemoryKind.PAGEABLE]
-        return min(int(host * _PINNABLE) - locked, host - locked - used[MemoryKind.PAGEABLE])
+        sheet = self._machine.sheet
+        if not kind.beyond_link:
+            used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
+            return max(0, sheet.memory_bytes - sheet.context_bytes - used)
+        host = self.host()
+        return min(int(host.total * _PINNABLE) - host.locked, host.available) if kind.locked else host.available
 
     def _take(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
@@ -202,9 +196,10 @@ class SimulatedMemory:
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
 
     def host(self) -> HostMemory:
-        locked = self._used[MemoryKind.PINNED] + self._used[MemoryKind.REGISTERED]
+        locked = sum(nbytes for kind, nbytes in self._used.items() if kind.locked)
+        used = sum(nbytes for kind, nbytes in self._used.items() if kind.on_host)
         total = self._machine.sheet.host_memory_bytes
-        return HostMemory(total, total - locked - self._used[MemoryKind.PAGEABLE], locked)
+        return HostMemory(total, total - used, locked)
 
     @contextmanager
     def near_host(self, node: int | None) -> Iterator[int | None]:
@@ -225,9 +220,9 @@ class SimulatedMemory:
         if name != "numpy":
             asked = name if isinstance(name, str) else repr(like)
             raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {asked}")
-        if allocation.kind is MemoryKind.DEVICE:
+        if allocation.kind.on_device:
             raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory, or another library")
-        if allocation.kind is MemoryKind.MANAGED:
+        if allocation.kind.managed:
             self._timeline.wait(self._timeline.streams)
             self._timeline.host += self._machine.host_access(allocation, writes=True)
         array = self.view(allocation, dtype, math.prod(shape))

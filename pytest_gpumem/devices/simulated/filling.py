@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, MemoryKind, Stream
+from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
 from pytest_gpumem.devices.simulated.content import live
 from pytest_gpumem.devices.simulated.counters import copied
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
@@ -85,7 +85,7 @@ class SimulatedContent:
         memory.write(array)
 
     def _host_speed(self, allocation: Allocation, device: float, *, read: bool) -> float:
-        if allocation.kind is MemoryKind.DEVICE:
+        if allocation.kind.on_device:
             return device
         slow = read and id(allocation) in self._machine.write_combined
         return self._machine.sheet.host_bandwidth * (_WRITE_COMBINED_READ if slow else 1.0)

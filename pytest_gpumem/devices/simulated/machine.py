@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import Allocation, MemoryKind, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE
 from pytest_gpumem.devices.simulated.l2 import L2
@@ -64,7 +64,7 @@ class Machine:
 
     def copying(self, destination: Allocation, source: Allocation, nbytes: int) -> tuple[Callable[[float], float], str, bool]:
         """Duration, engine, and whether the host waits for a copy."""
-        waits = MemoryKind.PAGEABLE in (destination.kind, source.kind)
+        waits = destination.kind.pageable or source.kind.pageable
         if source.kind.on_host:
             return partial(self.run_copy, destination, source, nbytes), HOST_TO_DEVICE, waits
         if destination.kind.on_host:

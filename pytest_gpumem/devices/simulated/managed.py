@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Managed, MemoryKind, Stream
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Managed, Stream
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
 from pytest_gpumem.devices.simulated.machine import Machine
@@ -56,7 +56,7 @@ class SimulatedManaged:
         return self._machine.sheet.launch
 
     def _pages_of(self, allocation: Allocation, done: str) -> Pages:
-        if allocation.kind is not MemoryKind.MANAGED:
+        if not allocation.kind.managed:
             raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
         return self._machine.pages[id(allocation)]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.devices.protocol import AccessProperty, Allocation, MemoryKind, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.l2 import L2, State, miss_ratio
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages
@@ -381,7 +381,7 @@ class Timing:
     def copy(self, destination: Allocation, source: Allocation, nbytes: float) -> float:
         """Seconds of a copy between any two kinds of memory, after the launch itself."""
         sheet = self._sheet
-        pageable = MemoryKind.PAGEABLE in (destination.kind, source.kind)
+        pageable = destination.kind.pageable or source.kind.pageable
         if source.kind.on_host and destination.kind.on_host:
             return nbytes / sheet.host_bandwidth
         if source.kind.on_host:
