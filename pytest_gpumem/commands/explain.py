@@ -19,25 +19,25 @@ from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
     from pytest_gpumem.explain.causes import Explanation
-    from pytest_gpumem.explain.evidence import Side
+    from pytest_gpumem.explain.evidence import SideEvidence
 
 
 PAIRS = 3
 
 
 @click.command(
-    short_help="Say why tests got slower.",
+    short_help="List why tests got slower.",
     epilog=examples(
         "gpumem explain --base main tests/test_a.py::test_triad", "gpumem explain base.json head.json            # without a GPU"
     ),
 )
 @click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
 @click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
-@click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: where it is installed.")
-@click.option("--nsys/--no-nsys", "traces", default=None, help="Trace by Nsight Systems too. Default: where CUPTI could not watch.")
+@click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: if it is installed.")
+@click.option("--nsys/--no-nsys", "traces", default=None, help="Trace under Nsight Systems too. Default: if CUPTI could not watch.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanations as JSON.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, into it.")
-@click.option("--rules", is_flag=True, help="List the rules with their thresholds, and do nothing else.")
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, here.")
+@click.option("--rules", is_flag=True, help="Only list the rules with their thresholds.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
 def explain(
     base: str | None,
@@ -49,10 +49,10 @@ def explain(
     rules: bool,
     arguments: tuple[str, ...],
 ) -> int:
-    """Say why tests got slower since BASE, ordered by how much of the slow-down each cause accounts for.
+    """List why tests got slower since BASE, and the share of the slow-down that each cause accounts for.
 
-    With --base, measures both sides in alternating fresh processes, watches one launch of each measurement (CUPTI), and counts under
-    Nsight Compute. With two files of results or evidence it needs neither a GPU nor the code.
+    With --base, both sides are measured in alternating fresh processes, CUPTI watches one launch of each measurement, and Nsight Compute
+    counts. With two files of results or evidence neither a GPU nor the code is needed.
 
     TEST is a node id, with "::" in it; everything else goes to pytest.
     """
@@ -73,7 +73,7 @@ def explain(
             if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
                 raise ExplainError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
             if not (pairs is None and counters is None and traces is None):
-                raise ExplainError("--pairs, --ncu and --nsys are about measuring; without --base nothing is measured")
+                raise ExplainError("--pairs, --ncu and --nsys need --base; without it nothing is measured")
             sides = load(arguments[0]), load(arguments[1])
         else:
             tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
@@ -119,7 +119,7 @@ def explain(
     return 0
 
 
-def explanations(base: Side, head: Side) -> dict[str, Explanation]:
+def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanation]:
     """The explanation of each measurement that both sides have, by row key.
 
     Raises:
@@ -138,27 +138,27 @@ def explanations(base: Side, head: Side) -> dict[str, Explanation]:
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
 
 
-def _of_sides(base: Side, head: Side) -> Iterator[str]:
-    """What is to be known of each side, said once where it is the same of both."""
+def _of_sides(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
+    """The notes of each side; once if both have the same."""
     yield from (f"base and head: {note}" for note in base.notes if note in head.notes)
     for name, one, other in (("base", base, head), ("head", head, base)):
         yield from (f"{name}: {note}" for note in one.notes if note not in other.notes)
 
 
-def _alone(base: Side, head: Side) -> Iterator[str]:
-    """What only one side measured, of which nothing can be said."""
+def _alone(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
+    """The measurements that only one side has."""
     for name, one, other in (("base", base, head), ("head", head, base)):
         if missing := [key for key in one.measured if key not in other.measured]:
             yield f"only {name} measured {', '.join(missing)}"
 
 
 def _deepest(folder: Path) -> Path:
-    """The part of a path that is there."""
+    """The longest part of a path that exists."""
     return next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
 
 
 def _check_tools(counters: bool | None, traces: bool | None) -> None:
-    """Refuse a tool that was asked for and is not there, before anything is measured.
+    """Refuse a requested tool that is missing, before anything is measured.
 
     Raises:
         ExplainError: the tool, and the remedy.
@@ -166,8 +166,8 @@ def _check_tools(counters: bool | None, traces: bool | None) -> None:
     from pytest_gpumem.explain.evidence import ExplainError
     from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
 
-    for asked, tool in ((counters, NCU), (traces, NSYS)):
-        if asked:
+    for requested, tool in ((counters, NCU), (traces, NSYS)):
+        if requested:
             try:
                 find(tool, os.environ)
             except ToolMissing as error:
@@ -176,7 +176,7 @@ def _check_tools(counters: bool | None, traces: bool | None) -> None:
 
 def _measured(
     base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
-) -> tuple[Side, Side]:
+) -> tuple[SideEvidence, SideEvidence]:
     from pytest_gpumem.explain.evidence import ExplainError, load
     from pytest_gpumem.explain.playing import Asked, alone, play
     from pytest_gpumem.runs import DuetError
@@ -187,7 +187,7 @@ def _measured(
     asked = Asked(tests, arguments, pairs, counters, traces)
 
     def echo(line: str) -> None:
-        # Explanations go to standard output, what pytest and ncu print to standard error.
+        # Explanations go to standard output, the output of pytest and the tools to standard error.
         click.echo(printable(line), err=True)
 
     try:
@@ -202,7 +202,7 @@ def _measured(
 
 
 def rules_text() -> str:
-    """The rules as a table: name, what each looks at, its threshold, its estimate, what it needs."""
+    """The rules as a Markdown table."""
     from pytest_gpumem.explain.causes import RULES
 
     lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]

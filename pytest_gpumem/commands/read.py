@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
 
 
-SHOWN = 8
-"""Kernels that are shown of what was not measured."""
-
-
 def text(recording: Recording) -> str:
     """A paragraph for each measurement."""
     recording, lines = printable(recording), []
@@ -41,7 +37,6 @@ def text(recording: Recording) -> str:
 
 def _profile(one: TestProfile) -> Iterator[str]:
     launches = "" if one.launches is None else f"  {_count(one.launches, 'launch')}"
-    # Only where there are several is a process worth a word.
     yield f"{one.key}{launches}" if one.kernels or one.copies or one.launches else f"{one.key}  outside of its measurements"
     for kernel in one.kernels:
         yield from _kernel(kernel)
@@ -49,7 +44,7 @@ def _profile(one: TestProfile) -> Iterator[str]:
         yield f"  {_copy(copy)}"
     if one.migrations is not None and one.migrations != PageCounts():
         yield f"  pages: {said(one.migrations)}"
-    clocks = [f"{what} {hz / 1e6:.0f} MHz" for what, hz in (("SM", one.sm_clock_hz), ("memory", one.memory_clock_hz)) if hz is not None]
+    clocks = [f"{name} {hz / 1e6:.0f} MHz" for name, hz in (("SM", one.sm_clock_hz), ("memory", one.memory_clock_hz)) if hz is not None]
     if clocks:
         yield f"  clocks: {', '.join(clocks)}"
     if one.set_aside is not None:
@@ -63,15 +58,15 @@ def _kernel(kernel: KernelUse) -> Iterator[str]:
     yield f"  {kernel.name}"
     yield f"    {_count(kernel.launches, 'launch')} of {shape} threads, {format_time(kernel.nanoseconds_each / 1e9)} each"
     figures = []
-    for what, nbytes in (("read", kernel.dram_read), ("written", kernel.dram_written)):
+    for name, nbytes in (("read", kernel.dram_read), ("written", kernel.dram_written)):
         if nbytes is not None:
-            figures.append(f"DRAM {what} {format_bytes(round(nbytes / kernel.launches))}")
-    for what, share in (("L2 hit rate", kernel.l2_hit_rate), ("of reads", kernel.l2_read_hit_rate), ("occupancy", kernel.occupancy)):
+            figures.append(f"DRAM {name} {format_bytes(round(nbytes / kernel.launches))}")
+    for name, share in (("L2 hit rate", kernel.l2_hit_rate), ("of reads", kernel.l2_read_hit_rate), ("occupancy", kernel.occupancy)):
         if share is not None:
-            figures.append(f"{what} {format_share(share)}")
-    for what, sectors in (("load", kernel.sectors_per_request), ("store", kernel.sectors_per_store)):
+            figures.append(f"{name} {format_share(share)}")
+    for name, sectors in (("load", kernel.sectors_per_request), ("store", kernel.sectors_per_store)):
         if sectors:
-            figures.append(f"{sectors:.3g} sectors per {what}")
+            figures.append(f"{sectors:.3g} sectors per {name}")
     if figures:
         yield f"    {', '.join(figures)}"
 
@@ -94,10 +89,10 @@ def _besides(title: str, rest: Besides) -> Iterator[str]:
         yield f"{title}: {'; '.join(parts)}"
 
 
-def _count(number: int, what: str) -> str:
+def _count(number: int, noun: str) -> str:
     if number == 1:
-        return f"1 {what}"
-    return f"{number} {what[:-1]}ies" if what.endswith("copy") else f"{number} {what}{'es' if what.endswith('ch') else 's'}"
+        return f"1 {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("copy") else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def _shape(size: tuple[int, int, int]) -> str:
@@ -107,18 +102,18 @@ def _shape(size: tuple[int, int, int]) -> str:
 
 @click.command(
     "read",
-    short_help="Say what Nsight's tools recorded of each test.",
+    short_help="List the Nsight tools' figures of each test.",
     epilog=examples("gpumem read triad.nsys-rep", "gpumem read triad.ncu-rep --results out.json"),
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The --benchmark-json of the same run.")
 @click.option("--json", "as_json", is_flag=True, help="Write profiles as JSON.")
 def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
-    """Say what Nsight Systems or Nsight Compute recorded of each test.
+    """List the figures of each test in reports of Nsight Systems or Nsight Compute.
 
-    A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or what `ncu --csv --page raw` wrote. Shown are kernels with times and shapes,
-    copies by kind of memory, migrations and page faults, and of Nsight Compute DRAM bytes, L2 hit rates, sectors per request, occupancy
-    and clocks. With --results, Nsight Compute's kernels are known by launch and test id too.
+    A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or the output of `ncu --csv --page raw`. Listed are kernels with times and
+    shapes, copies by kind of memory, migrations and page faults; for Nsight Compute also DRAM bytes, L2 hit rates, sectors per request,
+    occupancy and clocks. --results adds test ids and the number of launches to the kernels of Nsight Compute.
     """
     from pytest_gpumem.nsight import reading
     from pytest_gpumem.nsight.recording import BadReport

@@ -1,7 +1,7 @@
-"""One side's evidence: what its processes measured and a profiler counted, and the file that holds both.
+"""The evidence of one side: measurements of its processes, profiles, and the file of both.
 
-The file is that of `--benchmark-json` as far as this plugin writes it, with a further key `profiles`: so `gpumem compare` reads it too,
-and any file of results is evidence, with fewer counters.
+The file has the layout of `--benchmark-json` and the further key `profiles`. So `gpumem compare` reads it too, and any file of results is
+evidence without counters.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from pytest_gpumem.records.verdict import Verdict
 
 
 class ExplainError(Exception):
-    """A call that cannot be carried out as it stands: one line with the value and what is accepted."""
+    """A call that cannot be carried out: one line with the value and what is accepted."""
 
 
 class NothingMeasured(Exception):
-    """There is nothing to explain, because a side measured nothing: one line with the cause."""
+    """A side measured nothing, so there is nothing to explain: one line with the cause."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """Everything that is known of one side."""
+class SideEvidence:
+    """All evidence of one side."""
 
     name: str
     """For people."""
     facts: DeviceFacts
-    """The device that it ran on."""
+    """The device."""
     measured: Mapping[str, Measurement]
-    """By row key; the processes beyond the newest are its `further`."""
+    """By row key; earlier processes are `further` of the newest."""
     nodeids: Mapping[str, str]
     """By row key."""
     profiles: Mapping[str, TestProfile] = field(default_factory=dict)
-    """By row key, where Nsight Compute counted."""
+    """By row key, from Nsight Compute."""
     traces: Mapping[str, TestProfile] = field(default_factory=dict)
-    """By row key, where Nsight Systems traced."""
+    """By row key, from Nsight Systems."""
     notes: tuple[str, ...] = ()
-    """What a reader must know, such as why nothing was counted."""
+    """Sentences for a reader, such as why nothing was counted."""
 
     def evidence(self, key: str) -> Evidence:
         """Of one measurement."""
@@ -58,9 +58,9 @@ class Side:
 
 
 def together(rows: Sequence[Row]) -> Measurement:
-    """The processes of one row as one measurement: the newest, with the others' medians as its `further`.
+    """The processes of one row as one measurement: the newest, with the medians of the others as its `further`.
 
-    Where one process saw what a launch consists of and the newest did not, that stays.
+    If the newest did not record the launch's activity or pages, those of an earlier process stay.
     """
     found = [row.measurement for row in rows if row.measurement is not None]
     newest, others = found[-1], found[:-1]
@@ -76,44 +76,34 @@ def together(rows: Sequence[Row]) -> Measurement:
     )
 
 
-def load(given: str) -> Side:
-    """The evidence in a file, a folder of files or a quoted pattern, as `gpumem compare` takes them.
+def load(given: str) -> SideEvidence:
+    """The evidence in a file, a folder of files or a quoted pattern, as for `gpumem compare`.
 
-    A single file of results is taken as it is, throttled rows and those of failed tests too: what is wrong with them may be the cause.
+    Of a single file all rows count, also throttled ones and those of failed tests: their fault may be the cause.
 
     Raises:
-        ExplainError: nothing there, or a file that cannot be used.
+        ExplainError: there is no file, or one that cannot be used.
     """
     try:
         found = side(given)
     except SideError as error:
         raise ExplainError(str(error)) from None
-    if len(found.files) == 1 and (whole := _results(given, found.files[0].path)) is not None:
-        return whole
+    profiles = [one for file in found.files for one in _profiles(file.path)]
+    counted, traced = ({one.key: one for one in profiles if (one.tool == "nsys") is traced} for traced in (False, True))
+    if len(found.files) == 1 and "gpumem" in (plain := json.loads(found.files[0].path.read_bytes())):
+        results = document_from_json(plain["gpumem"])
+        rows = {row.key: row for row in results.rows if row.measurement is not None and not row.measurement.profiled}
+        measured = {key: row.measurement for key, row in rows.items() if row.measurement is not None}
+        return SideEvidence(given, results.device, measured, {key: row.nodeid for key, row in rows.items()}, counted, traced)
     if len(found.devices) != 1:
         raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
     (facts,) = found.devices.values()
-    seen = [one for file in found.files for one in _profiles(file.path)]
-    profiles, traces = ({one.key: one for one in seen if (one.tool == "nsys") is traced} for traced in (False, True))
     measured = {key: merged(rows) for key, rows in found.rows.items()}
-    return Side(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, profiles, traces)
-
-
-def _results(given: str, path: Path) -> Side | None:
-    """All rows of a file of results; None of another file."""
-    plain = json.loads(path.read_bytes())
-    if "gpumem" not in plain:
-        return None
-    found = document_from_json(plain["gpumem"])
-    rows = {row.key: row for row in found.rows if row.measurement is not None and not row.measurement.profiled}
-    measured = {key: row.measurement for key, row in rows.items() if row.measurement is not None}
-    seen = _profiles(path)
-    profiles, traces = ({one.key: one for one in seen if (one.tool == "nsys") is traced} for traced in (False, True))
-    return Side(given, found.device, measured, {key: row.nodeid for key, row in rows.items()}, profiles, traces)
+    return SideEvidence(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, counted, traced)
 
 
 def _profiles(path: Path) -> tuple[TestProfile, ...]:
-    plain = json.loads(path.read_bytes())  # a side was made of it, so it is JSON and not too large
+    plain = json.loads(path.read_bytes())  # `side` has checked that it is JSON of a sensible size
     if not isinstance(plain, dict) or "profiles" not in plain:
         return ()
     try:
@@ -122,7 +112,7 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
         raise ExplainError(f"{path}: $.profiles{str(error).removeprefix('$')}") from None
 
 
-def to_json(one: Side, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
+def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """The file of some measurements of a side.
 
     Args:
@@ -132,7 +122,7 @@ def to_json(one: Side, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """
     verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
     rows = [Row(one.nodeids[key], Limits(), verdict, one.measured[key], one.measured[key].label) for key in keys]
-    profiles = [seen[key] for seen in (one.profiles, one.traces) for key in keys if key in seen]
+    profiles = [profiles[key] for profiles in (one.profiles, one.traces) for key in keys if key in profiles]
     return {
         "datetime": utc,
         "version": "gpumem explain",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, Side, together
+from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, together
 from pytest_gpumem.explain.profiling import NotCounted, Run, count, needed, results_of, trace
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
@@ -43,7 +43,9 @@ class Asked:
     """Of the order of base and head."""
 
 
-def play(base: Tree, head: Tree, asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object]) -> tuple[Side, Side]:
+def play(
+    base: Tree, head: Tree, asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object]
+) -> tuple[SideEvidence, SideEvidence]:
     """Measure both sides.
 
     Raises:
@@ -135,7 +137,7 @@ def absent(tests: Sequence[str]) -> str:
     return f"it has no test {' or '.join(tests)}, or its module is skipped, such as without a library that it imports"
 
 
-def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object], tree: Tree) -> Side:
+def alone(asked: Asked, environment: Mapping[str, str], echo: Callable[[str], object], tree: Tree) -> SideEvidence:
     """Measure one side, for a base that was measured before.
 
     Raises:
@@ -172,7 +174,7 @@ def _side(
     facts: DeviceFacts,
     environment: Mapping[str, str],
     echo: Callable[[str], object],
-) -> Side:
+) -> SideEvidence:
     measured = {key: together(found) for key, found in by_key.items()}
     run = Run(tree, other, asked.arguments, asked.tests, environment)
     profiles: dict[str, TestProfile] = {}
@@ -189,4 +191,4 @@ def _side(
     except NotCounted as reason:
         notes.append(str(reason))
     nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
-    return Side(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))
+    return SideEvidence(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))

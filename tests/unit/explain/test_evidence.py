@@ -16,7 +16,7 @@ from msgspec import structs
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands.explain import explanations, rules_text
 from pytest_gpumem.explain.causes import RULES
-from pytest_gpumem.explain.evidence import ExplainError, Side, load, to_json, together
+from pytest_gpumem.explain.evidence import ExplainError, SideEvidence, load, to_json, together
 from pytest_gpumem.explain.text import sentence
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits
@@ -28,11 +28,11 @@ KEY = "test_it.py::test_it"
 UTC = "2026-11-21T10:00:00+00:00"
 
 
-def side(latency: float = 400e-6, name: str = "base", **changed: Any) -> Side:
-    return Side(name, H100, {KEY: measurement(latency, **changed)}, {KEY: KEY}, {KEY: profile()})
+def side(latency: float = 400e-6, name: str = "base", **changed: Any) -> SideEvidence:
+    return SideEvidence(name, H100, {KEY: measurement(latency, **changed)}, {KEY: KEY}, {KEY: profile()})
 
 
-def written(one: Side, file: Path, **changed: Any) -> str:
+def written(one: SideEvidence, file: Path, **changed: Any) -> str:
     file.write_text(json.dumps({**to_json(one, [KEY], utc=UTC), **changed}), encoding="utf-8")
     return str(file)
 
@@ -132,8 +132,8 @@ def test_sides_without_a_common_measurement_are_refused() -> None:
     ("arguments", "words"),
     [
         (["test_it.py::test_it"], "without --base two files are expected, BASE.json HEAD.json"),
-        (["--pairs", "5", "a.json", "b.json"], "without --base nothing is measured"),
-        (["--no-ncu", "a.json", "b.json"], "without --base nothing is measured"),
+        (["--pairs", "5", "a.json", "b.json"], "--pairs, --ncu and --nsys need --base"),
+        (["--no-ncu", "a.json", "b.json"], "--pairs, --ncu and --nsys need --base"),
         (["nowhere.json", "base.json"], "nowhere.json: no such file, folder or pattern"),
         (["--base", "no-such-revision", KEY], "BASE no-such-revision is no revision"),
         (["--base", "HEAD", KEY, "--", "--benchmark-json=x.json"], "--benchmark-json"),

@@ -14,7 +14,7 @@ from known_devices import H100
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import explain
-from pytest_gpumem.explain.evidence import Side
+from pytest_gpumem.explain.evidence import SideEvidence
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Calls that would have measured; each gives two sides that a missing tool left a note on."""
     monkeypatch.chdir(tmp_path)
     calls: list[Any] = []
-    side = Side("base", H100, {"a": measurement()}, {"a": "a"}, notes=("ncu was not found",))
+    side = SideEvidence("base", H100, {"a": measurement()}, {"a": "a"}, notes=("ncu was not found",))
 
-    def stand_in(*given: Any) -> tuple[Side, Side]:
+    def stand_in(*given: Any) -> tuple[SideEvidence, SideEvidence]:
         calls.append(given)
         return side, replace(side, name="head", notes=("ncu was not found", "nsys wrote no report"))
 
