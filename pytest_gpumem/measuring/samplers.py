@@ -1,4 +1,4 @@
-"""Samplers: ways to take the time of a launch."""
+"""Samplers: ways to time a launch, and the choice of one."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import CannotCapture, Device, DeviceError, Graph, Stream
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.ranges import LAUNCH, MEASURE, Ranges, phase
 
 
 @dataclass(frozen=True)
 class Shot:
-    """The parts of a sample. All functions queue on the stream that they are given."""
+    """One sample of a target: what comes before, in and after the timed interval, queued on the stream that each method gets."""
 
     device: Device
+    target: Target
     streams: tuple[Stream, ...]
-    """Streams that samples take in turn; one for what is bound to a stream."""
-    places: int
-    """Placements of the buffers that live side by side."""
-    homes: Callable[[Stream], None] | None
-    """Puts managed pages back; cannot be captured."""
-    prepare: Callable[[Stream], None]
-    """Puts changed inputs back."""
+    """Streams that samples use in turn; one for what is bound to a stream."""
     flush: Callable[[Stream], None]
     """Brings L2 into the mode's state."""
-    launch: Callable[[int, Stream], None]
-    """What is timed, on the buffers of one placement."""
     ranges: Ranges
     name: str
     """Name of the test's NVTX range."""
-    moved: int | None = None
-    """Compulsory bytes of one launch, if known."""
     category: str | None = None
-    """Which part of the memory system a launch is about: the NVTX category of its range."""
+    """Part of the memory system that a launch exercises: the NVTX category of its range."""
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     """Order of the placements within a round."""
-    restores: bool = True
-    """Whether `prepare` or `homes` does anything."""
     untimed: int = 0
-    """Launches before the interval, on the placement that is timed: what makes it hot where other placements were launched meanwhile."""
+    """Launches before the interval, on the placement that is timed: it is hot then, although other placements were launched meanwhile."""
 
     @property
     def stream(self) -> Stream:
         """The first stream, for samplers that use one."""
         return self.streams[0]
 
+    @property
+    def restores(self) -> bool:
+        """True if something comes before every launch."""
+        return self.target.restores or bool(self.target.managed)
+
     def before(self, place: int, stream: Stream) -> None:
         """Queue everything that comes before the timed interval."""
         self.restore(stream)
         self.state(place, stream)
+
+    def restore(self, stream: Stream) -> None:
+        """Queue what restores data and puts pages back. Pages come last: restoring data touches them."""
+        self.target.prepare(stream)
+        for buffer in self.target.managed:
+            buffer.put_home(stream)
 
     def state(self, place: int, stream: Stream) -> None:
         """Queue what brings L2 into the mode's state."""
@@ -62,16 +63,14 @@ class Shot:
         for _ in range(self.untimed):
             self.launch(place, stream)
 
-    def restore(self, stream: Stream) -> None:
-        """Queue what puts data and pages back. Pages come last: putting data back touches them."""
-        self.prepare(stream)
-        if self.homes is not None:
-            self.homes(stream)
+    def launch(self, place: int, stream: Stream) -> None:
+        """Queue what is timed."""
+        self.target.launch(place, stream)
 
     def rounds(self, count: int) -> Iterator[int]:
         """Every placement `count` times, each round in a random order: a drift must not look like a difference between placements."""
         for _ in range(count):
-            yield from (int(place) for place in self.random.permutation(self.places))
+            yield from (int(place) for place in self.random.permutation(self.target.places))
 
 
 class Sampler(Protocol):
@@ -80,19 +79,18 @@ class Sampler(Protocol):
     name: str
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        """At least `rounds` samples of every placement, in the order in which they were taken: placement, seconds of one launch."""
+        """At least `rounds` samples of every placement, in their order in time: placement, seconds of one launch."""
 
 
 HOLD_TIMEOUT = 0.5
-"""Seconds after which the holding kernel gives up: work that waits for the device would otherwise never return."""
+"""Seconds after which a hold expires: work that waits for the device would otherwise never return."""
 
 
 @contextmanager
 def held(device: Device, stream: Stream) -> Iterator[None]:
-    """Hold `stream` while the block queues work on it; then let it go on.
+    """Hold `stream` while the block queues work on it, then release it.
 
-    A hold that expired meanwhile is reported by the next `synchronize`, except where the block raises: then its own error counts, and
-    nobody who uses the stream after it is told of the hold.
+    The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises, only its own error counts.
     """
     hold = device.streams.hold(stream, HOLD_TIMEOUT)
     try:
@@ -106,12 +104,12 @@ def held(device: Device, stream: Stream) -> Iterator[None]:
 
 
 class BlockedSampler:
-    """The stream is held while flush, event, launch and event are queued, then released: no launch gap lies inside the interval.
+    """Holds the stream while it queues flush, event, launch and event, then releases it: no launch gap lies inside the interval.
 
-    One sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns, because
-    the time that a launch needs before the kernel starts differs between them.
+    It takes one sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns,
+    because the time that a launch needs before the kernel starts differs between them.
 
-    Raises `HoldExpired` from `samples` if the launch itself waits for the device.
+    `samples` raises `HoldExpired` if the launch itself waits for the device.
     """
 
     name = "blocked"
@@ -119,17 +117,17 @@ class BlockedSampler:
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
         self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
-        self._taken = 0
+        self._count = 0
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
 
     def _one(self, place: int) -> float:
         shot, device = self._shot, self._shot.device
-        stream = shot.streams[self._taken % len(shot.streams)]
-        self._taken += 1
-        # Before the hold: page migration, and a restore from pageable memory, need the host's help, which a held stream would starve. The
-        # whole device, because a restore need not follow the current stream any more than a launch does.
+        stream = shot.streams[self._count % len(shot.streams)]
+        self._count += 1
+        # Before the hold: page migration, and a restore from pageable memory, need the host, which waits for a held stream. The whole
+        # device, because a restore may run on any stream, as a launch may.
         if shot.restores:
             shot.restore(stream)
             device.streams.synchronize()
@@ -145,9 +143,9 @@ class BlockedSampler:
 LEAST_BATCH = 20
 MOST_BATCH = 400
 BATCH_SECONDS = 400e-6
-"""Length of a batch, so that the microsecond of its first launch is a quarter of a per cent of it."""
+"""Length of a batch: the extra microsecond of its first launch is a quarter of a per cent of it."""
 FOREIGN_BATCH = (5, 50)
-"""Least and most for foreign callables, each of which may launch many kernels: a stream holds some thousand before queueing waits."""
+"""Fewest and most calls of a foreign callable, which may launch many kernels: a stream queues some thousand before a launch waits."""
 UNTIMED = 2
 """Launches before the first event: they bring the buffers into L2."""
 
@@ -159,10 +157,10 @@ def batch_of(latency: float | None, *, foreign: bool) -> int:
 
 
 class BatchedSampler:
-    """A sample is the mean of `batch` launches that follow each other without a flush: the state is hot.
+    """Times `batch` launches that follow each other without a flush, in the hot state; a sample is their mean.
 
-    The batch is captured into a graph where that is allowed and works, else queued behind a held stream: launches follow each other
-    without gaps either way. Raises `HoldExpired` from `samples` if a launch waits for the device.
+    It captures the batch into a graph where that is allowed and works, and else queues it behind a held stream: launches follow each
+    other without gaps either way. `samples` raises `HoldExpired` if a launch waits for the device.
     """
 
     name = "batched"
@@ -174,7 +172,7 @@ class BatchedSampler:
         self._graphs: list[Graph] = []
         if capture:
             try:
-                self._graphs = [shot.device.graphs.capture(shot.stream, partial(self._body, place)) for place in range(shot.places)]
+                self._graphs = [shot.device.graphs.capture(shot.stream, partial(self._body, place)) for place in range(shot.target.places)]
             except CannotCapture:
                 self._graphs = []
 
@@ -188,7 +186,7 @@ class BatchedSampler:
         device.streams.record(self._end, stream)
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
+        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
             shot.restore(shot.stream)
             if self._graphs:
@@ -198,12 +196,12 @@ class BatchedSampler:
                 with held(device, shot.stream):
                     self._body(place)
             device.streams.synchronize(shot.stream)
-            taken.append((place, device.streams.elapsed(self._start, self._end) / self._batch))
-        return taken
+            samples.append((place, device.streams.elapsed(self._start, self._end) / self._batch))
+        return samples
 
 
 class HostSampler:
-    """Wall-clock time from before the launch until the device is idle: launch latency is included, and the result says so."""
+    """Times a launch by the wall clock until the device is idle: launch latency is included, which the result states."""
 
     name = "host"
 
@@ -211,27 +209,26 @@ class HostSampler:
         self._shot = shot
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
+        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
         for place in shot.rounds(rounds):
             shot.before(place, shot.stream)
             device.streams.synchronize()
             start = device.now()
             shot.launch(place, shot.stream)
             device.streams.synchronize()
-            taken.append((place, device.now() - start))
-        return taken
+            samples.append((place, device.now() - start))
+        return samples
 
 
 class PlainSampler:
-    """One launch after the other, each in a range `measure` with nothing else in it, the flush in a range of its own before that.
+    """Launches one after the other under a profiler, each alone in a range `measure`, with the flush in a range of its own before it.
 
-    The launch's range says which part of the memory system it is about, by its category, and the bytes that it must move, as its payload.
-    Both ranges are open before the first event is recorded and closed after the second: nothing of theirs is in the interval.
+    A filter on a test's `measure` range therefore finds the kernels of the test and none of the harness's. The launch's own range has
+    the part of the memory system as its category and the compulsory bytes as its payload. Both ranges open before the first event and
+    close after the second, outside the interval.
 
-    A filter on a test's `measure` range therefore finds the kernels of the test and none of the harness's.
-
-    No graph (profilers see its kernels in another way) and no held stream (a profiler that replays kernels one by one would wait for
-    ever). The times carry the profiler's own cost.
+    There is no graph, whose kernels profilers show in another way, and no held stream, for which a profiler that replays kernels one by
+    one would wait for ever. The times contain the profiler's own cost.
     """
 
     name = "plain"
@@ -241,63 +238,63 @@ class PlainSampler:
         self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, taken = self._shot, self._shot.device, list[tuple[int, float]]()
+        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
+        traffic = shot.target.traffic
+        moved = None if traffic is None else traffic.total
         for place in shot.rounds(rounds):
             with shot.ranges.range(phase(shot.name, "flush")):
                 shot.before(place, shot.stream)
             with (
                 shot.ranges.range(phase(shot.name, MEASURE)),
-                shot.ranges.range(phase(shot.name, LAUNCH), payload=shot.moved, category=shot.category),
+                shot.ranges.range(phase(shot.name, LAUNCH), payload=moved, category=shot.category),
             ):
                 device.streams.record(self._start, shot.stream)
                 shot.launch(place, shot.stream)
                 device.streams.record(self._end, shot.stream)
             device.streams.synchronize(shot.stream)
-            taken.append((place, device.streams.elapsed(self._start, self._end)))
-        return taken
+            samples.append((place, device.streams.elapsed(self._start, self._end)))
+        return samples
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampler by name, the reason, and what to fall back to if it turns out not to work."""
+    """A sampler by name, with the reason."""
 
     sampler: str
     reason: str
     fallback: bool
-    """Whether another sampler may take over; not if the user asked for this one."""
+    """True if the host's clock may take over; not if the user asked for this sampler."""
 
 
-def choose(requested: str, *, mode: str, foreign: bool, pages_move: bool, restores: bool, waits: bool, profiled: bool) -> Choice:
+def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choice:
     """Choose a sampler.
 
     Args:
         requested: "auto" or a sampler's name.
+        target: what is measured.
         mode: state of the cache before each sample.
-        foreign: the target is not of the catalogue.
-        pages_move: managed pages must be put back before every sample.
-        waits: the host takes part in every launch and returns late, as in a copy of pageable memory.
-        restores: something must run before every launch, so launches cannot follow each other in a batch.
         profiled: a profiler is attached.
 
     Raises:
-        BadCall: the requested sampler cannot measure in this mode.
+        BadCall: the requested sampler cannot measure the target in this mode.
     """
+    pages_move = bool(target.managed)
     if profiled:
         return Choice("plain", "a profiler is attached: plain launches, one range each", fallback=False)
     if requested != "auto":
         if requested == "batched" and mode != "hot":
             raise BadCall(f'sampler "batched" measures launches that follow each other: it goes with mode "hot", not "{mode}"')
-        if requested == "batched" and (pages_move or restores):
+        if requested == "batched" and (pages_move or target.restores):
             what = "put managed pages back" if pages_move else "restore its input"
             raise BadCall(f'sampler "batched" cannot {what} before every launch; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
-    if waits:
+    if target.waits:
         return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)
     if pages_move:
         return Choice("blocked", "managed pages are put back before every sample, which a graph cannot do", fallback=True)
-    if mode == "hot" and not restores:
+    if mode == "hot" and not target.restores:
         return Choice("batched", "hot launches follow each other", fallback=True)
-    if foreign:
+    if target.foreign:
         return Choice(
             "blocked", "what a foreign callable does on the host is unknown, and a hold that expires shows that it waits", fallback=True
         )

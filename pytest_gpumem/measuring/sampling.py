@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.samplers import (
@@ -25,7 +25,7 @@ from pytest_gpumem.measuring.samplers import (
 )
 from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.whereabouts import Elsewhere, NoWork, find
+from pytest_gpumem.measuring.timed_stream import Elsewhere, NoWork, find_stream
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import format_share, format_time
@@ -81,15 +81,7 @@ class Sampling:
         """Samples taken under throttling."""
         self.work_seen = True
         """False if the device did nothing in a launch of a foreign callable."""
-        self.choice: Choice = choose(
-            plan.sampler,
-            mode=plan.mode,
-            foreign=target.foreign,
-            pages_move=bool(target.managed),
-            waits=target.waits,
-            restores=target.restores,
-            profiled=harness.profiled,
-        )
+        self.choice: Choice = choose(plan.sampler, target, plan.mode, profiled=harness.profiled)
 
     @property
     def batch(self) -> int:
@@ -186,7 +178,7 @@ class Sampling:
         target = self.target
         restore, floor = self._shot().restore, self._harness.floors().empty
         try:
-            found, name = find(self._device, restore, partial(target.launch, 0), target.stream, floor)
+            found, name = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
         except HoldExpired as expired:
             self._to_host(str(expired))
         except Elsewhere as reason:
@@ -290,40 +282,30 @@ class Sampling:
     def _shot(self) -> Shot:
         """One sample of the target where it is now."""
         target, mode, harness = self.target, self._plan.mode, self._harness
-
-        def put_home(stream: Stream) -> None:
-            for buffer in target.managed:
-                buffer.put_home(stream)
-
         return Shot(
             device=self._device,
+            target=target,
             streams=harness.streams() if target.any_stream else (target.stream,),
-            places=target.places,
-            homes=put_home if target.managed else None,
-            prepare=target.prepare,
             flush=harness.flush(mode),
-            launch=target.launch,
             ranges=self._ranges,
             name=self._name,
-            moved=None if target.traffic is None else target.traffic.total,
             category=category_of(target, mode, self._device.facts.l2_bytes),
             random=self._random,
-            restores=target.restores or bool(target.managed),
             # Launches of one placement follow each other by themselves; those of several evict each other's data.
             untimed=UNTIMED if mode == "hot" and target.places > 1 else 0,
         )
 
 
 def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
-    """The category of a target's launches; of several that hold, the slowest part decides.
+    """The NVTX category of a target's launches; of several that apply, the slowest part of the memory system.
 
     Args:
         target: what is measured.
         mode: state of the cache before each sample.
         l2_bytes: size of the device's L2.
 
-    Gives "managed" where pages are put back before every sample, "link" where declared bytes cross a link, "L2" where a window lies on
-    part of the data, or where caches stay as they are and may hold it all, "DRAM" for other bytes, and None where nothing is known.
+    Returns "managed" if pages are put back before every sample, "link" if declared bytes cross a link, "L2" if a window lies on part of
+    the data or hot caches may hold it all, "DRAM" for other declared bytes, else None.
     """
     traffic, footprint = target.traffic, target.footprint
     if target.managed:

@@ -75,7 +75,7 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) if that is imported. Others stay unimported.
 
-    Numba and cuda.core have no current stream: `measuring/whereabouts.py` finds where their work goes.
+    Numba and cuda.core have no current stream: `measuring/timed_stream.py` finds where their work goes.
     """
     with ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(index))

@@ -8,11 +8,13 @@ import pytest
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import Choice, choose
+from pytest_gpumem.measuring.target import Target, nothing
 
 
-def chosen(requested: str = "auto", **facts: Any) -> Choice:
-    nothing = dict.fromkeys(("foreign", "pages_move", "restores", "waits", "profiled"), False)
-    return choose(requested, **{"mode": "clean-cold", **nothing, **facts})
+def chosen(requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any) -> Choice:
+    nowhere: Any = None
+    target = Target(**{"name": "it", "kind": "kernel", "stream": nowhere, "launch": nothing, **described})
+    return choose(requested, target, mode, profiled=profiled)
 
 
 @pytest.mark.parametrize(
@@ -20,12 +22,12 @@ def chosen(requested: str = "auto", **facts: Any) -> Choice:
     [
         ({}, "blocked"),
         ({"mode": "dirty-cold"}, "blocked"),
-        ({"foreign": True}, "blocked"),
-        ({"pages_move": True}, "blocked"),
+        ({"kind": "callable"}, "blocked"),
+        ({"managed": ("a buffer",)}, "blocked"),
         ({"waits": True}, "host"),
         ({"mode": "hot"}, "batched"),
-        ({"mode": "hot", "foreign": True}, "batched"),
-        ({"mode": "hot", "foreign": True, "restores": True}, "blocked"),
+        ({"mode": "hot", "kind": "callable"}, "batched"),
+        ({"mode": "hot", "kind": "callable", "restores": True}, "blocked"),
         ({"profiled": True}, "plain"),
         ({"profiled": True, "mode": "hot"}, "plain"),
     ],
@@ -38,7 +40,7 @@ def test_auto(facts: dict[str, Any], sampler: str) -> None:
 
 def test_what_was_chosen_may_fall_back() -> None:
     assert chosen().fallback
-    assert chosen(foreign=True).fallback
+    assert chosen(kind="case").fallback
     assert chosen(mode="hot").fallback
 
 

@@ -1,4 +1,4 @@
-"""On which stream a foreign callable works: asked of the device, because a library need not follow anybody's current stream.
+"""Find the stream on which a foreign callable works, by watching the device: a library need not follow the current stream.
 
 Numba has no current stream, an extension may launch on the default one, a framework may keep streams of its own. Timing the wrong
 stream gives a wrong number without any error.
@@ -13,39 +13,40 @@ from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.records.measurement import NOTHING_RAN
 
 LOOKS = 2
-"""Looks at every stream; what a stream seems to do only once was somebody else's. Long work is looked at once: each look runs it."""
+"""Times that each stream is watched: work that is seen only once was somebody else's. Long work is watched once, because it runs each
+time."""
 LONG = 0.025
-"""Seconds of work from which on nobody waits for other streams to end, because delays of microseconds no longer matter."""
+"""Seconds of work from which delays by other streams, of microseconds, do not matter."""
 LONG_SHARE = 0.1
-"""Share of the whole time that a stream must be busy for, where the work is long."""
+"""Share of the whole time for which a stream must be busy with long work."""
 BESIDE = 20e-6
-"""Seconds that the device may go on after the timed stream is done, beyond what asking costs, before something runs beside it."""
+"""Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
 
 _DEFAULTS = ("the legacy default stream", "this thread's default stream")
 
 
 class Elsewhere(Exception):
-    """The work cannot be timed on one stream; a phrase that says why."""
+    """The work cannot be timed on one stream; the message is the reason."""
 
 
 class NoWork(Elsewhere):
-    """The device did nothing: the host's clock may show the host's time alone."""
+    """The device did nothing: the time by the host's clock may be the host's alone."""
 
 
 Queues = Callable[[Stream], object]
-"""Something that queues work with the given stream as the current one of every library."""
+"""A function that queues work with the given stream as the current one of every library."""
 
 
-def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> tuple[Stream, str | None]:
-    """The stream that shows the work's time, and its name if that is not `own`.
+def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> tuple[Stream, str | None]:
+    """The stream on which the work can be timed, and its name if it is not `own`.
 
-    Launches the work some ten times, with every stream that it may go to held and timed.
+    The search launches the work some ten times, and holds and times each stream that the work may go to.
 
     Args:
         device: where it runs.
-        prepare: puts the work's inputs back.
+        prepare: restores the work's inputs.
         launch: queues the work once; it ran before, so that nothing is compiled now.
-        own: the stream that the harness meant.
+        own: the current stream of the launch.
         floor: seconds of an empty interval.
 
     Raises:
@@ -53,29 +54,29 @@ def find(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: fl
         Elsewhere: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
     defaults = device.streams.defaults()
-    look = _Look(device, prepare, launch, floor)
-    busy = [s for s in (own, *defaults) if look.busy(own, s)]
+    watch = _Watch(device, prepare, launch, floor)
+    busy = [s for s in (own, *defaults) if watch.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
-        # Some of it follows the current stream and some does not: make the default stream the current one, so that all meet there.
-        look.first_on(defaults[0])
-        busy = [s for s in (defaults[0], own) if look.busy(defaults[0], s)]
+        # Some of it follows the current stream and some does not: with the default stream as the current one, all of it runs there.
+        watch.first_on(defaults[0])
+        busy = [s for s in (defaults[0], own) if watch.busy(defaults[0], s)]
     elif defaults and defaults[0] in busy:
         busy = [defaults[0]]  # the two default streams wait for each other
     if not busy:
-        if look.goes_on(own):
+        if watch.goes_on(own):
             raise Elsewhere("its work runs on streams of its own")
         raise NoWork("no work was seen on the timed stream, on a default one or on the device")
     if len(busy) > 1:
         raise Elsewhere("its work is spread over several streams")
     found = busy[0]
-    if look.goes_on(found):
+    if watch.goes_on(found):
         raise Elsewhere("some of its work goes on beside the timed stream")
     names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
     return found, names.get(id(found))
 
 
-class _Look:
-    """Launches the work under observation."""
+class _Watch:
+    """Launches the work and watches the device."""
 
     def __init__(self, device: Device, prepare: Queues, launch: Queues, floor: float) -> None:
         self._device = device
@@ -85,14 +86,14 @@ class _Look:
         self._whole: float | None = None
 
     def busy(self, current: Stream, watched: Stream) -> bool:
-        """Whether `watched` does something, in every look, with `current` as the current stream."""
+        """True if `watched` is busy each time, with `current` as the current stream."""
         whole = self._whole_time(current)
         least = max(NOTHING_RAN * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
         looks = 1 if whole > LONG else LOOKS
         return min(self._interval(current, watched, whole) for _ in range(looks)) > least
 
     def first_on(self, current: Stream) -> None:
-        """Launch once with nothing held: a library sets up its state for a stream, such as a workspace, at its first work there."""
+        """Launch once without a hold: a library sets up its state for a stream, such as a workspace, at its first work there."""
         self._idle_after(current, True)
 
     def _whole_time(self, current: Stream) -> float:
@@ -102,7 +103,7 @@ class _Look:
         return self._whole
 
     def _idle_after(self, current: Stream, work: bool, first: Stream | None = None) -> float:
-        """Seconds from a launch, or from when the stream `first` is done after it, until the device is idle."""
+        """Seconds from a launch, or from the time when the stream `first` is done with it, until the device is idle."""
         device = self._device
         self._prepare(current)
         device.streams.synchronize()
@@ -116,10 +117,10 @@ class _Look:
         return device.now() - begun
 
     def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
-        """Seconds that `watched`, held while the work is queued, was busy afterwards.
+        """Seconds for which `watched` is busy, held while the work is queued.
 
-        It is released when work on other streams has ended: a kernel that ends between two events on an idle stream delays the second
-        by some microseconds.
+        The hold ends when work on other streams has ended: a kernel that ends between two events on an idle stream delays the second
+        event by some microseconds.
         """
         device = self._device
         start, end = device.streams.event(), device.streams.event()
@@ -136,6 +137,6 @@ class _Look:
         return device.streams.elapsed(start, end)
 
     def goes_on(self, stream: Stream) -> bool:
-        """Whether the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unseen."""
+        """True if the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unnoticed."""
         after, idle = (min(self._idle_after(stream, work, stream) for _ in range(LOOKS + 1)) for work in (True, False))
         return after > idle + BESIDE

@@ -14,7 +14,7 @@ from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target_case import Case
-from pytest_gpumem.measuring.whereabouts import LONG, Elsewhere, NoWork, find
+from pytest_gpumem.measuring.timed_stream import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -65,7 +65,7 @@ class Scene:
         return launch
 
     def find(self, launch: Callable[[Stream], object]) -> tuple[Stream, str | None]:
-        return find(self.device, self.prepared.append, launch, self.own, self.floor)
+        return find_stream(self.device, self.prepared.append, launch, self.own, self.floor)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
         log.append("launch")
         scene.device.kernels.launch(scene.work, current)
 
-    find(scene.device, lambda stream: log.append("prepare"), launch, scene.own, scene.floor)
+    find_stream(scene.device, lambda stream: log.append("prepare"), launch, scene.own, scene.floor)
     launches = [i for i, what in enumerate(log) if what == "launch"]
     assert len(launches) >= 5
     assert all(log[i - 1] == "prepare" for i in launches)
