@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import click
 import msgspec
 
 from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.commands import examples
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.result_file import FileError, ResultsError, content, parsed, revision_of, time_of
 from pytest_gpumem.records.row import Row, key_of
@@ -23,9 +24,7 @@ MOST = 60
 """Newest files and processes of a row that are shown."""
 
 
-_T = TypeVar("_T")
-
-
+# The parts of a result file that a history needs: decoding all samples would take most of the time.
 class _Key(msgspec.Struct):
     key: str
 
@@ -48,23 +47,14 @@ class _Document(msgspec.Struct):
     rows: list[_Row]
 
 
-class _Info(msgspec.Struct):
-    id: str | None = None
-    dirty: bool | None = None
+class _File(msgspec.Struct):
+    """A JSON file: of results if it has `gpumem`, of a baseline if it has `schema` and no `benchmarks`."""
 
-
-class _Results(msgspec.Struct):
-    gpumem: _Document
-    datetime: str | None = None
-    commit_info: _Info | None = None
-
-
-class _Kind(msgspec.Struct):
-    """What tells the kinds of files apart; empty where a key is missing."""
-
-    gpumem: msgspec.Raw = msgspec.Raw()
-    schema: msgspec.Raw = msgspec.Raw()
+    gpumem: _Document | None = None
+    schema: Any = None
     benchmarks: msgspec.Raw = msgspec.Raw()
+    datetime: Any = None
+    commit_info: Any = None
 
 
 @dataclass(frozen=True)
@@ -78,27 +68,27 @@ class _Found:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What was found in a folder."""
+    """The history that a folder has."""
 
     past: dict[str, list[Past]]
     """By `Row.key` as it is printed, oldest first."""
     files: int
-    """That count."""
+    """Number of files of this device."""
     left_out: tuple[str, ...]
-    """Which do not, and why, a sentence each."""
+    """Sentences about the other files."""
 
 
 def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     """The history of some rows.
 
     Args:
-        folder: is searched with the folders in it for `.json` files; or one such file.
-        key: of the device; files of others are left out.
-        rows: whose history is wanted, in the mode in which they were measured.
-        own: the file that the rows are from, which is no history of itself.
+        folder: is searched with its subfolders for `.json` files; or one such file.
+        key: of the device; files of other devices are left out.
+        rows: only measurements in the mode of these rows count.
+        own: the file of these rows, which is no history.
 
     Raises:
-        ResultsError: nothing there, or a file that is damaged.
+        ResultsError: there are no files, or one is damaged.
     """
     modes = {printable(row.key): row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}
@@ -106,21 +96,19 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     for path in _paths(folder):
         if path.resolve() == own.resolve():
             continue
-        taken = _rows(path)
-        if taken is None:
+        content_of = _rows(path)
+        if content_of is None:
             foreign += 1
-            continue
-        device, of = taken
-        if device != key:
+        elif content_of[0] != key:
             others += 1
-            continue
-        files += 1
-        for one in of:
-            if modes.get(name := printable(one.key)) == one.mode:
-                found.setdefault(name, []).append(one.past)
+        else:
+            files += 1
+            for one in content_of[1]:
+                if modes.get(name := printable(one.key)) == one.mode:
+                    found.setdefault(name, []).append(one.past)
     why = ((others, f"of other devices than {key}"), (foreign, "without results of this plugin"))
-    said = tuple(f"{count} file{'s' * (count > 1)} {what} left out" for count, what in why if count)
-    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, files, said)
+    left_out = tuple(f"{counted(count, 'file')} {reason} left out" for count, reason in why if count)
+    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, files, left_out)
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -135,57 +123,53 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
-    """The device's key and the rows of a file; None where it is of something else."""
+    """The device's key and the rows of a file; None for a file without results of this plugin."""
     try:
         text = content(path)
-        kind = _decoded(text, _Kind)
-    except msgspec.ValidationError:  # JSON, but no object
-        return None
-    except FileError as error:
-        raise ResultsError(f"{path}: {error}") from None
+        try:
+            file = _decoded(text)
+        except msgspec.ValidationError:
+            if text.lstrip().startswith(b"{"):
+                raise
+            return None  # JSON, but no object
+        if file.gpumem is not None:
+            return file.gpumem.device.key, _of_results(path, file, file.gpumem)
+        if file.schema is not None and not bytes(file.benchmarks):
+            return _of_baseline(text)
+    except msgspec.ValidationError as error:
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     except msgspec.DecodeError as error:  # a number that is not finite
         raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+    except (LayoutError, FileError) as error:
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ResultsError(f"{path}: nested too deeply") from None
-    results, baseline = bool(bytes(kind.gpumem)), bool(bytes(kind.schema)) and not bytes(kind.benchmarks)
-    if not results and not baseline:
-        return None
-    try:
-        return _of_results(path, _decoded(text, _Results)) if results else _of_baseline(text)
-    except (msgspec.DecodeError, LayoutError, FileError) as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+    return None
 
 
-def _decoded(text: bytes, kind: type[_T]) -> _T:
-    """Raises `FileError` for what is no JSON, and `msgspec.ValidationError` for what is no `kind`."""
+def _decoded(text: bytes) -> _File:
+    """Raises `FileError` if the text is no JSON, and `msgspec.ValidationError` if it is no `_File`."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=_File)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Slower, but reads the lone surrogates that stand for a file name which is no UTF-8.
-        return msgspec.json.decode(json.dumps(printable(parsed(text))).encode(), type=kind)
+        return msgspec.json.decode(json.dumps(printable(parsed(text))).encode(), type=_File)
 
 
-def _of_results(path: Path, run: _Results) -> tuple[str, Iterator[_Found]]:
-    utc = time_of(run.datetime, path)
-    info = run.commit_info
-    revision = revision_of({"id": info.id, "dirty": info.dirty}) if info is not None else None
-    return run.gpumem.device.key, (
-        _Found(key_of(row.nodeid, row.label), taken.mode, Past(utc, taken.latency, taken.half_width, revision, file=True))
-        for row in run.gpumem.rows
-        if not row.failed and (taken := row.measurement) is not None and is_time(taken.latency)
-    )
+def _of_results(path: Path, file: _File, document: _Document) -> Iterator[_Found]:
+    utc, revision = time_of(file.datetime, path), revision_of(file.commit_info)
+    for row in document.rows:
+        if not row.failed and (one := row.measurement) is not None and is_time(one.latency):
+            past = Past(utc, one.latency, one.half_width, revision, file=True)
+            yield _Found(key_of(row.nodeid, row.label), one.mode, past)
 
 
 def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     stored = read(text)
-    return stored.key, (
-        _Found(
-            row.key, row.measurement.mode, Past(row.process.utc, row.measurement.latency, row.measurement.half_width, row.process.revision)
-        )
-        for row in stored.rows
-    )
+    pasts = ((row, Past(row.process.utc, row.measurement.latency, row.measurement.half_width, row.process.revision)) for row in stored.rows)
+    return stored.key, (_Found(row.key, row.measurement.mode, past) for row, past in pasts)
 
 
 @click.command(short_help="Make an HTML report of result files.", epilog=examples("gpumem report out.json"))
@@ -194,13 +178,13 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     "--history",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Other result files, or a baseline: each row is shown over the files, or over the processes of the baseline.",
+    help="Other result files, or a baseline: shows each row over these files, or over the processes of the baseline.",
 )
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
 def report(results: Path, output: Path | None, history: Path | None) -> None:
-    """Write a page about RESULTS, a --benchmark-json file of a session with --gpumem. Needs no GPU.
+    """Write an HTML page about RESULTS, a --benchmark-json file of a session with --gpumem. Needs no GPU.
 
-    The page is one HTML file that loads nothing: summary, verdicts, plots, and every test with its samples, placements, conditions and
+    The page is one file that loads nothing else: summary, verdicts, plots, and every test with its samples, placements, conditions and
     history.
     """
     from pytest_gpumem.files import unwritable, write_whole
@@ -234,6 +218,5 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
     except OSError as error:
         raise click.ClickException(f"-o: cannot write {path}: {error.strerror or error}") from None
     if found is not None:
-        left_out = "".join(f"; {said}" for said in found.left_out)
-        click.echo(printable(f"history of {found.files} file{'s' * (found.files != 1)} from {history}{left_out}"))
+        click.echo(printable("; ".join([f"history of {counted(found.files, 'file')} from {history}", *found.left_out])))
     click.echo(printable(f"wrote {path}"))

@@ -57,5 +57,5 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         except OSError as error:
             raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
         click.echo(printable(f"wrote {file}"))
-    said = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return Exit.FAILED if any(one is not None and one.finding is Finding.WRONG for one in said) else 0
+    accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
+    return Exit.FAILED if any(one is not None and one.finding is Finding.WRONG for one in accounts) else 0

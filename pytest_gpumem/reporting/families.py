@@ -1,16 +1,17 @@
-"""Rows of one test that differ in a number, as curves over it: any parametrised test becomes one. Pure.
+"""Rows of one test that differ in a number, as curves over that number: every parametrised test may become a plot. Pure.
 
-A number stands by itself in a test's parameters or a measurement's label, "stride 8", "0.25 of L2", "264-8MiB", "1/6 of L2"; sizes have
-units. Where several numbers differ, the one with the most values is the curve's, and each setting of the others is a series of its own.
+The number is a word of a test's parameters or of a measurement's label: "stride 8", "0.25 of L2", "264-8MiB", "1/6 of L2". Sizes have
+units. If several numbers differ, the curve is over the one with the most values, and each setting of the others is a series.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -21,15 +22,23 @@ from pytest_gpumem.reporting.plots.svg import Unit, rate_unit, short, time_unit
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 LEAST = 3
-"""Numbers from which on a curve says more than a table."""
+"""Values of the number that a curve needs."""
 MOST_SERIES = 12
-"""Curves in one plot; of more none can be told apart."""
+"""Curves in one plot. With more, nobody can tell them apart."""
 _SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"
 _NUMBER = re.compile(rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])")
 _BYTES_NAME = "MiB"
 _UNNAMED = "parameter"
 _PEAK_SHOWN = 0.15
-"""Share of the peak that a curve reaches at least where the peak is drawn: else it would lie flat at the bottom."""
+"""Share of the peak that a curve must reach for the peak to be drawn. A lower curve would be flat at the bottom."""
+
+_FIGURES = (
+    ("latency per access", attrgetter("latency_per_access"), time_unit, format_time),
+    ("asked bandwidth", attrgetter("asked_bandwidth"), rate_unit, format_rate),
+    ("bandwidth", attrgetter("bandwidth"), rate_unit, format_rate),
+    ("latency", attrgetter("latency"), time_unit, format_time),
+)
+"""Name, value, unit of an axis and text of the figures that a plot may show. It shows the first that all its rows have."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,9 @@ class Family:
     function: str
     """Id of the test function."""
     x_unit: str
-    """What the number is, such as "MiB", "stride" or "of L2"."""
+    """Of the number, such as "MiB", "stride" or "of L2"."""
     y_name: str
-    """What the figures are: "bandwidth", "asked bandwidth", "latency per access" or "latency"."""
+    """Name of the figures: "bandwidth", "asked bandwidth", "latency per access" or "latency"."""
     unit: Unit
     """Of the figures."""
     series: tuple[Series, ...]
@@ -50,11 +59,12 @@ class Family:
 
 @dataclass(frozen=True)
 class _Read:
-    """The text that tells a row apart, taken to pieces."""
+    """Parameters and label of a row, split at its numbers."""
 
     row: Row
+    measurement: Measurement
     words: tuple[str, ...]
-    """What stands between the numbers, one more than there are numbers."""
+    """The texts between the numbers: one more than there are numbers."""
     numbers: tuple[str, ...]
     """As they are written."""
     values: tuple[float, ...]
@@ -67,13 +77,13 @@ def families(rows: Sequence[Row], facts: DeviceFacts) -> list[Family]:
     tests: dict[str, list[_Read]] = {}
     for row in rows:
         if row.measurement is not None:
-            tests.setdefault(function_of(row), []).append(_read(row))
+            tests.setdefault(function_of(row), []).append(_read(row, row.measurement))
     return [family for function, reads in tests.items() if (family := _family(function, reads, facts)) is not None]
 
 
-def _read(row: Row) -> _Read:
+def _read(row: Row, measurement: Measurement) -> _Read:
     parameters = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
-    # A dash behind a letter or a figure is pytest's own between two parameters, or a hyphen; any other is a sign.
+    # A dash after a letter or a digit separates two parameters, or is a hyphen; any other is a sign.
     parameters = re.sub(r"(?<=[\w.\])])-", ", ", parameters)
     text = ", ".join(part for part in (parameters, row.label) if part)
     words, numbers, values, sizes, end = [], [], [], [], 0
@@ -85,7 +95,7 @@ def _read(row: Row) -> _Read:
         values.append(value * parse_bytes(f"1 {match[2]}") / MiB if match[2] else value)
         sizes.append(match[2] is not None)
         end = match.end()
-    return _Read(row, (*words, text[end:]), tuple(numbers), tuple(values), tuple(sizes))
+    return _Read(row, measurement, (*words, text[end:]), tuple(numbers), tuple(values), tuple(sizes))
 
 
 def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | None:
@@ -103,13 +113,14 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
     longest = max((len({x for x, _ in points}) for points in found.values()), default=0)
     if longest < LEAST or len(found) > MOST_SERIES:
         return None
-    measured = [read.row.measurement for points in found.values() for _, read in points if read.row.measurement is not None]
-    y_name, unit = _figure(measured)
+    measured = [read.measurement for points in found.values() for _, read in points]
+    y_name, value, unit_of, text = next(figure for figure in _FIGURES if all(figure[1](one) for one in measured))
+    unit = unit_of([value(one) for one in measured])
     x_unit = units.most_common(1)[0][0]
     series = []
-    for name, points in sorted(found.items()):  # so that the plots of several tests have the same colours
-        drawn = tuple(_point(x, read, y_name) for x, read in points)
-        # A family of one series needs no name but the figure's.
+    for name, points in sorted(found.items()):  # sorted, so that series have the same colours in the plots of several tests
+        drawn = tuple(_point(x, read, value, text, rate="bandwidth" in y_name) for x, read in points)
+        # A single series has the name of the figure.
         series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))
         if "bandwidth" in y_name and (predicted := _predicted(points, drawn)) is not None:
             series.append(Series(_predicted_name(name), predicted, predicted=True))
@@ -117,7 +128,7 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
 
 
 def _places(reads: Sequence[_Read]) -> dict[tuple[str, ...], int]:
-    """By the words of rows, which of their numbers the curve is over: the one with the most values, of several the first."""
+    """By the words of rows, the index of the number that the curve is over: the first of those with the most values."""
     by_words: dict[tuple[str, ...], list[_Read]] = {}
     for read in reads:
         by_words.setdefault(read.words, []).append(read)
@@ -130,7 +141,7 @@ def _places(reads: Sequence[_Read]) -> dict[tuple[str, ...], int]:
 
 
 def _without(read: _Read, place: int) -> str:
-    """What tells a row apart besides its number: the name of its series."""
+    """Parameters and label of a row without its number: the name of its series."""
     pieces = []
     for index, word in enumerate(read.words):
         pieces.append(word)
@@ -143,46 +154,30 @@ def _without(read: _Read, place: int) -> str:
 
 
 def _unit_of(read: _Read, place: int) -> str:
-    """What a number counts, by the words next to it."""
+    """The unit of a number, by the words next to it."""
     before, after = read.words[place].rpartition(",")[2], read.words[place + 1].partition(",")[0]
-    said = " ".join(word for word in (before.strip(" -_=[]"), after.strip(" -_=[]")) if word)
+    words = " ".join(word for word in (before.strip(" -_=[]"), after.strip(" -_=[]")) if word)
     if read.sizes[place]:
-        return f"{_BYTES_NAME} {said}".strip()
-    return said or _UNNAMED
+        return f"{_BYTES_NAME} {words}".strip()
+    return words or _UNNAMED
 
 
-def _figure(measured: Sequence[Measurement]) -> tuple[str, Unit]:
-    if all(one.accesses_per_launch for one in measured):
-        return "latency per access", time_unit([one.latency_per_access or 0.0 for one in measured])
-    if all(one.asked_bandwidth is not None for one in measured):
-        return "asked bandwidth", rate_unit([one.asked_bandwidth or 0.0 for one in measured])
-    if all(one.bandwidth for one in measured):
-        return "bandwidth", rate_unit([one.bandwidth or 0.0 for one in measured])
-    return "latency", time_unit([one.latency for one in measured])
-
-
-def _point(x: float, read: _Read, y_name: str) -> Point:
-    measurement = read.row.measurement
-    assert measurement is not None
-    noise = measurement.noise
-    if y_name == "bandwidth" or y_name == "asked bandwidth":
-        y = (measurement.asked_bandwidth if y_name == "asked bandwidth" else measurement.bandwidth) or 0.0
+def _point(x: float, read: _Read, value: Callable[[Measurement], float], text: Callable[[float], str], *, rate: bool) -> Point:
+    y, noise, sectors = value(read.measurement), read.measurement.noise or 0.0, read.measurement.sectors_per_request
+    low = high = None
+    if noise and rate:
         # Bytes over the ends of the latency's interval.
-        low, high = (y / (1 + noise), y / (1 - noise) if noise < 1 else None) if noise else (None, None)
-        said = format_rate(y)
-    else:
-        accesses = (measurement.accesses_per_launch or 1) if y_name == "latency per access" else 1
-        y, half = measurement.latency / accesses, measurement.half_width
-        low, high = (y - half / accesses, y + half / accesses) if half else (None, None)
-        said = format_time(y)
-    pattern = f", {measurement.sectors_per_request:.3g} sectors a request" if measurement.sectors_per_request else ""
+        low, high = y / (1 + noise), y / (1 - noise) if noise < 1 else None
+    elif noise:
+        low, high = y * (1 - noise), y * (1 + noise)
+    pattern = f", {sectors:.3g} sectors a request" if sectors else ""
     apart = read.row.key[len(function_of(read.row)) :]
-    return Point(x, y, low, high, f"{apart}: {said}{pattern}")
+    return Point(x, y, low, high, f"{apart}: {text(y)}{pattern}")
 
 
 def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) -> tuple[Point, ...] | None:
-    """The bandwidth if the time grew with the sectors of a request, from the best coalesced figure; None where these do not differ."""
-    sectors = [read.row.measurement.sectors_per_request if read.row.measurement else None for _, read in points]
+    """The bandwidth if the time grew with the sectors of a request, from the best coalesced figure; None if sectors do not differ."""
+    sectors = [read.measurement.sectors_per_request for _, read in points]
     known = [one for one in sectors if one is not None]
     if len(known) < len(sectors) or len(set(known)) < 2:
         return None
@@ -208,7 +203,7 @@ def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name:
 
 
 def caption_of(family: Family) -> str:
-    """The caption of a plot: what over what."""
+    """The caption of a plot: the figures, and the range of the number."""
     xs = [point.x for one in family.series for point in one.points]
     low, high = min(xs), max(xs)
     if family.x_unit == _BYTES_NAME:

@@ -1,4 +1,4 @@
-"""Which part of the memory system a test is about, as its measurements tell: reports put tests of one kind together."""
+"""Groups of tests in reports, by the part of the memory system that their measurements are about."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ COALESCED = 4
 
 
 class Behaviour(str, Enum):
-    """Kinds of tests. Where the rows of a test are of several kinds, the first of these is the test's."""
+    """Kinds of tests. If the rows of a test are of several kinds, the test has the first of them in this order."""
 
     OVERLAP = "overlap"
     """Copies and kernels at the same time."""
     LATENCY = "latency"
-    """Accesses of which each waits for the one before."""
+    """Dependent accesses."""
     MANAGED = "managed memory"
-    """Pages that migrate."""
+    """Pages that may migrate."""
     LINK = "host link"
     """Bytes that cross PCIe or NVLink."""
     ALLOCATION = "allocation and host"
-    """Calls that the host waits for and that move no bytes."""
+    """Calls timed by the host's clock that move no bytes."""
     PERSISTING = "persisting L2"
     """A stream with an access-policy window."""
     CACHE = "L2"
-    """Caches that are not flushed before a sample."""
+    """Hot mode: caches are not flushed before a sample."""
     PATTERN = "access pattern"
-    """Requests that touch more sectors, or fewer, than coalesced ones."""
+    """Requests that touch more or fewer sectors than coalesced ones."""
     DRAM = "DRAM"
-    """A footprint of which L2 holds a small part."""
+    """A footprint of several times L2."""
     OTHER = "other"
-    """A footprint that is small or unknown."""
+    """A small or unknown footprint."""
     NOTHING = "not measured"
-    """It failed before anything was measured."""
+    """The test failed before it measured anything."""
 
 
 ORDER = tuple(Behaviour)
@@ -52,7 +52,7 @@ def function_of(row: Row) -> str:
 
 
 def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behaviour:
-    """The kind of one measurement by itself."""
+    """The kind of one measurement."""
     if measurement is None:
         return Behaviour.NOTHING
     traffic = measurement.traffic
@@ -71,7 +71,7 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
 
 
 def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
-    """By the id of each test function, its kind."""
+    """The kind of each test function, by its id."""
     found: dict[str, Behaviour] = {}
     for row in rows:
         function, kind = function_of(row), behaviour_of(row.measurement, facts)
@@ -83,7 +83,7 @@ SLOWER, UNDECIDED, FINE = 1, 2, 3
 
 
 def attention(row: Row) -> int:
-    """How soon a row is to be looked at, 0 first."""
+    """How soon a row needs a look: 0 first, `FINE` not at all."""
     verdict = row.verdict
     if row.failed or verdict.outcome is Outcome.FAIL:
         return 0
@@ -93,12 +93,12 @@ def attention(row: Row) -> int:
 
 
 def by_function(rows: Iterable[Row]) -> list[list[Row]]:
-    """Neighbouring rows of one test function together."""
+    """Runs of neighbouring rows of one test function."""
     return [list(of) for _, of in groupby(rows, key=function_of)]
 
 
 def ordered(rows: Sequence[Row], facts: DeviceFacts) -> list[tuple[Behaviour, list[Row]]]:
-    """Rows by kind of test. Kinds, the tests of a kind and the rows of a test: what got worse first, then the slowest."""
+    """Rows by kind of test. Kinds, tests of a kind and rows of a test are each in the order: what got worse, then the slowest."""
     kinds = behaviours(rows, facts)
     tests: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""How far a run has come: tests, samples, time left. Pure but for the clock that it is given."""
+"""Progress of a run: tests, samples, time left. Pure but for its clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_gpumem.reporting.columns import shortened
 
 
 class Progress:
-    """Counts the tests of a run that measure, as they begin and end."""
+    """Counts the tests of a run that measure."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Args:
@@ -23,33 +23,33 @@ class Progress:
         self._running = ""
 
     def expect(self, tests: Iterable[str]) -> None:
-        """The ids of the tests that measure; the time begins to count."""
+        """Set the ids of the tests that measure, and start the time."""
         self._tests = frozenset(tests)
         self._begun = self._clock()
 
     def begin(self, test: str) -> None:
-        """A test begins."""
+        """Note that a test begins."""
         if test in self._tests:
             self._running = test
 
     def took(self, test: str, samples: int) -> None:
-        """A test has taken that many samples in all."""
+        """Note that a test has taken so many samples in all."""
         self._samples[test] = samples
 
     def end(self, test: str) -> None:
-        """A test is over."""
+        """Note that a test has ended."""
         if test in self._tests:
             self._ended.add(test)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the other tests will take if they are like those that have ended; None before the first has."""
+        """Seconds that the other tests need if they are like those that have ended; None before the first has ended."""
         if not self._ended:
             return None
         return (self._clock() - self._begun) / len(self._ended) * (len(self._tests) - len(self._ended))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to tell."""
+        """True if any test measures."""
         return bool(self._tests)
 
     def line(self, width: int) -> str:
@@ -57,17 +57,17 @@ class Progress:
         parts = [f"gpumem: {len(self._ended)} of {len(self._tests)} tests", f"{sum(self._samples.values())} samples"]
         if (left := self.seconds_left) is not None and len(self._ended) < len(self._tests):
             parts.append(f"about {rounded(left)} left")
-        said = ", ".join(parts)
+        line = ", ".join(parts)
         running = printable(self._running) if self._running not in self._ended else ""
-        room = width - len(said) - 2
-        # A few letters of an id tell nothing.
-        return f"{said}: {shortened(running, room)}" if running and room >= 12 else said[:width]
+        room = width - len(line) - 2
+        # A shorter piece of an id would be of no use.
+        return f"{line}: {shortened(running, room)}" if running and room >= 12 else line[:width]
 
 
 def rounded(seconds: float) -> str:
-    """A time that is only roughly known: "40 s", "3 min", "2 h 10 min"."""
+    """An estimated time: "40 s", "3 min", "2 h 10 min"."""
     if seconds < 55:
-        # To 5 s from 10 s on: what changes at every test distracts.
+        # To 5 s from 10 s on: a figure that changes with every test distracts.
         return f"{max(1, round(seconds))} s" if seconds < 10 else f"{round(seconds / 5) * 5} s"
     minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""What a row of results says: name, figures, verdict and facts as text. Every report draws these, each in its own form."""
+"""A row of results as text: name, figures, verdict and facts. Every report draws these, each in its own form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted
-from pytest_gpumem.judging.traffic import account, size
+from pytest_gpumem.judging.traffic import Account, account, size
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -35,7 +35,7 @@ class Figure:
     text: str = ""
     """Empty if the row has no such figure."""
     value: float | None = None
-    """What rows are sorted by: seconds, bytes per second, or a share."""
+    """For sorting: seconds, bytes per second, or a share."""
     short: str = ""
     """A shorter text for a narrow table; empty if there is none."""
 
@@ -90,6 +90,11 @@ class RowFacts:
             change,
         )
 
+    @cached_property
+    def account(self) -> Account | None:
+        """Declared against counted traffic; None if nothing was counted."""
+        return account(self.row.measurement, self.device) if self.row.measurement is not None else None
+
     def facts(self) -> Iterator[tuple[str, str]]:
         """Terms and texts in reading order: limits, change, measurement, conditions, notes."""
         row = self.row
@@ -106,11 +111,11 @@ class RowFacts:
         for changed in row.changed:
             yield "changed since", changed
         if row.measurement is not None:
-            yield from _measured(row.measurement, self.device)
+            yield from _measured(row.measurement, self.device, self.account)
 
 
 def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
-    """What each of the rows of one report says."""
+    """The rows of one report as text."""
     found = []
     for row, name in zip(rows, names_of(rows), strict=True):
         parameters = row.nodeid[len(function_of(row)) :]
@@ -145,10 +150,10 @@ def headline(row: Row) -> str:
 
 
 def failure_text(row: Row, device: DeviceFacts) -> str:
-    """What a failing test shows: the headline with the verdict's reason, and a line for each fact."""
+    """The text of a failing test: the headline with the verdict's reason, and a line for each fact."""
     row, device = printable(row), printable(device)
-    (said,) = row_facts([row], device)
-    facts = [(term, text) for term, text in said.facts() if term != "medians"]
+    (described,) = row_facts([row], device)
+    facts = [(term, text) for term, text in described.facts() if term != "medians"]
     facts.append(("device", f"{device.name}, driver {device.driver or 'unknown'}, {device.key}"))
     width = max(len(term) for term, _ in facts) + 2
     return "\n".join([f"{headline(row)}{row.verdict.reason}", *(f"  {term:<{width}}{text}" for term, text in facts)])
@@ -219,12 +224,19 @@ def _change(comparison: Comparison) -> Figure:
     return Figure(short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short)
 
 
-def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
+def _measured(measurement: Measurement, device: DeviceFacts, account: Account | None) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
     if interval := interval_text(measurement):
         yield "95 % interval", interval
-    yield from _traffic(measurement, device)
+    traffic, bandwidth = measurement.traffic, measurement.bandwidth
+    if traffic is not None and bandwidth is not None:
+        apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
+        share = measurement.share_of_peak(device)
+        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {measurement.no_share_of_peak(device)}"
+        yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
+    if account is not None:
+        yield "traffic", account.sentence
     if measurement.migrations is not None:
         yield "kernel", kernel_formula(measurement)
         for sentence in sentences(measurement.migrations):
@@ -247,17 +259,6 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
         yield "measured", " ".join(part for part in (measurement.taken.utc, measurement.taken.card) if part)
     for note in measurement.notes:
         yield "note", note
-
-
-def _traffic(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
-    traffic, bandwidth = measurement.traffic, measurement.bandwidth
-    if traffic is not None and bandwidth is not None:
-        apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
-        share = measurement.share_of_peak(device)
-        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {measurement.no_share_of_peak(device)}"
-        yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
-    if (found := account(measurement, device)) is not None:
-        yield "traffic", found.sentence
 
 
 def _conditions(measurement: Measurement) -> Iterator[tuple[str, str]]:

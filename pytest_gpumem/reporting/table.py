@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import Finding, account
+from pytest_gpumem.judging.traffic import Finding
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.migrations import kernel_formula
-from pytest_gpumem.records.migrations import sentences as page_sentences
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
@@ -63,13 +61,13 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     rows, facts = printable(rows), printable(facts)
     usual = _usual_way(rows)
     groups = [(kind.value, of) for kind, of in ordered(rows, facts)] if grouped else [("", list(rows))]
-    said = {id(one.row): one for one in row_facts(rows, facts)}
+    facts_of = {id(one.row): one for one in row_facts(rows, facts)}
     lines: list[_Shown | Text] = []
     for kind, of in groups:
         if len(groups) > 1:
             lines.append(Text(f"-- {kind}", style="bold"))
         for test in by_function(of):
-            lines += _of_test([said[id(row)] for row in test], usual, notes)
+            lines += _of_test([facts_of[id(row)] for row in test], usual, notes)
     parts = [part for part, _ in _LEFT_OUT]
     for count, least in enumerate([*(least for _, least in _LEFT_OUT), 0]):
         drawn = _columns(lines, parts[:count], least)
@@ -78,8 +76,8 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     name_width = drawn.name_width(width)
     drawn = _columns([part for line in lines for part in _parted(line, name_width)], parts[:count])
     columns = [HEADINGS[index] for index in drawn.shown]
-    short = _SIMULATED in parts[:count] and any(one.simulated for one in said.values())
-    below = sentences(rows, facts, columns=columns, notes=notes, short=short)
+    short = _SIMULATED in parts[:count] and any(one.simulated for one in facts_of.values())
+    below = _sentences(list(facts_of.values()), columns=columns, notes=notes, short=short)
     return "\n".join([drawn.drawn(width, colour), *(line for sentence in below for line in wrapped(sentence, width))])
 
 
@@ -140,16 +138,16 @@ def _usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
     return most[0][0] if most else None
 
 
-def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[str], notes: bool, short: bool = False) -> list[str]:
+def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool) -> list[str]:
     """The sentences under a table: how the figures were taken, and the reason of every verdict but PASS. Without full stops.
 
     Args:
-        rows: in the order in which they are shown.
-        facts: the device that was measured.
+        shown: the rows, in the order in which they are shown.
         columns: the headings of the table.
         notes: show each measurement's notes; if False, only their number.
         short: the table has "sim" for "simulated".
     """
+    rows = [one.row for one in shown]
     usual = _usual_way(rows)
     text = []
     if short:
@@ -175,18 +173,15 @@ def sentences(rows: Sequence[Row], facts: DeviceFacts, *, columns: Collection[st
         # The first run of a suite has no baseline: one line below covers all NEW rows, unless notes are wanted.
         if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NEW):
             text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
-    noted = []
-    for row in rows:
-        if row.measurement is None:
-            continue
-        noted += [f"note {row.key}: {note}" for note in row.measurement.notes]
-        if row.measurement.migrations is not None:
-            noted += [f"kernel {row.key}: {kernel_formula(row.measurement)}"]
-            noted += [f"pages {row.key}: {sentence}" for sentence in page_sentences(row.measurement.migrations)]
-        found = account(row.measurement, facts)
-        if found is not None and found.notable:
-            # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
-            (text if found.finding is Finding.WRONG else noted).append(f"traffic {row.key}: {found.sentence}")
+    noted = list[str]()
+    for one in shown:
+        account = one.account
+        terms = ("note", "kernel", "pages", *(["traffic"] if account is not None and account.notable else []))
+        for term, fact in one.facts():
+            if term in terms:
+                # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
+                always = term == "traffic" and account is not None and account.finding is Finding.WRONG
+                (text if always else noted).append(f"{term} {one.row.key}: {fact}")
     if notes:
         text += noted
     elif noted:
