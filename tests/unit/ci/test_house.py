@@ -1,0 +1,40 @@
+"""The figures of a checkout."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import house
+
+FILES = {
+    "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
+    "pytest_gpumem/units.py": "MIB = 2**20\n",
+    "pytest_gpumem/room/low.py": "from pytest_gpumem.units import MIB\n\ndef half() -> int:\n    return MIB // 2\n",
+    "pytest_gpumem/room/high.py": "from pytest_gpumem import units\nfrom pytest_gpumem.room import low\n",
+    "tests/test_one.py": "def test_one() -> None:\n    pass\n",
+    "docs/a/page.md": "three words here\n",
+}
+
+
+def test_figures_of_tracked_files(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    (tmp_path / "pytest_gpumem" / "untracked.py").write_text("x = 1\n")
+    found = house.counted(tmp_path)
+    assert (found["modules with code"], found["rooms"]) == (3, 1)
+    assert (found["lines of the package"], found["lines of tests"], found["words of docs"]) == (9, 2, 3)
+    assert found["modules with exactly one importer"] == 1  # low; units has two
+
+
+def test_functions_are_named_by_their_class() -> None:
+    tree = ast.parse("def a():\n    def inner(): ...\nclass B:\n    def __init__(self): ...\n    def c(self): ...\n")
+    assert list(house.functions(tree)) == ["a", "B.c"]
+
+
+def test_a_simulated_test_enters_modules() -> None:
+    assert all(count > 0 for count in house.traced(Path(house.__file__).parents[1]).values())
