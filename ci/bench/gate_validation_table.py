@@ -19,9 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from gate_validation_peers import CHECKS, NVBENCH, ROBUST
 from gate_validation_rows import BY_NAME, SIZES
-from gate_validation_verdicts import ABOVE, BASELINE, MISSING, OPEN, TWICE, measured_ratios
+from gate_validation_verdicts import ABOVE, BASELINE, CHECKS, MISSING, NVBENCH, OPEN, ROBUST, TWICE, measured_ratios
 from scipy.stats import beta
 
 from pytest_gpumem.units import parse_share

@@ -4,6 +4,9 @@ The first 20 processes of a session are the baseline, each a run of its own. All
 processes as their group allows (`SIZES`), and repeats a run while more of them can decide. A duet takes them in pairs. A question names for
 each row the measurement that stands for new code: the row's own (unchanged code), that of a twin, or the one after an unrelated allocation.
 A twin is shown with the bytes of its row, so that nothing but the time tells.
+
+The peers compare one process of the baseline with one of the new code, as they compare two runs. The samples are this plugin's, over
+placements of the buffers, which neither peer varies by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gate_validation_collect import UNIT, unpacked, unpacked_stats
-from gate_validation_peers import CHECKS
-from gate_validation_peers import verdict as peer_verdict
 from gate_validation_rows import BY_NAME, ROWS, SIZES, SLOPES, Asked, work_of
 from msgspec import structs
+from pytest_benchmark.utils import parse_compare_fail
 
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import Paired, judge_pairs
@@ -43,6 +45,16 @@ LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.UNDECIDED: "U"}
 UNCHANGED, SEVERAL, ALLOCATION = "unchanged, 1 process", "unchanged", "an unrelated allocation first"
 TWICE, TWICE_LIMIT = "+1 % held to 0.5 %", "0.5%"
 """Code that is slower by twice its limit."""
+STOCK = ("mean:5%", "median:1%", "min:1%")
+"""Limits of pytest-benchmark's `--benchmark-compare-fail`, by its own check."""
+NVBENCH, ROBUST = "nvbench_compare", "nvbench_compare_robust"
+"""Of cuda-bench 0.3.0. The first says slower where the means differ by more than the smaller relative standard deviation. The second, with
+its default preset, compares the intervals from least to upper quartile: slower where the new one is above the other by `GAP` or more; the
+same where the medians are within `CENTRES`, the intervals overlap by `OVERLAP` of the narrower one, and no interquartile range is above
+`DISPERSION` of the median; else undecided. It weighs times by the SM clock, which is here the same for both."""
+CHECKS = (*STOCK, NVBENCH, ROBUST)
+GAP, CENTRES, OVERLAP, DISPERSION = 0.005, 0.005, 0.5, 0.02
+"""clear_gap, same.center, same.overlap_fraction and same.relative_dispersion_ceiling of the default preset."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +245,43 @@ def peers(data: Data, question: Question) -> Iterator[dict[str, Any]]:
                 missing = base is None or head is None
                 found[check].append(MISSING if missing else peer_verdict(check, unpacked_stats(base), unpacked_stats(head)))
         yield {"question": question.name, "row": row, "head": head_row, "found": {check: "".join(one) for check, one in found.items()}}
+
+
+def peer_verdict(check: str, base: Mapping[str, float], head: Mapping[str, float]) -> str:
+    """ "X": slower; ".": not; "?": undecided.
+
+    Args:
+        check: one of `CHECKS`.
+        base: figures of the baseline's samples.
+        head: figures of the new code's samples, in the same unit.
+    """
+    if check == NVBENCH:
+        noises = [one["stddev"] / one["mean"] for one in (base, head) if one["stddev"]]
+        if not noises:
+            return "?"
+        return "X" if head["mean"] / base["mean"] - 1 > min(noises) else "."
+    if check == ROBUST:
+        return _robust(base, head)
+    return "X" if parse_compare_fail(check).fails(head, base) else "."
+
+
+def _robust(base: Mapping[str, float], head: Mapping[str, float]) -> str:
+    if head["min"] > base["q3"] and (head["min"] - base["q3"]) / base["q3"] >= GAP:
+        return "X"
+    if base["min"] > head["q3"] and (base["min"] - head["q3"]) / head["q3"] >= GAP:
+        return "."
+    if abs(base["median"] - head["median"]) / min(base["median"], head["median"]) > CENTRES or _overlap(base, head) < OVERLAP:
+        return "?"
+    noisy = max((one["q3"] - one["q1"]) / one["median"] for one in (base, head)) > DISPERSION
+    return "?" if noisy else "."
+
+
+def _overlap(base: Mapping[str, float], head: Mapping[str, float]) -> float:
+    common = min(base["q3"], head["q3"]) - max(base["min"], head["min"])
+    if common < 0:
+        return 0.0
+    widths = [one["q3"] - one["min"] for one in (base, head)]
+    return common / min(widths) if min(widths) > 0 else 1.0
 
 
 # What the twins are really slower by

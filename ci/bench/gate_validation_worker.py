@@ -1,7 +1,8 @@
-"""One process of the gate's validation: a session of pytest with the shipped plugin, held until it may use the GPU.
+"""One process of the gate's validation: a session of pytest with the shipped plugin, which waits until it may use the GPU.
 
-`python gate_validation_worker.py JSON`: number, device, rows, slow, pilot, more, slopes, results, options. It collects its tests and
-imports its libraries, says that it is ready, and waits (`fresh_processes`).
+`python gate_validation_worker.py JSON`: number, device, rows, slow, pilot, more, slopes, results, options. The process runs pytest on this
+file: one test for each row, in an order drawn for the process. It collects them, imports its libraries, reports that it is ready, and waits
+(`fresh_processes`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,10 +21,57 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import GO, READY
+from gate_validation_rows import ARRAYS, BY_NAME, CHASE_NODES, launches, rounded, work_of
 
-BENCH = Path(__file__).resolve().parent
+JOB: dict[str, Any] = json.loads(sys.argv[1])
 TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
 """Variables that would change what is measured begin so."""
+
+
+# The tests
+
+
+@cache
+def slopes() -> dict[str, float]:
+    """What the pilot found; it is read when the first test runs, since processes get ready before the pilot has ended."""
+    found: dict[str, float] = json.loads(Path(JOB["slopes"]).read_text())
+    return found
+
+
+@pytest.fixture
+def launch(gpu_benchmark, gpu_kernels, device_buffer):
+    """Measure a kernel on arrays of a size, or a chase of so many steps."""
+
+    def measure(kernel: str, work: int) -> None:
+        if kernel == "chase":
+            gpu_benchmark(gpu_kernels.chase, device_buffer(CHASE_NODES, "i4"), device_buffer((1,), "i4"), work)
+            return
+        kernel, _, dtype = kernel.partition(":")
+        arrays = [device_buffer(work, dtype or "f4") for _ in range(ARRAYS.get(kernel, 2))]
+        if kernel == "dot":
+            arrays.append(device_buffer(max(work // (32 * 1024) * 4, 4096), "f4"))
+        offset = (1,) if kernel == "offset_copy" else ()
+        gpu_benchmark(getattr(gpu_kernels, kernel), *arrays, *offset)
+
+    return measure
+
+
+@pytest.mark.parametrize("name", JOB["rows"])
+def test_row(launch, device_buffer, name):
+    row = BY_NAME[name]
+    unrelated = device_buffer(row.unrelated, "u1") if row.unrelated else None
+    launch(row.kernel, work_of(row, slopes(), slow=name in JOB["slow"]))
+    del unrelated
+
+
+@pytest.mark.parametrize("more", [1, JOB["more"]])
+@pytest.mark.parametrize("name", JOB["pilot"])
+def test_pilot(launch, name, more):
+    row = launches()[name]
+    launch(row.kernel, rounded(row.kernel, row.work * more))
+
+
+# The process
 
 
 class Hold:
@@ -72,30 +121,28 @@ class _Leaving:
             self._hold.leave(int(session.exitstatus))
 
 
-def arguments(job: dict[str, Any]) -> list[str]:
+def arguments() -> list[str]:
     """Those of pytest. `--gpumem-save` has the plugin read its controls, into a baseline that nobody looks at."""
-    results = Path(job["results"])
-    ini = results.parent / "pytest.ini"
+    results, folder = Path(JOB["results"]), Path(__file__).resolve().parent
     return [
-        *("-q", "-c", str(ini), f"--rootdir={BENCH}", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
-        *("--gpumem", f"--gpumem-device={job['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
-        *job["options"],
+        *("-q", "-c", str(results.parent / "pytest.ini"), f"--rootdir={folder}"),
+        *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
+        *("--gpumem", f"--gpumem-device={JOB['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
+        *JOB["options"],
         f"--benchmark-json={results}",
-        str(BENCH / "gate_validation_suite.py"),
+        __file__,
     ]
 
 
 def main() -> None:
     """Measure once; ends the process."""
-    job = json.loads(sys.argv[1])
     # pytest takes standard input and output for itself.
     told, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in [name for name in os.environ if name.startswith(TAKEN_AWAY)]:
         del os.environ[name]
-    os.environ["GATE_VALIDATION_JOB"] = sys.argv[1]
     hold = Hold(told, answers)
-    code = pytest.main(arguments(job), plugins=[hold])
+    code = pytest.main(arguments(), plugins=[hold])
     if hold.begun is None:  # arguments or a device that cannot be used
         sys.exit(int(code) or 1)
     hold.leave(int(code))

@@ -259,10 +259,19 @@ def counts(kernels: Sequence[ncu.CountedKernel], tables: Sequence[int]) -> list[
     return found
 
 
+def test_lookup(gpu_benchmark: Any, device_buffer: Any, persisting_stream: Any, gpu_kernels: Any) -> None:
+    """A user's test of a table that is to stay in L2."""
+    out, table = device_buffer(1024 * MiB, "i4"), device_buffer(24 * MiB, "i4")
+    with persisting_stream(table, set_aside="off") as stream:
+        gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="off")
+    with persisting_stream(table) as stream:
+        gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="fitted")
+
+
 def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
-    """What `gpumem traffic` counts for the test in l2_proof_case.py."""
+    """What `gpumem traffic` counts for `test_lookup`."""
     begun = time.monotonic()
-    case = Path(__file__).resolve().with_name("l2_proof_case.py")
+    case = Path(__file__).resolve()
     arguments = [str(case), "-c", os.devnull, "--rootdir", str(case.parent), "-p", "no:cacheprovider", "--gpumem-device", device]
     day = datetime.now(timezone.utc).date().isoformat()
     try:

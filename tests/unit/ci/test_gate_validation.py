@@ -13,7 +13,6 @@ from typing import Any
 
 import gate_validation as script
 import gate_validation_collect as collect
-import gate_validation_peers as peers
 import gate_validation_rows as rows
 import gate_validation_table as tables
 import gate_validation_verdicts as verdicts
@@ -92,7 +91,7 @@ def test_a_slope_is_what_latency_grows_by_and_stays_within_reason() -> None:
 def test_a_pilots_results_give_a_slope_for_every_launch_that_was_measured_twice() -> None:
     def row(name: str, more: float, latency: float | None) -> dict[str, Any]:
         measurement = None if latency is None else {"latency": latency}
-        return {"nodeid": f"gate_validation_suite.py::test_pilot[{name}-{more}]", "measurement": measurement}
+        return {"nodeid": f"gate_validation_worker.py::test_pilot[{name}-{more}]", "measurement": measurement}
 
     def results(latency: float) -> dict[str, Any]:
         name, other = "triad-268435456", "copy-268435456"
@@ -351,23 +350,23 @@ def stats(samples: Any) -> dict[str, float]:
         ("mean:5%", 0.06, "X"),
         ("median:1%", 0.02, "X"),
         ("min:1%", 0.005, "."),
-        (peers.NVBENCH, 0.0005, "."),
-        (peers.NVBENCH, 0.005, "X"),
-        (peers.NVBENCH, -0.005, "."),
-        (peers.ROBUST, 0.0, "."),
-        (peers.ROBUST, 0.004, "?"),
-        (peers.ROBUST, 0.02, "X"),
-        (peers.ROBUST, -0.02, "."),
+        (verdicts.NVBENCH, 0.0005, "."),
+        (verdicts.NVBENCH, 0.005, "X"),
+        (verdicts.NVBENCH, -0.005, "."),
+        (verdicts.ROBUST, 0.0, "."),
+        (verdicts.ROBUST, 0.004, "?"),
+        (verdicts.ROBUST, 0.02, "X"),
+        (verdicts.ROBUST, -0.02, "."),
     ],
 )
 def test_peers_rules(check: str, slower: float, said: str) -> None:
     samples = 1e5 * (1 + 0.001 * np.random.default_rng(0).normal(size=200))
-    assert peers.verdict(check, stats(samples), stats(samples * (1 + slower))) == said
+    assert verdicts.peer_verdict(check, stats(samples), stats(samples * (1 + slower))) == said
 
 
 def test_peers_take_the_smaller_noise_and_no_wide_one() -> None:
     quiet, noisy = (1e5 * (1 + spread * np.random.default_rng(1).normal(size=400)) for spread in (0.001, 0.03))
-    assert peers.verdict(peers.NVBENCH, stats(quiet), stats(noisy * 1.01)) == "X"
-    assert peers.verdict(peers.ROBUST, stats(noisy), stats(noisy)) == "?"
+    assert verdicts.peer_verdict(verdicts.NVBENCH, stats(quiet), stats(noisy * 1.01)) == "X"
+    assert verdicts.peer_verdict(verdicts.ROBUST, stats(noisy), stats(noisy)) == "?"
     still = stats(quiet) | {"stddev": 0.0}
-    assert peers.verdict(peers.NVBENCH, still, still) == "?"
+    assert verdicts.peer_verdict(verdicts.NVBENCH, still, still) == "?"
