@@ -1,6 +1,6 @@
 """Run every kernel of the catalogue under each tool of compute-sanitizer.
 
-    python ci/bench/sanitize.py [--json FILE]
+    python ci/bench/sanitize.py --json ci/records/nvidia-h200/sanitizer.json
     python ci/bench/sanitize.py --launch cuda       # what runs under each tool: every kernel once, at sizes that a slow tool can take
 
 Needs a GPU and `compute-sanitizer` on the PATH. Exits with 1 if a tool finds anything or a result is wrong.

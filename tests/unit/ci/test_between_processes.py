@@ -23,10 +23,6 @@ def test_spread_and_range_are_shares_of_the_mean() -> None:
     assert row["range"] == pytest.approx(1.0)
 
 
-def test_one_process_shows_no_spread() -> None:
-    assert between_processes.summary([{"a": 1e-6}]) == []
-
-
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["between_processes.py", "--device", "sim", *arguments])
     return between_processes.main()
@@ -42,13 +38,3 @@ def test_every_process_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (row,) = record["summary"]
     assert row["row"] == "test_it.py::test_triad[small]"
     assert "test_it.py::test_triad[small]" in capsys.readouterr().out
-
-
-def test_a_failed_process_is_said_with_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    selection = tmp_path / "test_it.py"
-    selection.write_text("def test_no(): assert 1 == 2, 'not equal'")
-    monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, "--processes", "2", str(selection)) == 1
-    assert "not equal" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import explain_planted
 import explain_proof
 import pytest
 from explain_cases import BadCases, load
-from explain_proof import COUNTED, WATCHED, judged, name_of, rows, table, verdict
+from explain_proof import COUNTED, WATCHED, judged, rows, table, verdict
 
 from pytest_gpumem.explain.causes import RULES, UNEXPLAINED
 
@@ -84,11 +84,6 @@ def test_the_table_shows_misses() -> None:
     assert "nothing to explain" in lines["b"]
     assert lines["gone"].endswith("not measured")
     assert said.endswith("counted: exit status 6")
-
-
-def test_names_of_keys() -> None:
-    assert name_of("test_planted.py::test_case[gather]") == "gather"
-    assert name_of("test_planted.py::test_stride_two") == "test_stride_two"
 
 
 def test_cases_are_loaded_with_what_was_planted(tmp_path: Path) -> None:

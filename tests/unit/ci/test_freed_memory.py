@@ -18,24 +18,12 @@ def trial(after: list[float], nbytes: int = GIB, number: int = 1) -> dict[str, A
     return {"round": number, "bytes": nbytes, "before": [100.0] * 9, "since": [0.001 * i for i in range(len(after))], "after": after}
 
 
-def test_a_sample_is_slow_beyond_two_per_cent_and_beside_another() -> None:
-    assert freed_memory.slow([100.0] * 9, [110.0, 103.0, 101.9, 103.0, 100.0, 103.0, 103.0]) == [0, 1, 5, 6]
-
-
 def test_scrubbing_lasts_until_the_last_slow_sample_has_ended() -> None:
     found = freed_memory.effect(trial([110.0, 112.0, 108.0, 100.0, 104.0, 100.0]))
     assert found["slow"] == 3
     assert found["longer"] == pytest.approx(0.10)
     assert found["ends"] == pytest.approx(0.003)
     assert found["rate"] == pytest.approx(GIB / 0.003)
-
-
-def test_nothing_slow_sets_no_limit_and_what_is_not_over_sets_zero() -> None:
-    quiet, still = freed_memory.effect(trial([100.0, 110.0, 100.0])), freed_memory.effect(trial([110.0, 110.0, 110.0]))
-    assert (quiet["slow"], quiet["rate"], quiet["over"]) == (0, None, True)
-    assert (still["slow"], still["rate"], still["over"]) == (3, None, False)
-    assert freed_memory.limit([quiet, quiet]) is None
-    assert freed_memory.limit([still, quiet]) == 0
 
 
 def test_the_limit_is_the_least_over_sizes_of_the_median_over_frees() -> None:
@@ -81,31 +69,3 @@ def test_the_script_runs_on_the_simulated_device(
     assert said.startswith("SIMULATED")
     assert "no limit for SCRUB_RATE" in said
     assert said.rstrip() == freed_memory.table(held)
-
-
-def test_no_more_is_freed_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gpumem.devices.opening import choose
-
-    device = choose("sim:rtx3090").open()
-    monkeypatch.setattr(freed_memory, "WATCHED_PER_GIB", 0.0)
-    (found,) = freed_memory.trials(device, (40.0,), 1, 2**20)
-    assert 20 * GIB < found["bytes"] < 24 * GIB
-    device.close()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--rounds", "0", "at least 1"),
-        ("--gib", "1,-2", "sizes in GiB"),
-        ("--gib", "much", "sizes in GiB"),
-        ("--device", "sim:x", "no simulated"),
-    ],
-)
-def test_a_wrong_option_is_said(
-    option: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", option, value])
-    with pytest.raises(SystemExit):
-        freed_memory.main()
-    assert said in capsys.readouterr().err

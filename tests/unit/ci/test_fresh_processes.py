@@ -107,17 +107,3 @@ def test_closing_ends_the_workers_that_wait(run: Any, tmp_path: Path) -> None:
     workers.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_jobs_are_taken_no_earlier_than_needed(tmp_path: Path, run: Any) -> None:
-    taken = []
-
-    def jobs() -> Any:
-        for i in range(5):
-            taken.append(i)
-            yield {"name": i}
-
-    workers = one_after_another(jobs(), lambda job: [sys.executable, "-c", ""], ahead=1, timeout=60.0)
-    next(workers)
-    assert taken == [0, 1]
-    workers.close()

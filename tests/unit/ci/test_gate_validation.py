@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -73,45 +72,7 @@ def test_every_row_has_a_name_of_its_own_and_the_row_that_it_stands_for() -> Non
         assert row.changed == bool(row.planned or row.unrelated)
 
 
-def test_a_twin_has_as_much_more_work_as_the_pilot_says_it_takes() -> None:
-    row = rows.BY_NAME["triad-256+1"]
-    assert rows.work_of(row, {}) == pytest.approx(1.01 * row.work, rel=1e-5)
-    half = {"triad-268435456": 0.5}
-    assert rows.work_of(row, half) == pytest.approx(1.01**2 * row.work, rel=1e-5)
-    assert rows.work_of(rows.BY_NAME["chase+1"], {}) == 404
-    slow = rows.work_of(rows.BY_NAME["bimodal"], {}, slow=True)
-    assert slow == pytest.approx((1 + rows.MODES) * row.work, rel=1e-5)
-
-
-def test_a_slope_is_what_latency_grows_by_and_stays_within_reason() -> None:
-    assert rows.slope(10.0, 10.0 * 1.1**0.8, "triad", 1 << 28) == pytest.approx(0.8, rel=1e-4)
-    assert rows.slope(10.0, 9.0, "triad", 1 << 28) == rows.SLOPES[0]
-
-
-def test_a_pilots_results_give_a_slope_for_every_launch_that_was_measured_twice() -> None:
-    def row(name: str, more: float, latency: float | None) -> dict[str, Any]:
-        measurement = None if latency is None else {"latency": latency}
-        return {"nodeid": f"gate_validation_worker.py::test_pilot[{name}-{more}]", "measurement": measurement}
-
-    def results(latency: float) -> dict[str, Any]:
-        name, other = "triad-268435456", "copy-268435456"
-        first = [row(name, 1, 2e-4), row(name, rows.PILOT_MORE, latency)]
-        return {"gpumem": {"rows": [*first, row(other, 1, 1e-4), row(other, rows.PILOT_MORE, None)]}}
-
-    found = collect.piloted([results(2e-4 * 1.1**0.8), results(2e-4 * 1.1)])
-    assert found == {"triad-268435456": pytest.approx(0.9, rel=1e-4)}
-
-
 # Raw data
-
-
-def test_what_is_kept_of_seconds_comes_back_to_a_tenth_of_a_nanosecond() -> None:
-    medians = [24.8123e-6, 24.7e-6, 25.00004e-6]
-    assert collect.unpacked(collect.packed(medians)) == pytest.approx(medians, abs=6e-11)
-    stats = dict(zip(collect.STATS, (96, 1e-7, 24.9e-6, 24.6e-6, 24.8e-6, 24.85e-6, 25e-6), strict=True))
-    row = {"m": collect.packed(medians), "s": collect.packed_stats(stats, collect.units(medians[0]))}
-    for name, value in collect.unpacked_stats(row).items():
-        assert value == (96 if name == "rounds" else collect.units(stats[name]))
 
 
 def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,49 +107,6 @@ def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path,
     assert stats["min"] * collect.UNIT <= base.latency <= 1.2 * stats["median"] * collect.UNIT
 
 
-def test_a_row_that_was_not_measured_well_is_left_out_with_the_reason() -> None:
-    def row(name: str, outcome: str) -> dict[str, Any]:
-        seen = {
-            "placements": [[1e-5, 2e-5, 3e-5], [2e-5]],
-            "overhead": 3e-6,
-            "sampler": "blocked",
-            "floor": 1e-6,
-            "target": "copy",
-            "mode": "clean-cold",
-            "traffic": {"reads": 3, "writes": 4},
-            "footprint": 7,
-            "taken": None,
-            "conditions": [{"sm_clock_hz": 1.98e9}, {"sm_clock_hz": 1.98e9 if name == "good" else 1.7e9}],
-            "during": None,
-        }
-        throttled = outcome == "UNDECIDED"
-        verdict = {"outcome": outcome, "reason": "throttled" if throttled else "no limit", "code": "conditions" if throttled else None}
-        return {"nodeid": f"s.py::test_row[{name}]", "measurement": seen, "failed": False, "verdict": verdict}
-
-    stats = dict.fromkeys(collect.STATS, 1e-5)
-    benchmarks = [{"fullname": f"s.py::test_row[{name}]", "stats": stats} for name in ("good", "hot", "slow")]
-    results = {
-        "gpumem": {"rows": [row("good", "PASS"), row("hot", "UNDECIDED"), row("slow", "PASS")], "device": DEVICE},
-        "benchmarks": benchmarks,
-    }
-    process, card = collect.reduced(results, {"number": 1})
-    assert process["spoilt"] == {"hot": "throttled"}
-    assert process["rows"].keys() == {"good", "slow"}
-    assert process["rows"]["good"]["m"] == [200_000, 0]
-    assert (process["mhz"], process["rows"]["slow"]["mhz"]) == (1980, [1980, 1700])
-    assert "mhz" not in process["rows"]["good"]
-    assert card["rows"]["good"]["bytes"] == 7
-
-
-def test_a_process_that_would_end_too_late_is_not_begun() -> None:
-    stop = collect.Stop(100.0, 50, time.monotonic() - 90)
-    assert stop.now(3, 12.0)
-    assert not stop.now(3, 5.0)
-    assert stop.now(50, 5.0)
-    stop.asked.set()
-    assert stop.now(3, 5.0)
-
-
 # Verdicts
 
 
@@ -216,16 +134,6 @@ def test_unchanged_code_passes_and_slower_code_does_not(record: dict[str, Any]) 
 def test_duets_decide(record: dict[str, Any]) -> None:
     found = {(one["question"], one["outcome"]) for one in record["verdicts"]["duets"]}
     assert found == {(verdicts.SEVERAL, "P"), (verdicts.TWICE, "F")}
-
-
-def test_questions_have_both_rows_in_every_set() -> None:
-    for name, chosen in rows.SETS.items():
-        there = {row.name for row in chosen}
-        asked = list(verdicts.questions(there))
-        assert len({one.name for one in asked}) == len(asked) > 2, name
-        for one in asked:
-            assert set(one.rows) | set(one.rows.values()) <= there
-            assert one.asked.keys() == one.rows.keys()
 
 
 def test_code_that_is_slower_than_it_should_be_is_an_alarm() -> None:
@@ -278,16 +186,6 @@ def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(recor
         assert part in drawn
     assert max(map(len, drawn.splitlines())) <= 120
     assert "not judged yet" in tables.table({name: value for name, value in record.items() if name != "verdicts"})
-
-
-def test_works_of_twins_follow_from_earlier_records(record: dict[str, Any]) -> None:
-    slopes = verdicts.seen_slopes([record])
-    true, _ = verdicts.measured_ratios(record)["triad-256+1"]
-    row, (card,) = rows.BY_NAME["triad-256+1"], record["cards"]
-    more = rows.work_of(row, card["slopes"]) / row.work
-    assert slopes["triad-256+1"] == pytest.approx(math.log1p(true) / math.log(more))
-    assert rows.work_of(row, slopes) / row.work == pytest.approx(1.01 ** (1 / slopes["triad-256+1"]), rel=1e-4)
-    assert verdicts.seen_slopes([record, record]) == pytest.approx(slopes)
 
 
 def test_bounds_count_runs_and_baselines_and_never_verdicts(record: dict[str, Any]) -> None:
@@ -362,11 +260,3 @@ def stats(samples: Any) -> dict[str, float]:
 def test_peers_rules(check: str, slower: float, said: str) -> None:
     samples = 1e5 * (1 + 0.001 * np.random.default_rng(0).normal(size=200))
     assert verdicts.peer_verdict(check, stats(samples), stats(samples * (1 + slower))) == said
-
-
-def test_peers_take_the_smaller_noise_and_no_wide_one() -> None:
-    quiet, noisy = (1e5 * (1 + spread * np.random.default_rng(1).normal(size=400)) for spread in (0.001, 0.03))
-    assert verdicts.peer_verdict(verdicts.NVBENCH, stats(quiet), stats(noisy * 1.01)) == "X"
-    assert verdicts.peer_verdict(verdicts.ROBUST, stats(noisy), stats(noisy)) == "?"
-    still = stats(quiet) | {"stddev": 0.0}
-    assert verdicts.peer_verdict(verdicts.NVBENCH, still, still) == "?"

@@ -12,7 +12,7 @@ import pytest
 import renew_tables
 
 from pytest_gpumem.devices.simulated import content
-from pytest_gpumem.units import KiB, MiB
+from pytest_gpumem.units import MiB
 
 
 def record(**parts: Any) -> dict[str, Any]:
@@ -41,28 +41,12 @@ def test_pinned_rates_and_the_bare_loop_are_claimed(rate: float, over: float, ho
     assert all(one is not False for one in holding(each_way=each_way(rate, over))) is holds
 
 
-def test_nothing_is_claimed_of_a_model_or_of_small_copies() -> None:
-    model = record(each_way=each_way(1e9, 1.0))
-    model["device"]["simulated"] = True
-    assert {one["holds"] for one in host_link.claims(model)} == {None}
-    small = {**record(each_way=each_way(40e9)), "bytes": MiB}
-    assert [one["holds"] for one in host_link.claims(small)] == [None, True, None, True]
-
-
 @pytest.mark.parametrize(("best", "holds"), [(1.09, True), (1.11, False)])
 def test_the_best_number_of_streams_is_held_against_the_bound(best: float, holds: bool) -> None:
     rows = [{"streams": 1, "chunks": 1, "seconds": 3.0}, {"streams": 8, "chunks": 32, "seconds": best}]
     part = {"rounds": 9, "parts": {"in": 1.0, "kernel": 1.0, "out": 1.0}, "in_turn": 3.0, "bound": 1.0, "rows": rows}
     assert holding(staged_in=part) == [holds]
     assert host_link.estimate(part, 4) == pytest.approx(1.5)
-
-
-def test_a_copy_there_and_back_is_held_against_both_copies_at_once_too() -> None:
-    """A link that is not full duplex without loss bounds it, whatever the longest part is."""
-    both = each_way()["both at once"]
-    rows = [{"streams": 4, "chunks": 16, "seconds": 1.05 * both}]
-    part = {"rounds": 9, "parts": {"in": 1.0, "kernel": 1.0, "out": 1.0}, "in_turn": 3.0, "bound": 0.9 * both, "rows": rows}
-    assert holding(each_way=each_way(), staged=part)[-2:] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -85,14 +69,6 @@ def test_peers_are_claimed_where_access_is_direct() -> None:
     seconds = {"staged, to the other": 256 * MiB / 38e9, "direct, to the other": 256 * MiB / 396e9}
     assert holding(peers=seconds) == [None, True]
     assert holding(peers={**seconds, "direct, from the other": 256 * MiB / 300e9}) == [None, True, False]
-
-
-def test_half_of_the_bandwidth_lies_between_two_sizes() -> None:
-    """Seconds = 10 us + bytes / 50 GB/s: n_1/2 = 500 kB by its definition."""
-    rows = [{"bytes": size, "way": 10e-6 + size / 50e9} for size in host_link.sizes_up_to(256 * MiB)]
-    assert host_link.half_size(rows, "way") == pytest.approx(500e3, rel=0.05)
-    assert host_link.half_size(rows[-3:], "way") is None
-    assert host_link.sizes_up_to(16 * KiB) == [4 * KiB, 8 * KiB, 16 * KiB]
 
 
 def test_it_runs_on_the_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -45,16 +44,6 @@ def failed(said: dict[str, Any]) -> list[str]:
     return [claim for claim, holds in l2_persistence.checks(said) if not holds]
 
 
-def test_the_cases_are_those_that_were_asked_for() -> None:
-    cases = l2_persistence.settings_cases(l2_persistence.TABLES, l2_persistence.REGIONS, 1024)
-    assert len(cases) == 20
-    assert [l2_persistence.name_of(cases[i]) for i in (0, 8, 19)] == [
-        "reset_data, 32 blocks, 1 MiB",
-        "reset_data, 2 blocks an SM, 8 MiB",
-        "sliding_window, 60 MiB",
-    ]
-
-
 def test_a_good_record_has_no_miss_and_its_gains_are_those_within_rounds() -> None:
     said = record(GOOD)
     assert failed(said) == []
@@ -80,37 +69,12 @@ def test_a_setting_that_is_beaten_is_a_miss(name: str, seconds: float, claim: st
     assert "24 MiB" in missed
 
 
-def test_an_interval_that_reaches_beyond_is_a_miss() -> None:
-    wide = copy.deepcopy(GOOD)
-    wide["measured"][4]["rounds"] = [[1_400_000] * 3, [1_600_000] * 3] * 2
-    assert [claim.partition(":")[0] for claim in failed(record(wide))] == ["swept within 2% of the full grid's best"]
-
-
 def test_too_many_measurements_and_too_long_a_sweep_are_misses() -> None:
     greedy = {**GOOD, "sweep": {**GOOD["sweep"], "points": [[0, 0.0, 1.0, 0.0]] * 13, "seconds": 10.1}}
     assert [claim.partition(":")[0] for claim in failed(record(greedy))] == [
         "at most 0.25 of the grid measured by a sweep",
         "a sweep takes at most 10 s",
     ]
-
-
-def test_a_setting_that_was_measured_once_for_two_names_is_no_difference() -> None:
-    one = {**GOOD, "named": {**GOOD["named"], "swept": GOOD["named"]["off"]}, "sweep": {**GOOD["sweep"], "recommend": {"set_aside": "off"}}}
-    assert l2_persistence.longer(one, "swept", "off") == (l2_persistence.Change(0.0, 0.0, 0.0))
-    assert "  off  " in l2_persistence.table(record(one))
-
-
-def carried(**seconds: float) -> dict[str, Any]:
-    times = {"off": 2e-3, "off, graph": 2.1e-3, "stream": 1e-3, "graph": 1.05e-3, "launch": 1e-3, **seconds}
-    return settings(times, blocks=None)
-
-
-def test_a_graph_is_compared_with_a_graph() -> None:
-    said = {**record(), "carriers": [carried()]}
-    assert failed(said) == []
-    assert l2_persistence.apart_from_stream(carried(), "graph").share == pytest.approx(0, abs=1e-6)
-    (missed,) = failed({**record(), "carriers": [carried(launch=1.04e-3)]})
-    assert missed.startswith("gain by a window on a launch within 3%")
 
 
 def test_thrashing_that_is_not_avoided_is_a_miss() -> None:
@@ -142,13 +106,6 @@ def test_the_whole_script_on_the_simulated_device(tmp_path: Path) -> None:
     assert said["device"]["simulated"]
     assert failed(said) == []
     assert l2_persistence.table(said) in done.stdout
-
-
-def test_no_case_begins_without_time(tmp_path: Path) -> None:
-    file = tmp_path / "none.json"
-    done = run("--device", "sim:h200", "--json", str(file), "--seconds", "0")
-    assert (done.returncode, file.exists()) == (6, False)
-    assert "no case was run" in done.stderr
 
 
 @pytest.mark.parametrize(

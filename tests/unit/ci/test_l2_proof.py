@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +83,6 @@ SECTORS = 1 << 25
 RISES = {(8, "off"): (500 << 20, SECTORS // 2, SECTORS // 2), (8, "fitted"): (8 << 20, SECTORS - 1000, 1000)}
 
 
-def test_counts_are_read_by_table_and_setting() -> None:
-    off, fitted = l2_proof.counts(ncu.kernels_in(csv(RISES)), (8, 24))
-    assert (off["mib"], off["setting"], off["dram_reads"], off["read_hit_share"]) == (8, "off", 500 << 20, 0.5)
-    assert (fitted["setting"], fitted["hit_share"]) == ("fitted", pytest.approx(0.725))
-    assert off["l2_reads"] == 32 * SECTORS
-
-
 def test_fewer_reads_and_more_hits_are_the_proof() -> None:
     launches = l2_proof.counts(ncu.kernels_in(csv(RISES)), (8,))
     record = {**RECORD, "counted": {"launches": launches, "error": None}}
@@ -134,30 +125,6 @@ def test_the_driver_gives_back_every_window_also_where_cupti_ends_the_worker(tmp
     assert [l2_proof.seen_by(said[name], said) for name in l2_proof.CARRIERS] == [["the driver"]] * 3 + [[]]
 
 
-def test_what_cupti_points_at_is_read_as_a_window() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    policy = driver.CUaccessPolicyWindow()
-    assert l2_proof._pointed_at(0) is None
-    assert l2_proof._pointed_at(policy.getPtr()) is None
-    policy.base_ptr, policy.num_bytes, policy.hitRatio = 4096, 8 << 20, 0.1
-    policy.hitProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
-    policy.missProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
-    assert l2_proof._pointed_at(policy.getPtr()) == {**WINDOW, "hit_ratio": 0.1}
-
-
-def test_the_child_launches_in_a_range_for_each_table_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[str] = []
-
-    class Listening(l2_proof.Ranges):  # type: ignore[name-defined,misc]
-        def range(self, name: str, *_about: object) -> AbstractContextManager[None]:
-            entered.append(name)
-            return nullcontext()
-
-    monkeypatch.setattr(l2_proof, "Ranges", Listening)
-    l2_proof.launches("sim:h200", (1, 2), 8)
-    assert entered == [f"reset_data_{mib}_{name}.measure" for mib in (1, 2) for name in ("off", "fitted")]
-
-
 def test_a_warm_count_leaves_the_caches_alone_and_says_when_ncu_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "ncu"
     program.write_text('#!/bin/sh\necho "==ERROR== ERR_NVGPUCTRPERM"\nexit 1\n')
@@ -171,22 +138,6 @@ def test_a_warm_count_leaves_the_caches_alone_and_says_when_ncu_counts_nothing(t
     assert ncu.L2_READ_HIT in found["command"]
     assert found["command"].startswith("ncu --clock-control")
     assert found["command"].endswith("--log-file ncu.log python ci/bench/l2_proof.py launches cuda 8 64")
-
-
-def test_a_metric_that_this_gpu_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, text = tmp_path / "ncu", tmp_path / "text"
-    text.write_text("\n".join(one.replace("lookup_hit", "other") for one in csv(RISES).splitlines()))
-    program.write_text(
-        "#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in --metrics) metrics=$2;; --log-file) file=$2;; esac; shift; done\n"
-        f'case $metrics in *lookup_hit*) echo "==ERROR== Failed to find metric x"; exit 1;; *) cp {text} "$file";; esac\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("GPUMEM_NCU", str(program))
-    found = l2_proof.count_warm("cuda", (8,), 64, lambda _: None)
-    assert found["lacking"] == ["ncu: Failed to find metric x"]
-    assert (found["error"], len(found["launches"])) == (None, 2)
-    assert [one["read_hit_share"] for one in found["launches"]] == [None, None]
-    assert found["launches"][0]["hit_share"] == pytest.approx(0.4)
 
 
 def test_the_simulated_device_is_refused() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import launch_shapes
@@ -14,7 +11,6 @@ import pytest
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import Device
-from pytest_gpumem.kernels.kernel import Kernel
 from pytest_gpumem.memory.buffers import Arena
 
 MIB = 2**20
@@ -46,14 +42,6 @@ def test_every_variant_handles_the_whole_array_in_its_shape(device: Device, aren
     assert entries["read", 256, 16] == "read<float, 256, 16>"
 
 
-def test_bytes_are_the_arrays_and_one_sum_for_each_tile(device: Device, arena: Arena) -> None:
-    variants = launch_shapes.Variants(device, arena, 4 * MIB)
-    nbytes = {(v.kernel, v.threads, v.vectors): v.nbytes for v in variants.all}
-    assert [nbytes[name, 512, 2] for name in ("write", "copy", "mul", "stream_add", "triad")] == [k * 4 * MIB for k in (1, 2, 2, 3, 3)]
-    assert nbytes["read", 512, 8] == 4 * MIB + 64 * 4
-    assert nbytes["dot", 256, 2] == 8 * MIB + 512 * 4
-
-
 def test_the_choice_is_the_catalogues_and_is_tried_where_it_is_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_shapes, "THREADS", (256, 1024))
     device = choose("sim:rtx3090").open()  # its SMs hold 1536 threads, which blocks of 1024 do not fill
@@ -65,44 +53,6 @@ def test_the_choice_is_the_catalogues_and_is_tried_where_it_is_none_of_the_other
     assert len(triad) == 2 * 3 + 1
     arena.close()
     device.close()
-
-
-def test_variants_that_compute_the_same_are_right(device: Device, arena: Arena) -> None:
-    assert launch_shapes.Variants(device, arena, 4 * MIB).wrong() == []
-
-
-@pytest.mark.parametrize(("make", "name", "shape"), [("map_variant", "mul", (512, 2)), ("reduce_variant", "dot", (256, 4))])
-def test_a_variant_that_computes_something_else_is_found(
-    make: str, name: str, shape: tuple[int, int], device: Device, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = getattr(launch_shapes, make)
-
-    def broken(kernel: str, threads: int, vectors: int) -> Kernel:
-        made: Kernel = right(kernel, threads, vectors)
-        if (kernel, threads, vectors) != (name, *shape):
-            return made
-
-        def half(arrays: Any, scalars: Any) -> dict[str, Any]:
-            assert made.reference is not None
-            return {written: result * 0.5 for written, result in made.reference(arrays, scalars).items()}
-
-        return replace(made, reference=half)
-
-    monkeypatch.setattr(launch_shapes, make, broken)
-    found = launch_shapes.Variants(device, arena, 4 * MIB).wrong()
-    assert [(v.kernel, v.threads, v.vectors) for v in found] == [(name, *shape)]
-
-
-def test_sums_that_nobody_wrote_are_wrong(device: Device, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = launch_shapes.reduce_variant
-
-    def silent(name: str, threads: int, vectors: int) -> Kernel:
-        made = right(name, threads, vectors)
-        return replace(made, reference=lambda _arrays, _scalars: {}) if (name, threads, vectors) == ("read", 256, 2) else made
-
-    monkeypatch.setattr(launch_shapes, "reduce_variant", silent)
-    found = launch_shapes.Variants(device, arena, 4 * MIB).wrong()
-    assert [(v.kernel, v.threads, v.vectors) for v in found] == [("read", 256, 2)]
 
 
 def variant(threads: int, vectors: int, seconds: list[float], chosen: bool = False, right: bool = True) -> dict[str, Any]:
@@ -132,33 +82,8 @@ def test_the_choice_is_set_against_the_best_by_the_median_batch() -> None:
     assert "chosen 512 x 8 (tiles of 64 KiB): 4.00 % below the best, 512 x 4 (tiles of 32 KiB)" in text
 
 
-def test_the_script_runs_on_the_simulated_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "shapes.json"
-    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", "--mib", "8", "--rounds", "2", "--launches", "3", "--json", str(file)])
-    assert launch_shapes.main() == 0
-    held = json.loads(file.read_text())
-    assert held["kind"] == "launch_shapes"
-    assert all(one["right"] and len(one["seconds"]) == 2 for one in held["variants"])
-    assert [one["chosen"]["kernel"] for one in launch_shapes.choices(held)] == [*launch_shapes.MAPS, *launch_shapes.REDUCES]
-    assert capsys.readouterr().out.rstrip() == launch_shapes.table(held)
-
-
 def test_a_wrong_variant_is_shown_by_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(launch_shapes.Variants, "wrong", lambda self: self.all[:1])
     monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", "--mib", "1", "--rounds", "1", "--launches", "1"])
     assert launch_shapes.main() == 1
     assert "!" in capsys.readouterr().out.split("chosen", 2)[1]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"), [("--rounds", "0", "at least 1"), ("--mib", "0", "at least 1"), ("--device", "sim:x", "no sim")]
-)
-def test_a_wrong_option_is_said(
-    option: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", option, value])
-    with pytest.raises(SystemExit):
-        launch_shapes.main()
-    assert said in capsys.readouterr().err

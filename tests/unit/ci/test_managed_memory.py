@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-import sqlite3
 import stat
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import managed_memory
 import pytest
-from managed_memory import DEVICE_MEMORY, FAULTING, PREFETCHED, SIZE, claims, spread, table, totals_of
+from managed_memory import DEVICE_MEMORY, FAULTING, PREFETCHED, SIZE, claims, table, totals_of
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.units import MiB
 
 UM_TOTAL = """
 Processing [/tmp/report.sqlite] with [um_total_sum.py]...
@@ -24,13 +21,6 @@ Processing [/tmp/report.sqlite] with [um_total_sum.py]...
 Total HtoD Migration Size (MB),Total DtoH Migration Size (MB),Total CPU Page Faults,Total GPU PageFaults,Min Virtual Address,Max
 134.218,67.109,"1,192",1243,0x7F0000000000,0x7F0008000000
 """
-
-
-def test_nsys_totals_are_read_in_any_unit() -> None:
-    assert totals_of(UM_TOTAL) == {"to_device": 134218000, "to_host": 67109000, "cpu_faults": 1192, "gpu_faults": 1243}
-    assert totals_of(UM_TOTAL.replace("(MB)", "(MiB)"))["to_host"] == round(67.109 * MiB)  # type: ignore[index]
-    assert totals_of("SKIPPED: report.sqlite does not contain CUDA Unified Memory CPU page faults data.") is None
-    assert totals_of("Total HtoD Migration Size (MB),Total\n") is None
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +104,6 @@ def test_what_could_not_be_looked_at_is_no_claim_that_holds(record: dict[str, An
     assert "not counted: no cupti-python" in table(spoilt)
 
 
-def test_a_spread_needs_two_processes() -> None:
-    one = {"variants": [{"variant": "a", "seconds": 1.0}]}
-    assert spread([one], "a") is None
-    assert spread([one, {"variants": [{"variant": "a", "seconds": 3.0}]}], "a") == pytest.approx(2**0.5 / 2)
-
-
 def test_nsys_is_run_on_the_program_and_its_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "um.csv").write_text(UM_TOTAL)
     nsys = tmp_path / "nsys"
@@ -141,26 +125,3 @@ def test_nsys_is_run_on_the_program_and_its_failure_is_told(tmp_path: Path, monk
     assert failed["error"].startswith("profile: ")
     nsys.unlink()
     assert managed_memory.nsys_totals("unified_memory", "sim")["error"] == "nsys is not on the PATH"
-
-
-def export(path: Path, *, faulted: bool, copies: tuple[tuple[int, int], ...]) -> Path:
-    with closing(sqlite3.connect(path)) as database:
-        if copies:
-            database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (copyKind INTEGER, bytes INTEGER)")
-            database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?)", copies)
-        if faulted:
-            database.execute("CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER)")
-        database.execute("CREATE TABLE CUDA_UM_CPU_PAGE_FAULT_EVENTS (start INTEGER)")
-        database.execute("INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (1)")
-        database.commit()
-    return path
-
-
-def test_an_export_without_gpu_faults_is_read_itself(tmp_path: Path) -> None:
-    """Copies that are no migration do not count."""
-    copies = ((11, 100), (11, 20), (12, 7), (1, 5000))
-    found = managed_memory.totals_without_gpu_faults(export(tmp_path / "a", faulted=False, copies=copies))
-    assert found == {"to_device": 120, "to_host": 7, "cpu_faults": 1, "gpu_faults": 0}
-    assert managed_memory.totals_without_gpu_faults(export(tmp_path / "b", faulted=True, copies=copies)) is None
-    assert managed_memory.totals_without_gpu_faults(export(tmp_path / "c", faulted=False, copies=())) is None
-    assert managed_memory.totals_without_gpu_faults(tmp_path / "none") is None

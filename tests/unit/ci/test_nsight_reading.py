@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
 
 import nsight_reading
 import pytest
-from nsight_reading import against_cupti, cut, differences, holds, stats_of, summary, summed, table
+from nsight_reading import cut, differences, holds, stats_of, summary, table
 from nsys_sqlite import OTHER_PID, PID, Export
 
 from pytest_gpumem.nsight import ncu
@@ -84,15 +83,6 @@ def read(path: Path) -> Recording:
         return read_sqlite(tables)
 
 
-def test_tables_are_found_between_what_else_is_printed() -> None:
-    said = stats_of(SAID)
-    assert said["kernels"] == {TRIAD: [2, 200], "flush": [2, 80]}
-    assert said["ranges"][2] == ["gpumem:test_a.measure", 4242, TRIAD, 2, 200]
-    assert said["pages"] == {"to_device": (131000, 500), "to_host": (66000, 500), "cpu_faults": (1, 0), "gpu_faults": (5, 0)}
-    assert said["pages_by_address"] == {"cpu_faults": 1, "gpu_faults": 5}
-    assert set(stats_of("SKIPPED: run.sqlite does not contain CUDA kernel data.").values()) == {None}
-
-
 def test_equal_figures_do_not_differ(tmp_path: Path) -> None:
     found = read(exported(tmp_path / "run.sqlite"))
     assert differences(found, stats_of(SAID)) == [{"compared": 3 + 2 + 4 + 2}]
@@ -130,27 +120,6 @@ def test_one_test_is_cut_out_with_nothing_of_the_others(tmp_path: Path) -> None:
     assert (mine.migrations.to_device, mine.migrations.gpu_faults) == (131072, 5)
     with pytest.raises(ValueError, match="has no range of test_nowhere"):
         cut(whole, tmp_path / "none.sqlite", "test_nowhere")
-
-
-def test_bytes_of_one_launch_are_held_against_cupti(tmp_path: Path) -> None:
-    found = read(exported(tmp_path / "run.sqlite"))
-    launch = {"to_device": 65536, "to_host": 32768, "gpu_faults": 1}
-    (one,) = against_cupti(found, {"tests/test_it.py::test_a": {"launch": launch}})
-    assert one["to_device"] == {"read": 65536, "cupti": 65536}
-    assert one["holds"] is False  # what moved home after the wait is no part of a launch
-    (one,) = against_cupti(found, {"tests/test_it.py::test_a": {"launch": {**launch, "to_host": 0}}})
-    assert one["holds"] is True
-    (one,) = against_cupti(found, {"tests/test_it.py::test_a": {"launch": {**launch, "to_host": 0, "gpu_faults": 0}}})
-    assert one["holds"] is False
-
-
-def test_totals_are_summed_where_a_table_is_missing(tmp_path: Path) -> None:
-    whole = {"to_device": 131072, "to_host": 65536, "cpu_faults": 1, "gpu_faults": 5}
-    assert summed(exported(tmp_path / "run.sqlite")) == whole
-    with sqlite3.connect(tmp_path / "run.sqlite") as database:
-        database.execute("DROP TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS")
-    database.close()
-    assert summed(tmp_path / "run.sqlite") == {**whole, "gpu_faults": 0}
 
 
 def program(path: Path, script: str) -> Path:

@@ -63,15 +63,6 @@ def test_a_test_that_is_missing_is_named(reports: dict[str, str], wrong: str) ->
     assert nsight_sessions.judge_whole(TESTS, MEASURED, reports)["wrong"] == [wrong]
 
 
-def test_what_a_launch_is_made_of_is_what_is_looked_for() -> None:
-    reports = without("nvtx_kern_sum", "test_paged")
-    assert nsight_sessions.judge_whole(TESTS, {**MEASURED, "test_paged": "copies"}, reports)["wrong"] == []
-    assert nsight_sessions.judge_whole(TESTS, MEASURED, reports)["wrong"] != []
-    on_the_host = {**MEASURED, "test_paged": "anything"}
-    idle = {**reports, "nvtx_gpu_proj_sum": without("nvtx_gpu_proj_sum", "test_paged")["nvtx_gpu_proj_sum"]}
-    assert nsight_sessions.judge_whole(TESTS, on_the_host, idle)["wrong"] == []
-
-
 def test_a_report_of_one_test_holds_no_other() -> None:
     alone = "Instances,Range\n1,gpumem:test_triad\n5,gpumem:test_triad.launch\n"
     assert nsight_sessions.judge_one("test_triad", alone)["wrong"] == []
@@ -140,38 +131,3 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
     assert "5 kernels are under their launches" in text
     assert "159 GPU PageFaults" in text
     assert "5 x triad; everything is under its test's range" in text
-
-
-@pytest.mark.parametrize(("pages", "both", "wrong"), [("", True, 1), ("", False, 0), (PAGES, True, 0)])
-def test_page_faults_are_asked_for_where_both_sides_fault(tmp_path: Path, pages: str, both: bool, wrong: int) -> None:
-    nodeid = nsight_sessions.BOTH_FAULT if both else "test_a.py::test_triad"
-
-    def run(command: Sequence[str]) -> str:
-        if "profile" in command:
-            Path(command[command.index("-o") + 1]).write_text("report")
-            (tmp_path / "results.json").write_text(json.dumps({"gpumem": {"rows": []}}))
-            return ""
-        if "ranges" in command:
-            return json.dumps([{"nodeid": nodeid, "range": "test_triad"}])
-        return {**REPORTS, "um_total_sum": pages}[command[command.index("--report") + 1]]
-
-    looks = nsight_sessions.Looks(["tests/memory"], nodeid, tmp_path, Path("nsys"), Path("ncu"), run)
-    assert [sentence for sentence in looks.whole()["wrong"] if nodeid in sentence] == [
-        f"um_total_sum has nothing, though both sides fault in {nodeid}"
-    ] * wrong
-
-
-def test_the_test_in_which_both_sides_fault_is_one_of_the_suite() -> None:
-    file, _, name = nsight_sessions.BOTH_FAULT.partition("::")
-    assert file in nsight_sessions.TESTS
-    body = (nsight_sessions.ROOT / file).read_text().partition(f"def {name}(")[2].partition("\ndef ")[0]
-    assert 'first_touch="none", like=np' in body
-
-
-def test_the_most_that_a_test_declares_says_what_its_launches_are_made_of(tmp_path: Path) -> None:
-    def row(name: str, traffic: dict[str, bool] | None) -> dict[str, Any]:
-        return {"range_name": name, "measurement": {"traffic": traffic}}
-
-    rows = [row("a", {"link": True}), row("b", {"link": True}), row("b", {"link": False}), row("c", None)]
-    (tmp_path / "results.json").write_text(json.dumps({"gpumem": {"rows": rows}}))
-    assert nsight_sessions.measured_in(tmp_path / "results.json") == {"a": "copies", "b": "kernels", "c": "anything"}

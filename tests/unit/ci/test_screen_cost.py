@@ -20,16 +20,6 @@ def test_the_cost_of_a_test_does_not_grow_with_the_suite(tmp_path: Path) -> None
     assert seconds[400] / 400 < 2 * seconds[50] / 50
 
 
-def test_files_grow_with_their_rows(tmp_path: Path) -> None:
-    sizes = {}
-    for count in (50, 400):
-        screen_cost.store(tmp_path / str(count), count, 1)
-        (file,) = (tmp_path / str(count)).rglob("*.json")
-        sizes[count] = file.stat().st_size
-    assert sizes[400] < 8 * sizes[50]
-    assert sizes[400] / 400 < 1500
-
-
 def test_what_is_above_its_limit() -> None:
     def cost(rows: int, seconds: float, nbytes: int = 10**8) -> object:
         return screen_cost.Cost(rows, seconds / 2, seconds / 4, seconds / 4, nbytes)

@@ -13,18 +13,6 @@ import stream_ceiling
 from pytest_gpumem.devices.opening import choose
 
 
-def test_the_first_time_is_left_out_and_works_take_turns() -> None:
-    device = choose("sim").open()
-    order: list[str] = []
-    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    taken = stream_ceiling.by_host(device, device.streams.create(), works, 4)
-    assert order == ["a", "b"] * 4
-    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 3, "b": 3}
-    taken = stream_ceiling.by_events(device, device.streams.create(), works, 3)
-    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
-    device.close()
-
-
 def test_every_kernel_counts_babelstreams_bytes() -> None:
     device = choose("sim").open()
     elements = 2**20
@@ -99,16 +87,3 @@ def test_the_script_runs_on_the_simulated_device_and_compares_it_with_nobody(
     assert held["babelstream"]["gb_per_s"] is None
     assert all(line["holds"] is None for line in held["must_show"])
     assert capsys.readouterr().out.startswith("SIMULATED")
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [("--times", "1", "at least 2"), ("--elements", "1000", "tiles are whole"), ("--device", "sim:x", "no simulated device")],
-)
-def test_a_wrong_option_is_said(
-    option: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", option, value])
-    with pytest.raises(SystemExit):
-        stream_ceiling.main()
-    assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Records of ci/bench in documents: tables by marker, and the figure."""
+"""The records: each is evidence for something, and documents draw their tables and the figure from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,27 @@ import renew_tables
 from peers_summary import NVBENCH, OURS
 from peers_table import table
 
+ROOT = Path(__file__).parents[3]
 RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
+
+
+def test_no_record_is_left_that_nothing_names() -> None:
+    """A page, the package or a script names it, or it is one of several of a script."""
+    folders = (ROOT / "docs", ROOT / "pytest_gpumem", ROOT / "kernels", ROOT / "ci")
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*") if path.suffix in (".md", ".py", ".cu")]
+    everything, scripts = "\n".join(texts), {path.stem for path in (ROOT / "ci" / "bench").glob("*.py")}
+    records = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "ci" / "records").glob("*/*.json"))]
+    assert [one for one in records if one not in everything and not any(Path(one).stem.startswith(script) for script in scripts)] == []
+
+
+def test_rows_of_a_run_are_chosen_by_their_node_id() -> None:
+    record = "ci/records/nvidia-h200/suite.json"
+    all_rows, of, without = (
+        renew_tables.record(record, *chosen).count("PASS")
+        for chosen in ((), ("of", "tests/memory/test_stream.py"), ("without", "tests/memory/test_stream.py"))
+    )
+    assert 0 < of < all_rows
+    assert of + without == all_rows
 
 
 def test_a_marker_of_a_bench_record_is_drawn_by_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
