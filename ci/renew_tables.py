@@ -47,7 +47,7 @@ def bench_table(run: dict[str, Any]) -> str:
     """The table of a record that a script of ci/bench wrote."""
     # These scripts are no package; the folder goes on the path only where one of their records is drawn.
     sys.path.insert(0, str(ROOT / "ci" / "bench"))
-    module = importlib.import_module({"peers": "peers_table"}.get(run["kind"], run["kind"]))
+    module = importlib.import_module(run["kind"])
     return str(module.table(run))
 
 

@@ -29,8 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import Outcome, one_after_another
-from peers_summary import summary
-from peers_table import table
+from peers_summary import summary, table
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole

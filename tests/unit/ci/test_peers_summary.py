@@ -8,8 +8,7 @@ import numpy as np
 import peers_records
 import peers_summary
 import pytest
-from peers_summary import CUDAGRAPH, DIRTY, HOT, LEVELLED, NVBENCH, OURS
-from peers_table import table
+from peers_summary import CUDAGRAPH, DIRTY, HOT, LEVELLED, NVBENCH, OURS, table
 
 
 def scattered(mean: float, spread: float, n: int = 30) -> list[float]:

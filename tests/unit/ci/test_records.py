@@ -9,8 +9,7 @@ from pathlib import Path
 import peers_records
 import pytest
 import renew_tables
-from peers_summary import NVBENCH, OURS
-from peers_table import table
+from peers_summary import NVBENCH, OURS, table
 
 ROOT = Path(__file__).parents[3]
 RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
