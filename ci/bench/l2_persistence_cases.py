@@ -56,20 +56,20 @@ class Experiment:
         self._random = np.random.default_rng(seed)
         self._flush = Flush(device, "clean-cold")
         self._samples = HeldSamples(device, MOST)
-        self._plain = device.stream()
+        self._plain = device.streams.create()
         self._padding: Allocation | None = None
         self._bind()
         # A kernel is loaded at its first launch, which waits for the device: neither held nor within a capture.
         self._launch(self._plain)
         self._flush(self._plain)
-        device.synchronize()
+        device.streams.synchronize()
 
     def _bind(self) -> None:
         """The launch on the buffers where they now are."""
         self._bound = self._kernel.launch(*self._kernel.arguments(self._arguments, {}))
 
     def _launch(self, stream: Stream, window: WindowSpec | None = None) -> None:
-        self._device.launch(self._bound, stream, window=window)
+        self._device.kernels.launch(self._bound, stream, window=window)
 
     def seconds(self, options: Mapping[str, Any]) -> list[float]:
         """Samples at one setting, where the buffers now are.
@@ -85,8 +85,8 @@ class Experiment:
                 return self._timed(stream.stream, partial(self._launch, window=stream.spec))
             if stream.where == "graph":
                 body = partial(self._launch, stream.stream)
-                graph = self._device.capture(stream.stream, body, window=stream.spec)
-                return self._timed(stream.stream, lambda queue: self._device.replay(graph, queue))
+                graph = self._device.graphs.capture(stream.stream, body, window=stream.spec)
+                return self._timed(stream.stream, lambda queue: self._device.graphs.replay(graph, queue))
             return self._timed(stream.stream, self._launch)
 
     def _timed(self, stream: Stream, work: Callable[[Stream], None]) -> list[float]:
@@ -102,7 +102,7 @@ class Experiment:
         self._pad(padding(self._random))
         for buffer in self._arguments:
             buffer.move()
-        self._device.settle()
+        self._device.memory.settle()
 
     def rounds(self, settings: Sequence[Mapping[str, Any]], count: int) -> list[list[list[float]]]:
         """Samples of each setting in each of `count` rounds, by setting and round.
@@ -120,8 +120,8 @@ class Experiment:
 
     def _pad(self, nbytes: int) -> None:
         if self._padding is not None:
-            self._device.free(self._padding)
-        self._padding = self._device.allocate(nbytes, MemoryKind.DEVICE) if nbytes else None
+            self._device.memory.free(self._padding)
+        self._padding = self._device.memory.allocate(nbytes, MemoryKind.DEVICE) if nbytes else None
 
     def close(self) -> None:
         """Free what is not the test's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -98,7 +99,8 @@ def test_the_same_counts_are_none() -> None:
     assert proved({"counted": {"launches": launches}}) == [False, False, False]
     # Without the counters of L2 there are DRAM's bytes.
     counted = [
-        replace(one, use=msgspec.structs.replace(one.use, l2_hit_rate=None, l2_read_hit_rate=None)) for one in ncu.kernels_in(csv(RISES))
+        dataclasses.replace(one, use=msgspec.structs.replace(one.use, l2_hit_rate=None, l2_read_hit_rate=None))
+        for one in ncu.kernels_in(csv(RISES))
     ]
     launches = l2_proof.counts(counted, (8,))
     assert proved({"counted": {"launches": launches}}) == [True]
