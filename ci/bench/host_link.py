@@ -34,7 +34,7 @@ from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.overlap import overlap_of
 from pytest_gpumem.measuring.sampling import Plan
-from pytest_gpumem.measuring.staging import Work
+from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.kinds import memory_kind

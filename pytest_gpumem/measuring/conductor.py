@@ -11,13 +11,13 @@ from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
-from pytest_gpumem.measuring.staging import Work
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
 from pytest_gpumem.measuring.target_kernel import kernel_target
 from pytest_gpumem.measuring.untimed import count_migrations, watch_launch
+from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams

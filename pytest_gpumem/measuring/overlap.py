@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.sampling import Plan
-from pytest_gpumem.measuring.staging import InTurn, StagedCopy, Together, Work, bound_of
+from pytest_gpumem.measuring.staging import StagedCopy
+from pytest_gpumem.measuring.work import InTurn, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.records.overlap import Overlap, Part

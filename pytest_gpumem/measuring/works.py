@@ -7,20 +7,20 @@ from typing import Any, TypeVar
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.measuring.staging import (
+from pytest_gpumem.measuring.staging import StagedCopy
+from pytest_gpumem.measuring.target import Target, WrongResult
+from pytest_gpumem.measuring.work import (
     Allocating,
     BadWork,
     Copy,
     Host,
     InTurn,
     Launched,
-    StagedCopy,
     Together,
     Work,
     WrongContent,
     enqueue,
 )
-from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import format_time, parse_bytes

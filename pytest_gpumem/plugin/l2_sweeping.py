@@ -19,7 +19,7 @@ from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.measuring.sampling import Plan
-from pytest_gpumem.measuring.staging import Work
+from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, open_streams, persisting
 from pytest_gpumem.memory.l2_arguments import in_one_line

@@ -13,8 +13,8 @@ import pytest
 
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
-from pytest_gpumem.measuring.staging import BadWork
 from pytest_gpumem.measuring.target import WrongResult
+from pytest_gpumem.measuring.work import BadWork
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured

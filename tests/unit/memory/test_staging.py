@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.measuring.staging import (
+from pytest_gpumem.measuring.staging import StagedCopy
+from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
@@ -22,7 +23,6 @@ from pytest_gpumem.measuring.staging import (
     Host,
     InTurn,
     Launched,
-    StagedCopy,
     Together,
     Work,
     WrongContent,
@@ -127,7 +127,7 @@ def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Mem
 
 def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
     device = memory.arena.device
-    sequential = took(device, staged(memory, "64 MiB", 1).sequential)
+    sequential = took(device, InTurn(device, staged(memory, "64 MiB", 1).parts))
     parts = [(work.engines, took(device, work)) for work in staged(memory, "64 MiB", 1).parts]
     bound = bound_of(device, parts)
     times = [took(device, staged(memory, "64 MiB", n)) for n in (1, 2, 4, 16)]
