@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,6 @@ FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
 """What the gate writes into its folder."""
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it shows that a gate made the folder, and that what is in it is no change of the tree."""
-PROPERTY = "gpumem"
-"""As `plugin.judging.PROPERTY`, which is on a floor above: of JUnit, with a row's summary."""
 
 
 @click.command(
@@ -100,7 +98,7 @@ def gate(
     strict_screen = bool(settings.get("strict"))
     found = flagged(rows) if screened.code in (Exit.FINE, Exit.FAILED) and not screen_only else []
     if found and facts is not None:
-        wanted = open_to_a_duet(rows, facts, strict=strict_screen, in_itself=screened.in_itself)
+        wanted = open_to_a_duet(rows, facts, strict=strict_screen)
         click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
             duet = _duet(output, base, wanted, max_regression, rounds_max, accepted(pytest_arguments))
@@ -111,7 +109,6 @@ def gate(
         facts,
         duet,
         strict=strict,
-        in_itself=screened.in_itself,
         strict_screen=strict_screen,
     )
     decision = with_missing(decision, document.missing if document is not None else ())
@@ -182,8 +179,6 @@ class Screened:
     """Failures and errors that it counted."""
     document: Document | None
     """Its results; None if it wrote none."""
-    in_itself: frozenset[str] = frozenset()
-    """Node ids of tests that measured, and failed by an assertion or an error."""
 
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
@@ -202,28 +197,11 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
         document = load(output / RESULTS)
-        suites = list(ElementTree.parse(output / JUNIT).getroot().iter("testsuite"))
+        suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
-        in_itself = _in_itself(suites, document.rows if document is not None else ())
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
-    return Screened(code, failures, document, in_itself)
-
-
-def _in_itself(suites: Iterable[ElementTree.Element], rows: Sequence[Row]) -> frozenset[str]:
-    """Node ids of tests whose failure is not that of a row's verdict. JUnit has no node ids; the range's name is a test's own."""
-    from pytest_gpumem.reporting.row_facts import headline
-
-    verdicts = tuple(headline(row) for row in rows)
-    ranges = set[str]()
-    for case in (case for suite in suites for case in suite.iter("testcase")):
-        said = [failure.get("message", "").removeprefix("Failed: ") for failure in case.iter("failure")]
-        if case.find("error") is None and all(message.startswith(verdicts) for message in said):
-            continue
-        for one in case.iter("property"):
-            if one.get("name", "").partition("[")[0] == PROPERTY:
-                ranges.add(json.loads(one.get("value", ""))["range"])
-    return frozenset(row.nodeid for row in rows if row.range_name in ranges)
+    return Screened(code, failures, document)
 
 
 def _duet(

@@ -18,7 +18,7 @@ from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
-from pytest_gpumem.plugin.reported import PASSED, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.row_facts import failure_text
@@ -201,9 +201,9 @@ class DecideHooks:
             by_test.setdefault(row.nodeid, []).append(row)
         for nodeid, failing in by_test.items():
             why = explained(failing, gpu) if gpu.settings.explain else []
-            self._report(nodeid, "\n\n".join([*(failure_text(row, gpu.facts) for row in failing), *why]))
+            self._report(nodeid, "\n\n".join([*(failure_text(row, gpu.facts) for row in failing), *why]), by_limits=True)
 
-    def _report(self, nodeid: str, text: str) -> None:
+    def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:
         """Report a test as failed, in place of its report as passed."""
         gpu = self._session
         passed = gpu.rows.call(nodeid)
@@ -213,6 +213,7 @@ class DecideHooks:
             shown.remove(passed)
         failed = copy(passed)
         failed.outcome, failed.longrepr = "failed", text
+        setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
         vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
         if nodeid in gpu.replays:
             gpu.replays[nodeid].excuse()

@@ -12,6 +12,8 @@ from pytest_gpumem.records.row import Row
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 """How a test ends. The rows of a passed test alone may enter a baseline."""
+BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
+"""Attribute of a failed report: the verdicts of its rows fail the test, not an assertion or an error."""
 
 
 ROWS_ATTRIBUTE = "gpumem_rows"
@@ -30,6 +32,7 @@ class Rows:
         self._ends: dict[str, str] = {}
         self._calls: dict[str, pytest.TestReport] = {}
         self._skips: dict[str, str] = {}
+        self._errors: set[str] = set()
 
     def add(self, nodeid: str, rows: Iterable[Row]) -> None:
         """Take the rows of a test that is about to be reported."""
@@ -48,11 +51,15 @@ class Rows:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
         nodeid = report.nodeid
         if report.when == "setup":
-            self._ends.pop(nodeid, None)  # the first report of a run of the test, which may be a rerun
+            # The first report of a run of the test, which may be a rerun.
+            self._ends.pop(nodeid, None)
+            self._errors.discard(nodeid)
         if report.when == "call":
             self._calls[nodeid] = report
         if report.failed:
             self._ends[nodeid] = FAILED
+            if not getattr(report, BY_LIMITS_ATTRIBUTE, False):
+                self._errors.add(nodeid)
         elif (end := _end(report)) is not None and self._ends.get(nodeid) != FAILED:
             self._ends[nodeid] = end
             if end == SKIPPED and isinstance(report.longrepr, tuple):
@@ -69,7 +76,10 @@ class Rows:
         return f"{end} ({reason})" if end == SKIPPED and reason else end
 
     def __iter__(self) -> Iterator[Row]:
-        return (_reported(row, self._ends.get(nodeid)) for nodeid, rows in tuple(self._rows.items()) for row in rows)
+        for nodeid, rows in tuple(self._rows.items()):
+            for row in rows:
+                reported = _reported(row, self._ends.get(nodeid))
+                yield replace(reported, test_error=True) if nodeid in self._errors else reported
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))

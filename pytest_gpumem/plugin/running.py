@@ -20,7 +20,7 @@ from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
-from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
@@ -100,7 +100,9 @@ class RunningHooks:
             facts = self._session.facts
             said = [failure_text(row, facts) for row in failing]
             said += explained(failing, self._session) if self._session.settings.explain else []
-            raise pytest.fail.Exception("\n\n".join(said), pytrace=False)
+            broken = pytest.fail.Exception("\n\n".join(said), pytrace=False)
+            setattr(broken, BY_LIMITS_ATTRIBUTE, True)
+            raise broken
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -113,6 +115,8 @@ class RunningHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         shown = yield
+        if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
+            setattr(shown, BY_LIMITS_ATTRIBUTE, True)
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
         if ours and shown.skipped and not hasattr(shown, "wasxfail") and self._session.settings.strict:
             shown.outcome = "failed"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
+from msgspec import UNSET, UnsetType
+
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.verdict import Verdict
@@ -29,6 +31,8 @@ class Row(Record, frozen=True):
     """Name of the test's NVTX range in the domain `gpumem`."""
     test_source: str | None = None
     """SHA-256 of the text of the test's function; what the function calls or is given by fixtures is not in it. None where it has none."""
+    test_error: bool | UnsetType = UNSET
+    """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
     changed: tuple[str, ...] = ()
     """What is not as it was for the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,12 +99,12 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     return None if is_failure(verdict, strict=False) else verdict
 
 
-def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool, in_itself: Collection[str] = ()) -> list[Row]:
+def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> list[Row]:
     """Flagged rows of which a duet decides whether their test fails: not those that fail whatever it says.
 
     Arguments as for `settled`.
     """
-    failing = _failing_in_themselves(rows, strict, in_itself)
+    failing = _failing_in_themselves(rows, strict)
     found = []
     for row in flagged(rows):
         rest = without_regression(row, rows, facts)
@@ -114,15 +114,13 @@ def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool, in_
     return found
 
 
-def _failing_in_themselves(rows: Sequence[Row], strict: bool, in_itself: Collection[str]) -> set[str]:
-    """Node ids of tests that fail by an assertion or an error, as far as that is known or none of their verdicts explains it."""
+def _failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
+    """Node ids of tests that fail by an assertion or an error: it is recorded, or no verdict explains the failure."""
     by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
-    return {row.nodeid for row in rows if row.failed} - by_verdict | set(in_itself)
+    return {row.nodeid for row in rows if row.test_error is True or (row.failed and row.nodeid not in by_verdict)}
 
 
-def settled(
-    rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool, in_itself: Collection[str] = ()
-) -> tuple[Row, ...]:
+def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
     """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged.
 
     Args:
@@ -130,9 +128,8 @@ def settled(
         facts: of the device.
         duet: what it said.
         strict: the screen failed every row that is no PASS.
-        in_itself: node ids of tests that failed by an assertion or an error, where that is known; whatever they measured, they fail.
     """
-    failing = _failing_in_themselves(rows, strict, in_itself)
+    failing = _failing_in_themselves(rows, strict)
     after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
     failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
     # All rows of a test fail with one of them, and no longer once none does.
@@ -166,7 +163,6 @@ def decide(
     duet: Mapping[str, Judged] | None,
     *,
     strict: bool,
-    in_itself: Collection[str] = (),
     strict_screen: bool = False,
 ) -> Decision:
     """The gate's end.
@@ -178,7 +174,6 @@ def decide(
         facts: of the device; None where pytest wrote no results.
         duet: what the duet said, by `Row.key`; None where there was none.
         strict: green takes a PASS of every row, on a real GPU.
-        in_itself: node ids of tests that failed by an assertion or an error, and not by a row's verdict alone.
         strict_screen: the screen failed every row that is no PASS.
     """
     if code == Exit.USAGE:
@@ -191,7 +186,7 @@ def decide(
         if code == Exit.FAILED:
             return Decision(Exit.FAILED, tuple(rows), ("red: tests failed, and nothing was measured",))
         return Decision(Exit.NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
-    after = settled(rows, facts, duet or {}, strict=strict_screen, in_itself=in_itself)
+    after = settled(rows, facts, duet or {}, strict=strict_screen)
     cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
     remarks = [f"cleared by the duet: {key}" for key in cleared]
     # A test is cleared once all its rows are: others of it may fail.

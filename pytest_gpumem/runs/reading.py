@@ -11,7 +11,6 @@ from pytest_gpumem.judging.spread import level, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
-from pytest_gpumem.reporting.row_facts import headline
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process
@@ -99,10 +98,9 @@ def problem(row: Row | None, process: Process) -> str | None:
 
 
 def _by_limits(nodeid: str, process: Process) -> bool:
-    """Whether a test that failed did so by its rows' verdicts, and not by an assertion or an error beside them."""
-    broken = [headline(row) for row in process.rows if row.nodeid == nodeid and is_failure(row.verdict, strict=False)]
-    _, said = process.outcomes.get(nodeid, ("", ""))
-    return bool(broken) and (not said or said.startswith(tuple(broken)))
+    """True if verdicts fail a test, and no assertion or error of its own."""
+    rows = [row for row in process.rows if row.nodeid == nodeid and row.measurement is not None]
+    return any(is_failure(row.verdict, strict=False) for row in rows) and not any(row.test_error is True for row in rows)
 
 
 def _fails(key: str, row: Row | None, process: Process) -> bool:

@@ -29,14 +29,13 @@ def decided(
     *rows: Row,
     failures: int | None = None,
     strict: bool = False,
-    in_itself: tuple[str, ...] = (),
     strict_screen: bool = False,
     **duet: Judged,
 ) -> Decision:
     failures = sum(one.failed for one in rows) if failures is None else failures
     said = {f"t.py::{name}": judged for name, judged in duet.items()}
     code = 1 if failures else 0
-    return decide(code, failures, rows, H100, said, strict=strict, in_itself=in_itself, strict_screen=strict_screen)
+    return decide(code, failures, rows, H100, said, strict=strict, strict_screen=strict_screen)
 
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
@@ -129,10 +128,10 @@ def test_a_duet_decides_what_the_screen_could_not(code: Code, delta: float) -> N
 @pytest.mark.parametrize("code", [*DOUBTS, Code.SLOWER])
 def test_an_assertion_that_failed_is_not_cleared_by_a_duet_in_which_it_held(code: Code) -> None:
     """Wrong results now and then are a mistake, and none that a duet looks for."""
-    flaky = replace(row(code), failed=True)
-    decision = decided(flaky, row(name="b"), failures=1, in_itself=("t.py::a",), a=PASSED)
+    flaky = replace(row(code), failed=True, test_error=True)
+    decision = decided(flaky, row(name="b"), failures=1, a=PASSED)
     assert (decision.code, decision.rows[0].failed) == (Exit.FAILED, True)
-    assert open_to_a_duet([flaky, row(code, "b")], H100, strict=False, in_itself=["t.py::a"]) == [row(code, "b")]
+    assert open_to_a_duet([flaky, row(code, "b")], H100, strict=False) == [row(code, "b")]
     assert decided(row(Code.SLOWER), failures=1, a=PASSED).code == Exit.FINE
 
 
