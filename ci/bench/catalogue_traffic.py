@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = ["-q", "-p", "no:cacheprovider", "--gpumem-device", asked.device]
     try:
         found = counting.count(options, tests, environment, lambda line: print(line, file=sys.stderr), day=now.date().isoformat())
-    except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
+    except (counting.CallError, counting.NothingCounted, ToolMissing) as error:
         raise SystemExit(f"catalogue_traffic: {error}") from None
     plain = counting.to_json(found, utc=now.isoformat(timespec="seconds"))
     record = {

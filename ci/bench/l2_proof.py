@@ -276,7 +276,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
     day = datetime.now(timezone.utc).date().isoformat()
     try:
         found = counting.count(arguments, [], os.environ, echo, day=day)
-    except (counting.BadCall, counting.NothingCounted, ToolMissing) as error:
+    except (counting.CallError, counting.NothingCounted, ToolMissing) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
     rows = {row.label: structs.asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
     return {"rows": rows, "error": None, "command": child.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}

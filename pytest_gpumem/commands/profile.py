@@ -15,7 +15,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
-    from pytest_gpumem.nsight.profile import Report, Wanted
+    from pytest_gpumem.nsight.profile import ProfileReport, ProfileRequest
 
 
 """Exit codes, as in `cli`."""
@@ -62,10 +62,10 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
     Records the range of the test where one is selected, else the whole run. The tool is the one of GPUMEM_NSYS, of the PATH, or of
     where installers put it.
     """
-    from pytest_gpumem.nsight.profile import Wanted, systems
+    from pytest_gpumem.nsight.profile import ProfileRequest, systems
 
-    wanted = Wanted(pytest_arguments, tests, file, overwrite)
-    return _profiled(wanted, lambda: systems(wanted, os.environ, _echo, managed=managed))
+    request = ProfileRequest(pytest_arguments, tests, file, overwrite)
+    return _profiled(request, lambda: systems(request, os.environ, _echo, managed=managed))
 
 
 @profile.command(epilog=examples("gpumem profile ncu --test tests/test_a.py::test_triad --set full"))
@@ -93,13 +93,13 @@ def ncu(
     Nothing but the measured launches of the selected tests is profiled. The tool is the one of GPUMEM_NCU, of the PATH, or of where
     installers put it.
     """
-    from pytest_gpumem.nsight.profile import Wanted, compute
+    from pytest_gpumem.nsight.profile import ProfileRequest, compute
 
-    wanted = Wanted(pytest_arguments, tests, file, overwrite)
+    request = ProfileRequest(pytest_arguments, tests, file, overwrite)
     return _profiled(
-        wanted,
+        request,
         lambda: compute(
-            wanted,
+            request,
             os.environ,
             _echo,
             clock_control=clock_control,
@@ -118,29 +118,28 @@ def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
 
     Collects the tests that pytest would run, and runs none: no device is needed.
     """
-    from pytest_gpumem.nsight.profile_tests import BadCall, listing, select, to_json
+    from pytest_gpumem.nsight.profile import CallError, listing, select, to_json
 
     try:
         found = select(pytest_arguments, (), os.environ, _echo)
-    except BadCall as error:
+    except CallError as error:
         raise click.UsageError(f"{error}.") from None
     click.echo(json.dumps(to_json(found), indent=1) if as_json else listing(found))
 
 
 def _echo(line: str) -> None:
-    # Results go to standard output, what pytest and the tool print to standard error.
+    # Results go to standard output, the output of pytest and the tool to standard error.
     click.echo(printable(line), err=True)
 
 
-def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
-    from pytest_gpumem.nsight.profile import NothingProfiled
-    from pytest_gpumem.nsight.profile_tests import BadCall
+def _profiled(request: ProfileRequest, run: Callable[[], ProfileReport]) -> int:
+    from pytest_gpumem.nsight.profile import CallError, NothingProfiled
     from pytest_gpumem.nsight.tools import ToolMissing, opening
     from pytest_gpumem.runs.child import ending
 
     try:
         report = run()
-    except BadCall as error:
+    except CallError as error:
         raise click.UsageError(f"{error}.") from None
     except (ToolMissing, NothingProfiled) as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
@@ -151,19 +150,19 @@ def _profiled(wanted: Wanted, run: Callable[[], Report]) -> int:
     for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
         click.echo(printable(line))
     if count > 1:
-        click.echo(printable(f"the other tests' filters: {_ranges_call(wanted)}"))
+        click.echo(printable(f"the other tests' filters: {_ranges_call(request)}"))
     if report.exit_code < 0:
         click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
         return Exit.FAILED
     if report.exit_code:
         click.echo(
-            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; what it said is above", err=True
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above", err=True
         )
         return Exit.FAILED
     return Exit.FINE
 
 
-def _ranges_call(wanted: Wanted) -> str:
+def _ranges_call(request: ProfileRequest) -> str:
     from pytest_gpumem.runs.child import shown
 
-    return shown(["gpumem", "ranges", "--", *wanted.arguments, *wanted.tests])
+    return shown(["gpumem", "ranges", "--", *request.arguments, *request.tests])

@@ -42,7 +42,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     try:
         # Results go to standard output, what pytest prints to standard error.
         found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
-    except counting.BadCall as error:
+    except counting.CallError as error:
         raise click.UsageError(str(error)) from None
     except (ToolMissing, counting.NothingCounted) as error:
         click.echo(printable(f"gpumem: {error}"), err=True)

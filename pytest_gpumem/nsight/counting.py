@@ -1,4 +1,4 @@
-"""Counted traffic of a test run: pytest under Nsight Compute, its counts joined with the measurements, and the file of both."""
+"""Counted traffic of a test run: pytest under Nsight Compute, the counts of each measurement, and the file of counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
 from pytest_gpumem.nsight.ncu import CountedKernel, kernels_in
-from pytest_gpumem.nsight.profile_tests import gpu, named_device
+from pytest_gpumem.nsight.profile import CallError as CallError
+from pytest_gpumem.nsight.profile import gpu, named_device
 from pytest_gpumem.nsight.recording import BadReport, Place, place_of, place_of_row
 from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
 from pytest_gpumem.outcomes import Exit
@@ -29,51 +30,44 @@ from pytest_gpumem.runs import child
 SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
 
-_NO_COUNTERS = "the simulated device has no counters, so there is nothing to count; use a GPU"
-
 
 class NothingCounted(Exception):
     """No traffic could be counted: one line with the cause and the remedy."""
 
 
-class BadCall(Exception):
-    """A call that cannot be carried out as it stands: one line that names what is wrong with it."""
-
-
 class BadFile(ValueError):
-    """A file that `gpumem traffic` has not written, or of another version: one line that names the file and the place."""
+    """A file that `gpumem traffic` has not written, or of another version: one line with the file and the place."""
 
 
 @dataclass(frozen=True)
-class Count:
-    """What one run counted."""
+class CountedRun:
+    """The counts of one run."""
 
     facts: DeviceFacts
     """The device."""
     rows: tuple[Row, ...]
-    """The run's rows, each measurement with its `counted` where kernels were seen in it."""
+    """The run's rows. Each measurement with kernels has its `counted`."""
     kernels: Mapping[str, tuple[CountedKernel, ...]]
     """By `Row.key`, the kernels of all launches of a measurement, in their order."""
     command: tuple[str, ...]
-    """The command that was run."""
 
 
 def count(
     arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, day: str
-) -> Count:
-    """Run pytest under Nsight Compute and count what each measurement's launches move.
+) -> CountedRun:
+    """Run pytest under Nsight Compute and count the bytes of each measurement's launches.
 
     Args:
         arguments: pytest's.
         tests: node ids; empty for all tests that the arguments select.
         environment: all environment variables; the child gets them.
-        echo: takes each line that pytest and ncu print.
-        day: when, as in "2026-11-21"; it becomes part of the source of the counts.
+        echo: receives each line that pytest and ncu print.
+        day: such as "2026-11-21"; part of the source of the counts.
 
     Raises:
-        BadCall: an option that this needs for itself, or the simulated device; pytest did not accept its arguments.
+        CallError: --benchmark-json, the simulated device, or arguments that pytest does not accept.
         ToolMissing: Nsight Compute is not installed.
-        NothingCounted: it ran, and counted nothing.
+        NothingCounted: it ran and counted nothing.
     """
     _check(arguments, environment)
     program = find(NCU, environment)
@@ -86,42 +80,43 @@ def count(
             finished = child.run(command, child.for_a_part(environment), echo)
         except OSError as error:
             raise NothingCounted(f"{program} cannot be started: {error}") from None
-        said = log.read_text(errors="replace") if log.exists() else ""
-        facts, rows = _results(results, finished, said)
-    kernels, rows = _joined(rows, said, finished.output, f"ncu on {day}")
-    return Count(facts, rows, kernels, tuple(command))
+        page = log.read_text(errors="replace") if log.exists() else ""
+        problem = ncu_error(page) or ncu_error(finished.output)
+        facts, rows = _results(results, finished, problem)
+    kernels, rows = _joined(rows, page, problem, f"ncu on {day}")
+    return CountedRun(facts, rows, kernels, tuple(command))
 
 
 def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse what cannot lead to a count before anything is run."""
-    # An ini file's device gives way to a GPU; somebody who names it for this call means it.
+    """Refuse calls that cannot give a count, before anything runs."""
+    # A device in an ini file gives way to a GPU; one that the call names does not.
     device, written = named_device(arguments, environment) or ("cuda", "")
     if device.startswith("sim"):
-        raise BadCall(f"{written}: {_NO_COUNTERS}")
+        raise CallError(f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU")
     if any(argument.partition("=")[0] == "--benchmark-json" for argument in arguments):
-        raise BadCall("--benchmark-json among pytest's arguments: gpumem traffic reads that file itself; --json FILE writes what it found")
+        raise CallError("--benchmark-json among pytest's arguments: gpumem traffic needs this option itself; --json FILE writes the counts")
 
 
-def _results(results: Path, finished: child.Finished, said: str) -> tuple[DeviceFacts, tuple[Row, ...]]:
+def _results(results: Path, finished: child.Finished, problem: str | None) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
-    problem = ncu_error(said) or ncu_error(finished.output)
     try:
         document = load_results(results) if results.exists() else None
     except FileError as error:
         raise NothingCounted(f"pytest's results cannot be read: {error}") from None
     if document is None:
         if problem is None and finished.exit_code == Exit.USAGE:
-            raise BadCall("pytest did not accept its arguments or the device; what it said is above")
-        why = problem or f"pytest measured nothing ({finished.how}); what it said is above"
-        raise NothingCounted(why)
+            raise CallError("pytest did not accept its arguments or the device; its output is above")
+        raise NothingCounted(problem or f"pytest measured nothing ({finished.how}); its output is above")
     if document.device.simulated:
         raise NothingCounted(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
     if not any(row.measurement is not None for row in document.rows):
-        raise NothingCounted(problem or "pytest measured nothing; what it said is above")
+        raise NothingCounted(problem or "pytest measured nothing; its output is above")
     return document.device, document.rows
 
 
-def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[Mapping[str, tuple[CountedKernel, ...]], tuple[Row, ...]]:
+def _joined(
+    rows: Iterable[Row], page: str, problem: str | None, source: str
+) -> tuple[Mapping[str, tuple[CountedKernel, ...]], tuple[Row, ...]]:
     """The kernels of each measurement, and the rows with their counts."""
     measured = [row for row in rows if row.measurement is not None]
     if not any(row.measurement.profiled for row in measured if row.measurement is not None):
@@ -129,23 +124,21 @@ def _joined(rows: Iterable[Row], said: str, printed: str, source: str) -> tuple[
             "the tests saw no profiler, so their ranges are missing: the package nvtx is not installed, or NVTX_DISABLE is set"
         )
     try:
-        kernels = kernels_of(rows, kernels_in(said))
+        kernels = kernels_of(rows, kernels_in(page))
     except BadReport as error:
-        raise NothingCounted(ncu_error(said) or ncu_error(printed) or str(error)) from None
+        raise NothingCounted(problem or str(error)) from None
     if not any(kernels.values()):
         raise NothingCounted(
-            ncu_error(said)
-            or ncu_error(printed)
-            or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({MEASURED_RANGES})"
+            problem or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({MEASURED_RANGES})"
         )
     return kernels, tuple(_with_count(row, kernels.get(row.key, ()), source) for row in rows)
 
 
 def kernels_of(rows: Iterable[Row], kernels: Iterable[CountedKernel]) -> dict[str, tuple[CountedKernel, ...]]:
-    """By `Row.key`, the kernels that ran inside the measured ranges of a measurement, in their order."""
+    """By `Row.key`, the kernels inside the measured ranges of a measurement, in their order."""
     by_place: dict[Place | None, list[CountedKernel]] = defaultdict(list)
     for kernel in kernels:
-        # The filter may find more than measured launches; what decides is the stack of ranges.
+        # The filter may match more than measured launches, so the stack of ranges decides.
         by_place[place_of(kernel.ranges)].append(kernel)
     return {row.key: tuple(by_place.get(place_of_row(row), ())) for row in rows}
 
@@ -162,9 +155,9 @@ def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Cou
     """The traffic of one launch, the mean over several.
 
     Args:
-        kernels: all kernels of all launches; a launch may hold several.
-        launches: how many launches they are of.
-        source: what counted them.
+        kernels: all kernels of all launches; a launch may have several.
+        launches: their number.
+        source: the tool and the day.
     """
 
     def mean(figures: Iterable[int | None]) -> int | None:
@@ -180,36 +173,31 @@ def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Cou
 # The file
 
 
-def to_json(found: Count, *, utc: str) -> dict[str, Any]:
-    """What one run counted, as plain values.
-
-    Args:
-        found: the counts.
-        utc: when, as ISO 8601.
-    """
+def to_json(run: CountedRun, *, utc: str) -> dict[str, Any]:
+    """The counts of one run as plain values; `utc` is its time as ISO 8601."""
     return {
         "schema": SCHEMA,
         "datetime": utc,
-        "command": child.recorded(found.command),
-        "device": device_to_json(found.facts),
-        "rows": [_row_to_json(row, found) for row in found.rows],
+        "command": child.recorded(run.command),
+        "device": device_to_json(run.facts),
+        "rows": [_row_to_json(row, run) for row in run.rows],
     }
 
 
-def _row_to_json(row: Row, found: Count) -> dict[str, Any]:
-    measurement, kernels = row.measurement, found.kernels.get(row.key, ())
+def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
+    measurement, kernels = row.measurement, run.kernels.get(row.key, ())
     plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "declared": None, "counted": None}
     if measurement is None:
         return plain
     if measurement.traffic is not None:
         plain["declared"] = {**msgspec.to_builtins(measurement.traffic), "total": measurement.traffic.total}
     plain |= {"target": measurement.target, "mode": measurement.mode, "footprint": measurement.footprint}
-    if measurement.counted is not None and (said := account(measurement, found.facts)) is not None:
+    if measurement.counted is not None and (found := account(measurement, run.facts)) is not None:
         plain |= {
             "counted": msgspec.to_builtins(measurement.counted),
-            "finding": said.finding.value,
-            "difference": said.difference,
-            "sentence": said.sentence,
+            "finding": found.finding.value,
+            "difference": found.difference,
+            "sentence": found.sentence,
             "kernels": sorted({kernel.use.name for kernel in kernels}),
             "kernels_per_launch": len(kernels) / measurement.counted.launches,
             "seconds_per_launch": sum(kernel.use.nanoseconds for kernel in kernels) / 1e9 / measurement.counted.launches,
@@ -218,20 +206,20 @@ def _row_to_json(row: Row, found: Count) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a file of `gpumem traffic` holds for later runs."""
+class StoredCounts:
+    """The counts in a file of `gpumem traffic`."""
 
     device: str
-    """Key of the device that was counted on."""
+    """Key of the device."""
     counts: Mapping[str, Counted]
     """By `Row.key`."""
 
 
-def load(path: Path) -> Stored:
+def load(path: Path) -> StoredCounts:
     """Read a file that `gpumem traffic --json` wrote.
 
     Raises:
-        BadFile: it cannot be read, or is no such file.
+        BadFile: it cannot be read, or is another kind of file.
     """
     try:
         plain = parsed(content(path))
@@ -252,4 +240,4 @@ def load(path: Path) -> Stored:
     for key, figures in counts.items():
         if min(figures.reads, figures.writes, figures.l2_reads or 0, figures.l2_writes or 0) < 0 or figures.launches < 1:
             raise BadFile(f"{path}: {key}: {figures} cannot be a count")
-    return Stored(device, counts)
+    return StoredCounts(device, counts)

@@ -1,15 +1,16 @@
-"""A report of a test run by Nsight Systems or Nsight Compute: from the call to the file."""
+"""A report of a test run by Nsight Systems or Nsight Compute: the tests that it would have, its command, its file."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight.profile_tests import BadCall, Selected, gpu, named_device, select
 from pytest_gpumem.nsight.tools import (
     COLLECTED,
     NCU,
@@ -18,6 +19,7 @@ from pytest_gpumem.nsight.tools import (
     NSYS_REPORT,
     Tool,
     check_version,
+    filters,
     find,
     ncu_command,
     ncu_trouble,
@@ -25,19 +27,116 @@ from pytest_gpumem.nsight.tools import (
     nsys_trouble,
 )
 from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.printable import printable
 from pytest_gpumem.runs import child
 
 WHOLE_RUN = "gpumem"
-"""Name of a report of several tests, where nobody says otherwise."""
+"""Default name of a report of several tests."""
+
+
+class CallError(Exception):
+    """A call that cannot be carried out: one line with its fault."""
 
 
 class NothingProfiled(Exception):
     """No report was written: one line with the cause and the remedy."""
 
 
+# The tests
+
+
 @dataclass(frozen=True)
-class Wanted:
-    """What `gpumem profile` is asked for, whatever the tool."""
+class SelectedTest:
+    """A test that would run."""
+
+    nodeid: str
+    name: str
+    """Name of its range in the domain `gpumem`, unique among the tests that run."""
+    measures: bool
+    """It uses `gpu_benchmark`."""
+    managed: bool
+    """It uses a fixture that allocates managed memory."""
+
+
+def select(
+    arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]
+) -> tuple[SelectedTest, ...]:
+    """The tests that pytest would run, in its order. A process of its own collects them, without a device.
+
+    Args:
+        arguments: pytest's.
+        tests: node ids, as on its command line; empty for all that the arguments select.
+        environment: all environment variables.
+        echo: receives each line of pytest's output if it fails.
+
+    Raises:
+        CallError: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
+    """
+    for test in tests:
+        if test.startswith("-"):
+            raise CallError(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        file = Path(folder, "ranges.json")
+        command = child.pytest_command(arguments, options=["--collect-only", "-q", f"--gpumem-ranges-file={file}"], tests=tests)
+        done = child.run(command, child.for_a_part(environment), lambda _: None)
+        plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
+        for line in done.output.splitlines():
+            echo(line)
+        raise CallError(f"pytest could not collect the tests ({done.how}); its output is above")
+    found = tuple(SelectedTest(**one) for one in plain)
+    if not found:
+        chosen = " ".join([*arguments, *tests])
+        raise CallError(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
+    return found
+
+
+def listing(found: Sequence[SelectedTest]) -> str:
+    """The output of `gpumem ranges`: each test with its range's name and the filter of each tool."""
+    lines: list[str] = []
+    for one in printable(list(found)):
+        lines += [one.nodeid, f"  range       {one.name}"]
+        lines += [f"  {tool:10}  {text}" for tool, text in filters(one.name, measures=one.measures).items()]
+    return "\n".join(lines)
+
+
+def to_json(found: Sequence[SelectedTest]) -> list[dict[str, object]]:
+    """The same as plain values."""
+    return [
+        {"nodeid": one.nodeid, "range": one.name, "measures": one.measures, "filters": filters(one.name, measures=one.measures)}
+        for one in found
+    ]
+
+
+# The device
+
+
+def named_device(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """The device that a call names, and its words for it; None if it names none.
+
+    The last --gpumem-device wins, then GPUMEM_DEVICE. The device of an ini file is not named by the call.
+    """
+    for position in range(len(arguments) - 1, -1, -1):
+        name, equals, value = arguments[position].partition("=")
+        if name == "--gpumem-device":
+            device = value if equals else next(iter(arguments[position + 1 :]), "")
+            return device, f"--gpumem-device {device}"
+    device = environment.get("GPUMEM_DEVICE", "")
+    return (device, f"GPUMEM_DEVICE={device}") if device else None
+
+
+def gpu(environment: Mapping[str, str]) -> list[str]:
+    """Options of pytest that choose the GPU of GPUMEM_DEVICE, else any. They override an ini file, because only a GPU can be profiled."""
+    chosen = environment.get("GPUMEM_DEVICE", "")
+    return ["--gpumem-device", chosen if chosen.startswith("cuda") else "cuda"]
+
+
+# The report
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """The tests and the report of one call of `gpumem profile`."""
 
     arguments: Sequence[str]
     """pytest's."""
@@ -46,11 +145,11 @@ class Wanted:
     file: Path | None = None
     """The report, with or without its ending; None: named after its one test, else "gpumem", in the working directory."""
     overwrite: bool = False
-    """Replace a report that is there."""
+    """Replace an existing report."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ProfileReport:
     """A report that was written."""
 
     file: Path
@@ -58,40 +157,37 @@ class Report:
     """The tool that wrote it."""
     version: str
     command: tuple[str, ...]
-    """What was run."""
-    tests: tuple[Selected, ...]
-    """In it."""
+    tests: tuple[SelectedTest, ...]
     exit_code: int
-    """pytest's; not 0 where tests failed, whose report is whole all the same."""
+    """pytest's. A report with failed tests is complete too."""
 
 
-def systems(wanted: Wanted, environment: Mapping[str, str], echo: Callable[[str], object], *, managed: bool | None = None) -> Report:
-    """Trace a test run with Nsight Systems: one test's range where one is selected, else the whole run.
+def systems(
+    request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], *, managed: bool | None = None
+) -> ProfileReport:
+    """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run.
 
     Args:
-        wanted: the run and the report.
+        request: the run and the report.
         environment: all environment variables; the child gets them.
-        echo: takes each line that pytest and nsys print.
-        managed: record page faults of managed memory; None: where a selected test uses `managed_buffer` or `prefetched_buffer`.
+        echo: receives each line that pytest and nsys print.
+        managed: record page faults of managed memory; None: if a selected test uses `managed_buffer` or `prefetched_buffer`.
 
     Raises:
-        BadCall: the run is none that can be profiled, or the report is there already.
+        CallError: the run cannot be profiled, or the report exists.
         ToolMissing: Nsight Systems is not installed or too old.
         NothingProfiled: it ran and wrote no report.
     """
 
-    def command(program: Path, child: Sequence[str], file: Path, tests: Sequence[Selected]) -> list[str]:
+    def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
         faults = any(one.managed for one in tests) if managed is None else managed
-        return nsys_command(program, child, file, name=_only_name(tests), managed=faults)
+        return nsys_command(program, pytest_command, file, name=_only_name(tests), managed=faults)
 
-    def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
-        return nsys_trouble(said, file, _only_name(tests), collected=collected)
-
-    return _profile(NSYS, NSYS_REPORT, wanted, environment, echo, command, trouble)
+    return _profile(NSYS, NSYS_REPORT, request, environment, echo, command)
 
 
 def compute(
-    wanted: Wanted,
+    request: ProfileRequest,
     environment: Mapping[str, str],
     echo: Callable[[str], object],
     *,
@@ -99,52 +195,41 @@ def compute(
     cache_control: str = "all",
     section_set: str | None = None,
     metrics: str | None = None,
-) -> Report:
-    """Profile the measured launches of a test run with Nsight Compute; further arguments as `tools.ncu_command`, else as `systems`.
+) -> ProfileReport:
+    """Profile the measured launches of a test run with Nsight Compute; further arguments as `tools.ncu_command`, else as `systems`."""
 
-    Raises:
-        BadCall: as for `systems`.
-        ToolMissing: Nsight Compute is not installed or too old.
-        NothingProfiled: it ran and wrote no report.
-    """
-
-    def command(program: Path, child: Sequence[str], file: Path, tests: Sequence[Selected]) -> list[str]:
-        names = [one.name for one in tests] if wanted.tests else []
+    def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
         return ncu_command(
             program,
-            child,
+            pytest_command,
             file,
-            names=names,
+            names=[one.name for one in tests] if request.tests else [],
             clock_control=clock_control,
             cache_control=cache_control,
             section_set=section_set,
             metrics=metrics,
         )
 
-    def trouble(said: str, file: Path, collected: bool, tests: Sequence[Selected]) -> str | None:
-        return ncu_trouble(said)
-
-    return _profile(NCU, NCU_REPORT, wanted, environment, echo, command, trouble)
+    return _profile(NCU, NCU_REPORT, request, environment, echo, command)
 
 
 def _profile(
     tool: Tool,
     ending: str,
-    wanted: Wanted,
+    request: ProfileRequest,
     environment: Mapping[str, str],
     echo: Callable[[str], object],
-    command_of: Callable[[Path, Sequence[str], Path, Sequence[Selected]], list[str]],
-    trouble_of: Callable[[str, Path, bool, Sequence[Selected]], str | None],
-) -> Report:
-    _check(wanted, environment)
-    if wanted.file is not None:
-        _check_file(_with_ending(wanted.file, ending), wanted.overwrite)
+    command_of: Callable[[Path, Sequence[str], Path, Sequence[SelectedTest]], list[str]],
+) -> ProfileReport:
+    _check(request, environment)
+    if request.file is not None:
+        _check_file(_with_ending(request.file, ending), request.overwrite)
     program = find(tool, environment)
     version = check_version(tool, program, environment)
-    tests = select(wanted.arguments, wanted.tests, environment, echo)
-    file = _with_ending(wanted.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
-    _check_file(file, wanted.overwrite)
-    command = command_of(program, child.pytest_command(wanted.arguments, options=gpu(environment), tests=wanted.tests), file, tests)
+    tests = select(request.arguments, request.tests, environment, echo)
+    file = _with_ending(request.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
+    _check_file(file, request.overwrite)
+    command = command_of(program, child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests), file, tests)
     written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     try:
@@ -152,16 +237,17 @@ def _profile(
     except OSError as error:
         raise NothingProfiled(f"{program} cannot be started: {error}") from None
     if finished.exit_code == Exit.USAGE:
-        raise BadCall("pytest did not accept its arguments or the device; what it said is above")
+        raise CallError("pytest did not accept its arguments or the device; its output is above")
     if written.anew and not file.stat().st_size:
-        file.unlink()  # as if it had written none: the next call need not replace it
+        file.unlink()  # so that the next call need not replace it
     if not written.anew:
-        cause = trouble_of(finished.output, file, collected.anew, tests)
-        raise NothingProfiled(cause or f"{tool.program} wrote no report ({finished.how}); what it said is above")
-    return Report(file, program, version, tuple(command), tests, finished.exit_code)
+        output = finished.output
+        cause = nsys_trouble(output, file, _only_name(tests), collected=collected.anew) if tool is NSYS else ncu_trouble(output)
+        raise NothingProfiled(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
+    return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
 
 
-def _only_name(tests: Sequence[Selected]) -> str | None:
+def _only_name(tests: Sequence[SelectedTest]) -> str | None:
     return tests[0].name if len(tests) == 1 else None
 
 
@@ -171,13 +257,13 @@ def _with_ending(file: Path, ending: str) -> Path:
 
 def _check_file(file: Path, overwrite: bool) -> None:
     if (why := unwritable(file)) is not None:
-        raise BadCall(f"-o: {file}: {why}")
+        raise CallError(f"-o: {file}: {why}")
     if file.exists() and not overwrite:
-        raise BadCall(f"{file} is there already; --force-overwrite replaces it, -o FILE writes another")
+        raise CallError(f"{file} exists already; --force-overwrite replaces it, -o FILE writes another")
 
 
 class _Watched:
-    """A file that may have been there before."""
+    """A file that may exist before."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -185,7 +271,7 @@ class _Watched:
 
     @property
     def anew(self) -> bool:
-        """Whether it is there and is not what it was at first."""
+        """True if it exists and was written since."""
         return self._stamp() not in (None, self._before)
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -196,18 +282,18 @@ class _Watched:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _check(wanted: Wanted, environment: Mapping[str, str]) -> None:
-    """Refuse what cannot lead to a report before anything is run."""
-    for argument in wanted.arguments:
+def _check(request: ProfileRequest, environment: Mapping[str, str]) -> None:
+    """Refuse calls that cannot give a report, before anything runs."""
+    for argument in request.arguments:
         if argument in ("--collect-only", "--co"):
-            raise BadCall(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
-    # An ini file's device gives way to a GPU; somebody who names it for this call means it.
-    device, written = named_device(wanted.arguments, environment) or ("cuda", "")
+            raise CallError(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
+    # A device in an ini file gives way to a GPU; one that the call names does not.
+    device, written = named_device(request.arguments, environment) or ("cuda", "")
     if device.startswith("sim"):
-        raise BadCall(f"{written}: Nsight sees nothing of the simulated device; use a GPU")
+        raise CallError(f"{written}: Nsight sees nothing of the simulated device; use a GPU")
     if written.startswith("--") and not device.startswith("cuda"):
-        raise BadCall(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
+        raise CallError(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
     if importlib.util.find_spec("nvtx") is None:
-        raise BadCall(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
+        raise CallError(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
     if environment.get("NVTX_DISABLE"):
-        raise BadCall(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")
+        raise CallError(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")

@@ -77,7 +77,7 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run
     assert "1 passed, 2 deselected" in done.stderr
     again = gpumem_command("profile", "nsys", "-o", "test_copy_2.nsys-rep")
     assert again.returncode == 4
-    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep is there already; --force-overwrite replaces it, -o FILE writes another.")
+    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another.")
 
 
 def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: Run, pytester: pytest.Pytester) -> None:

@@ -9,7 +9,7 @@ import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.nsight.counting import BadCall, BadFile, Count, count, counted, kernels_of, load, to_json
+from pytest_gpumem.nsight.counting import BadFile, CallError, CountedRun, count, counted, kernels_of, load, to_json
 from pytest_gpumem.nsight.ncu import CountedKernel
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
@@ -89,7 +89,7 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
     assert one.measurement is not None
     counts = Counted(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
     rows = (replace(one, measurement=replace(one.measurement, counted=counts)), row("test_b"), replace(row("test_c"), measurement=None))
-    found = Count(
+    found = CountedRun(
         H100,
         rows,
         {one.key: (kernel(),) * 10},
@@ -153,13 +153,13 @@ def test_what_cannot_be_counted_is_refused_before_anything_runs(arguments: list[
     def run(_line: str) -> None:
         raise AssertionError("nothing may run")
 
-    with pytest.raises(BadCall, match=named):
+    with pytest.raises(CallError, match=named):
         count(arguments, [], {"PATH": ""}, run, day="2026-11-21")
 
 
 def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
     environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
-    with pytest.raises(BadCall, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
+    with pytest.raises(CallError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
         count((), (), environment, print, day="2026-11-21")
     # The command line wins.
     with pytest.raises(ToolMissing):

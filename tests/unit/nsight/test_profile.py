@@ -14,13 +14,14 @@ from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import profile
-from pytest_gpumem.nsight.profile_tests import Selected, listing, to_json
+from pytest_gpumem.nsight.profile import SelectedTest, listing, to_json
 from pytest_gpumem.nsight.tools import filters, ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
-TRIAD = Selected("test_a.py::test_triad", "test_triad", measures=True, managed=False)
-PAGED = Selected("test_a.py::test_paged", "test_paged", measures=True, managed=True)
-HOST = Selected("test_a.py::test_host", "test_host", measures=False, managed=False)
+Tests = tuple[SelectedTest, ...]
+TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", measures=True, managed=False)
+PAGED = SelectedTest("test_a.py::test_paged", "test_paged", measures=True, managed=True)
+HOST = SelectedTest("test_a.py::test_host", "test_host", measures=False, managed=False)
 
 Call = Callable[..., Result]
 
@@ -35,7 +36,9 @@ def gpumem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     state = SimpleNamespace(tests=(TRIAD,))
     monkeypatch.setattr(profile, "select", lambda *_: state.tests)
 
-    def run(tool: str, *arguments: str, does: str = "exit 0", version: str = "2025.3.2", tests: tuple[Selected, ...] = (TRIAD,)) -> Result:
+    def run(
+        tool: str, *arguments: str, does: str = "exit 0", version: str = "2025.3.2", tests: tuple[SelectedTest, ...] = (TRIAD,)
+    ) -> Result:
         state.tests = tests
         program = tmp_path / tool
         # $report is the file that the tool was told to write.
@@ -76,9 +79,9 @@ SAYS = {
         (r"nsys never saw the range test_triad@gpumem: the test was not reached, or .* NVTX_DISABLE",),
     ),
     "an error of nsys": ("nsys", "echo 'FATAL ERROR: no space left'; exit 1", (r"^gpumem: nsys: no space left$",)),
-    "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); what it said is above",)),
-    "a tool that was killed": ("nsys", "kill -9 $$", (r"nsys wrote no report \(ended by SIGKILL\); what it said is above",)),
-    "an empty report": ("ncu", ': > "$report"; exit 9', (r"ncu wrote no report \(exit code 9\); what it said is above",)),
+    "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); its output is above",)),
+    "a tool that was killed": ("nsys", "kill -9 $$", (r"nsys wrote no report \(ended by SIGKILL\); its output is above",)),
+    "an empty report": ("ncu", ': > "$report"; exit 9', (r"ncu wrote no report \(exit code 9\); its output is above",)),
     "no permission": (
         "ncu",
         "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'; exit 1",
@@ -121,7 +124,7 @@ def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: py
         (["--", "--gpumem-device=auto"], "--gpumem-device auto: Nsight needs a GPU; accepted are cuda and cuda:N."),
         (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run; `gpumem ranges` only collects."),
         (["-o", "no/such/report"], "there is no folder"),
-        (["-o", "there"], "there.nsys-rep is there already; --force-overwrite replaces it, -o FILE writes another."),
+        (["-o", "there"], "there.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another."),
     ],
 )
 def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
@@ -196,7 +199,7 @@ def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: P
 
 
 def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
-    def recorded(*arguments: str, tests: tuple[Selected, ...]) -> bool:
+    def recorded(*arguments: str, tests: tuple[SelectedTest, ...]) -> bool:
         result = gpumem("nsys", *arguments, "--force-overwrite", does='date +%s%N > "$report"', tests=tests)
         (line,) = (line for line in result.stderr.splitlines() if "profile --trace" in line)
         assert ("--cuda-um-gpu-page-faults=true" in line) == ("--cuda-um-cpu-page-faults=true" in line)
