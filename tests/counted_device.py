@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, Stream, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 

@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from held_samples import HeldSamples, awake
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice, choose
-from pytest_gpumem.devices.protocol import Device, MemoryKind
+from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush

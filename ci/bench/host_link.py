@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.process_memory import locked_bytes
-from pytest_gpumem.devices.protocol import ALLOCATORS, Device, MemoryKind
+from pytest_gpumem.devices.protocol import ALLOCATORS, Device
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
@@ -37,8 +38,7 @@ from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.kinds import memory_kind
-from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.spaces import Memory, memory_kind
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, KiB, MiB
 

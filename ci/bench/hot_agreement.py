@@ -30,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from triad_bench import SCALAR, TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice
-from pytest_gpumem.devices.protocol import Launch, MemoryKind
+from pytest_gpumem.devices.protocol import Launch
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.controls import idle_launch
 from pytest_gpumem.measuring.sampling import Plan

@@ -38,8 +38,9 @@ from held_samples import HeldSamples, Work, awake
 from triad_bench import SCALAR, prepared
 from whole_mib import whole_mib
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
-from pytest_gpumem.devices.protocol import Allocation, Device, Launch, MemoryKind, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring import controls

@@ -24,7 +24,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_gpumem.devices.protocol import Allocation, Launch, MemoryKind, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Launch, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB, MIB, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.catalogue import CATALOGUE

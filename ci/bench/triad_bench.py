@@ -9,8 +9,9 @@ from typing import Any
 
 from msgspec import structs
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import Chosen, choose
-from pytest_gpumem.devices.protocol import Allocation, MemoryKind
+from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.devices.persistence import fixed_by_mps, unsupported
+from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status, in_one_line
 from pytest_gpumem.memory.managed import no_migration

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars
 from pytest_gpumem.kernels.calls import (
     SECTORS_COALESCED,
     SECTORS_SCATTERED,
+    Arrays,
     Check,
+    Scalars,
     all_of,
     ceil_div,
     grid,

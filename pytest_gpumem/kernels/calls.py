@@ -1,10 +1,11 @@
-"""Pieces that the kernels are put together from: launch shapes, accesses, and checks of a call."""
+"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call, references, and sectors per request."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
@@ -144,3 +145,60 @@ def whole_number(name: str, least: int) -> Check:
         return None
 
     return check
+
+
+Arrays: TypeAlias = Mapping[str, Any]
+"""Arrays of one module, by parameter name."""
+
+Scalars: TypeAlias = Mapping[str, int | float]
+"""Scalars by parameter name."""
+
+Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]
+"""What `Kernel.reference` is."""
+
+
+def module_of(array: Any) -> Any:
+    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been imported."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def element(value: int | float, array: Any) -> Any:
+    """A scalar in an array's element type, as the kernel gets it."""
+    return array.dtype.type(value)
+
+
+def filled_like(array: Any, value: int | float) -> Any:
+    """A new array of the same size and type, filled with one value."""
+    return module_of(array).full(array.shape, element(value, array), dtype=array.dtype)
+
+
+def requested_bytes(accesses: Sequence[Access]) -> int:
+    """Bytes that the threads of one launch ask for, repeats counted: over its time, the bandwidth that caches and memory serve together.
+
+    It equals the compulsory traffic where nothing is asked for twice.
+    """
+    return sum(access.requested for access in accesses)
+
+
+def sectors_per_request(accesses: Sequence[Access]) -> float:
+    """Mean sectors of the requests of one launch: 4 if all are coalesced, up to 32.
+
+    Raises:
+        ValueError: no access asks for anything.
+    """
+    asked = requested_bytes(accesses)
+    if not asked:
+        raise ValueError("no access asks for a byte: there is no request whose sectors could be counted")
+    return sum(access.requested * access.sectors_per_request for access in accesses) / asked
+
+
+def predicted_share(accesses: Sequence[Access]) -> float:
+    """Bandwidth over that of the same words coalesced, if time goes with the sectors moved: 4 / sectors.
+
+    A prediction, not a bound. Sectors that neighbouring warps share are moved once, so a misaligned copy is faster; DRAM that moves more
+    than a sector at a time makes wide strides slower.
+
+    Raises:
+        ValueError: no access asks for anything.
+    """
+    return SECTORS_COALESCED / sectors_per_request(accesses)

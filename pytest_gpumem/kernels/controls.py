@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars
-from pytest_gpumem.kernels.calls import WARP, all_of, ceil_div, grid, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div, grid, touch, typed, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars
-from pytest_gpumem.kernels.calls import WARP, all_of, ceil_div, grid, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div, grid, touch, typed, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 

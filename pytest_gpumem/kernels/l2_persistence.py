@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, element, module_of
-from pytest_gpumem.kernels.calls import WARP, ceil_div, grid, thread_per_element, touch, typed
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, thread_per_element, touch, typed
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES, Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, filled_like
-from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, all_of, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, all_of, filled_like, touch, typed, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 

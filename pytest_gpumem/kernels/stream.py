@@ -10,8 +10,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Reference, Scalars, element, filled_like, module_of
-from pytest_gpumem.kernels.calls import Check, all_of, ceil_div, grid, in_element_type, same_size, touch, typed
+from pytest_gpumem.kernels.calls import (
+    Arrays,
+    Check,
+    Reference,
+    Scalars,
+    all_of,
+    ceil_div,
+    element,
+    filled_like,
+    grid,
+    in_element_type,
+    module_of,
+    same_size,
+    touch,
+    typed,
+)
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 

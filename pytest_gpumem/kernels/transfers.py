@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, element
 from pytest_gpumem.kernels.calls import (
     SECTORS_COALESCED,
     SECTORS_SCATTERED,
+    Arrays,
+    Scalars,
     all_of,
     ceil_div,
+    element,
     grid,
     same_size,
     thread_per_element,

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, module_of
 from pytest_gpumem.kernels.calls import (
     SECTORS_SCATTERED,
     WARP,
+    Arrays,
     Check,
+    Scalars,
     all_of,
     ceil_div,
     grid,
+    module_of,
     same_size,
     touch,
     typed,

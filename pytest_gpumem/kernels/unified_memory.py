@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_gpumem.kernels.arrays import Arrays, Scalars, filled_like
 from pytest_gpumem.kernels.calls import (
     WARP,
+    Arrays,
     Check,
+    Scalars,
     Shape,
     all_of,
     ceil_div,
+    filled_like,
     grid,
     in_element_type,
     same_size,

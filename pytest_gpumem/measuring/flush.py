@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.devices.protocol import Device, Launch, MemoryKind, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Device, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel

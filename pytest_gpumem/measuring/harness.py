@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, MemoryKind, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.controls import idle_launch, middle_mean, readings
 from pytest_gpumem.measuring.flush import Flush

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Foreign, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, Graph, MemoryKind, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Graph, Stream
+from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Call, Role
-from pytest_gpumem.kernels.sectors import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, WrongResult, captured, padding, side_by_side, window_notes

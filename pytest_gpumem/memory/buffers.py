@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.memory.pinned import PinnedCap, touch
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from pytest_gpumem.devices.persistence import unsupported
+from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.devices.protocol import Device, DeviceError, Stream, WindowSpec
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.units import format_bytes

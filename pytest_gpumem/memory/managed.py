@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pytest_gpumem.devices.protocol import Advice, Allocation, MemoryKind, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import format_bytes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import MemoryKind, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Home, parse_shape
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
 from pytest_gpumem.memory.managed import Advised, Place, advised, managed
 
 
@@ -162,3 +164,37 @@ class Memory:
 
     def _give(self, buffer: Any, like: Any) -> Any:
         return buffer if like is None else self.arena.guest(buffer, like)
+
+
+def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
+    """What kind of memory a pointer belongs to, as the driver and the operating system say; a slice is of its array's kind.
+
+    Args:
+        device: whose memory is "device"; another GPU's is "peer".
+        pointer: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
+            `__array_interface__`), of which its first element counts.
+
+    Gives None for an address in no memory of this process, such as the first byte past the end of an allocation that nothing lies behind.
+
+    Raises:
+        BadBuffer: it is none of these, or a negative address.
+    """
+    address = address_of(pointer)
+    if address < 0:
+        raise BadBuffer(f"{address} is no address")
+    return device.memory.kind_at(address)
+
+
+def address_of(pointer: Any) -> int:
+    """The address of an integer, a buffer or an array's first element. Raises `BadBuffer` for anything else."""
+    if isinstance(pointer, Integral) and not isinstance(pointer, bool):
+        return int(pointer)
+    if isinstance(pointer, Buffer):
+        return pointer.host_address or pointer.address
+    if callable(data_ptr := getattr(pointer, "data_ptr", None)):  # PyTorch: a tensor of the CPU has no other interface to ask for
+        return int(data_ptr())
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        interface = getattr(pointer, name, None)
+        if isinstance(interface, dict) and isinstance(interface.get("data"), tuple):
+            return int(interface["data"][0])
+    raise BadBuffer(f"memory_kind() takes an address, a buffer or an array, not {type(pointer).__name__}")

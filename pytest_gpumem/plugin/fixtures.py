@@ -15,7 +15,8 @@ from pytest_gpumem.plugin.marks import NEEDS_GPUMEM, SESSION_PLUGIN
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.devices.protocol import Device, MemoryKind
+    from pytest_gpumem.devices.kinds import MemoryKind
+    from pytest_gpumem.devices.protocol import Device
     from pytest_gpumem.measuring.bound import Kernels
     from pytest_gpumem.measuring.staging import StagedCopy
     from pytest_gpumem.measuring.works import Works
@@ -132,7 +133,7 @@ def peer_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 @pytest.fixture
 def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
     """`memory_kind(address_or_buffer_or_array)`: "device", "managed", "pinned", "registered", "pageable", "peer", or None: no memory."""
-    from pytest_gpumem.memory.kinds import memory_kind
+    from pytest_gpumem.memory.spaces import memory_kind
 
     device = _gpumem_test.device
     return lambda pointer: memory_kind(device, pointer)

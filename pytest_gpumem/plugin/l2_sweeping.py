@@ -21,8 +21,7 @@ from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, open_streams, persisting
-from pytest_gpumem.memory.l2_arguments import in_one_line
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, in_one_line, open_streams, persisting
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, GpuTest

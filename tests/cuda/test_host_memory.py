@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import locked_bytes
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind
+from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 

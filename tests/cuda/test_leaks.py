@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem import GiB, MiB
-from pytest_gpumem.devices.persistence import unsupported
+from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.memory.l2 import LeftBehind
 
 cupy = pytest.importorskip("cupy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.kernels.sectors import predicted_share
+from pytest_gpumem.kernels.calls import predicted_share
 
 OFFSETS = (1, 2, 4, 7, 8, 16, 24, 31, 32)
 STRIDES = (2, 3, 4, 8, 16, 32)

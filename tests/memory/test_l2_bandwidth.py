@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpumem.kernels.calls import requested_bytes
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES, knee, plateau
-from pytest_gpumem.kernels.sectors import requested_bytes
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4)
 """Footprints, as shares of L2."""

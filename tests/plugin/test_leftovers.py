@@ -209,7 +209,7 @@ def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pyteste
         + """
     def test_neighbour(gpu_device, gpu_kernels, device_buffer):
         from dataclasses import replace
-        from pytest_gpumem.devices.protocol import MemoryKind
+        from pytest_gpumem.devices.kinds import MemoryKind
         stream = gpu_device.streams.create()
         memory = gpu_device.memory.allocate(4 * MiB, MemoryKind.DEVICE)  # as of another library, which keeps it
         launch = gpu_kernels.copy.launch({"c": device_buffer(4 * MiB), "a": device_buffer(4 * MiB)}, {})

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.protocol import Launch, MemoryKind
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Launch
 from pytest_gpumem.devices.simulated import allocations, timing
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.datasheets import Datasheet

@@ -13,11 +13,12 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.checks import check_part
 from pytest_gpumem.devices.cuda import guests, host, links
 from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, is_sticky, message, translated
-from pytest_gpumem.devices.parts import check_part
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, MemoryKind, OutOfMemory, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256

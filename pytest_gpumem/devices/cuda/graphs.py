@@ -11,10 +11,10 @@ import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.cuda import guests, l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
-from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Graphs, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 

@@ -13,7 +13,8 @@ import numpy as np
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import DeviceError, HoldExpired, MemoryKind, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import DeviceError, HoldExpired, Unsupported
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
 SOURCE = r"""

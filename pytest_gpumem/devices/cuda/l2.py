@@ -9,8 +9,8 @@ from typing import Any
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
+from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.persistence import check_window, unsupported
 from pytest_gpumem.devices.protocol import L2, AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 

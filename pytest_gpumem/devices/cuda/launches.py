@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
+from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.cuda import guests
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, message
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
-from pytest_gpumem.devices.persistence import check_window
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Kernel, Role
 from pytest_gpumem.records.device import DeviceFacts

@@ -14,8 +14,9 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 
 _HOST, _DEVICE, _MANAGED = 1, 2, 3
 """`cudaMemoryType`; 0 is memory that CUDA does not know."""

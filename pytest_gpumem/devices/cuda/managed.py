@@ -10,12 +10,12 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Advice,
     Allocation,
     DeviceError,
     Managed,
-    MemoryKind,
     NotCounted,
     OutOfMemory,
     Stream,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pytest_gpumem.devices.persistence import check_window
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, MemoryKind, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.checks import check_window
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.content import Computation
 from pytest_gpumem.devices.simulated.counters import copied, launched
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pytest_gpumem.devices.persistence import check_window
+from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Graphs, Hold, HoldExpired, Stream, Streams, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_gpumem.devices import protocol
-from pytest_gpumem.devices.persistence import check_window, unsupported
+from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.protocol import DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, CALL, Timeline, own_stream

@@ -11,8 +11,8 @@ import pytest
 from counted_device import CountedDevice
 from msgspec import structs
 
+from pytest_gpumem.devices.checks import MPS_LIMIT
 from pytest_gpumem.devices.opening import Chosen, NoDevice
-from pytest_gpumem.devices.persistence import MPS_LIMIT
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing

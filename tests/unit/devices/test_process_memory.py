@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.parts import check_part
+from pytest_gpumem.devices.checks import check_part
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver, locked_bytes
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError
 
 MAPS = """\
 1000-3000 rw-p 00000000 00:00 0                          [heap]

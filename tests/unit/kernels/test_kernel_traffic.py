@@ -6,9 +6,9 @@ import pytest
 from kernel_calls import GiB, KiB, MiB, sized
 from msgspec.structs import replace
 
+from pytest_gpumem.kernels.calls import requested_bytes
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
-from pytest_gpumem.kernels.sectors import requested_bytes
 from pytest_gpumem.kernels.stream import map_shape
 
 N = 128 * MiB  # elements: 512 MiB of f4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kernel_calls import sized
 
+from pytest_gpumem.kernels.calls import predicted_share, requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call
-from pytest_gpumem.kernels.sectors import predicted_share, requested_bytes, sectors_per_request
 
 
 def share(name, **scalars):

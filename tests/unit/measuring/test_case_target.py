@@ -11,7 +11,8 @@ import pytest
 from bench import Bench
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, Unsupported, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.target_case import Case

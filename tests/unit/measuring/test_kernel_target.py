@@ -11,7 +11,8 @@ import pytest
 from bench import Bench, check, moved
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import Launch, MemoryKind, OutOfMemory, Stream
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Launch, OutOfMemory, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel

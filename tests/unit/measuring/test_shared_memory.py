@@ -12,8 +12,7 @@ from counted_device import CountedDevice
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.memory.l2 import BadWindow, persisting
-from pytest_gpumem.memory.l2_arguments import Where
+from pytest_gpumem.memory.l2 import BadWindow, Where, persisting
 
 KiB, MiB = 1024, 1024 * 1024
 

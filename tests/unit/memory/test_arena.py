@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
 from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer
 from pytest_gpumem.units import GiB, MiB
 

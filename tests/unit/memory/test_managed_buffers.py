@@ -10,7 +10,8 @@ from counted_device import CountedDevice, replaced
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import Advice, Allocation, MemoryKind, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.buffers import Arena, BadBuffer

@@ -7,7 +7,8 @@ import pytest
 from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory

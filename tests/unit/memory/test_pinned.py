@@ -12,7 +12,8 @@ import pytest
 from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryKind, OutOfMemory, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
 from pytest_gpumem.memory.pinned import PinnedCap, TooMuchPinned, touch
 from pytest_gpumem.memory.spaces import Memory

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import MemoryKind, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.memory.buffers import BadBuffer, Buffer
 from pytest_gpumem.memory.spaces import Memory
 

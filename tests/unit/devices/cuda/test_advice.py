@@ -14,7 +14,8 @@ pytest.importorskip("cuda.bindings.runtime")
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import managed
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, MemoryKind, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 MEMORY = Allocation(MemoryKind.MANAGED, 4096, 0x10000, 0x10000)

@@ -22,7 +22,8 @@ from pytest_gpumem.devices.cuda import allocations, guests, host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, MemoryKind, OutOfMemory, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 

@@ -19,7 +19,8 @@ from known_devices import H100
 from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
 from pytest_gpumem.devices.cuda.l2 import unpacked
 from pytest_gpumem.devices.cuda.launches import CudaKernels, copied, packed_arguments
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, MemoryKind, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, WindowSpec
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
 SIZE = 3 << 30  # above 2^31: a size must travel as 64 bits

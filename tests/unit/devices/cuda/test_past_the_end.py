@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.protocol import MemoryKind
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.records.device import DeviceFacts
 
 START = 0x7F00_0000_0000

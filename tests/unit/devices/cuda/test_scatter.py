@@ -17,7 +17,8 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import allocations
 from pytest_gpumem.devices.cuda.allocations import CudaMemory, needed_bytes, scattered
-from pytest_gpumem.devices.protocol import MemoryKind, OutOfMemory
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.units import GiB, MiB
 
 PAGE = 2 * MiB

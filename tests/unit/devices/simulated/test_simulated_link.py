@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from workbench import MIB, Workbench, accumulate
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, CannotCapture, DeviceError, HoldExpired, MemoryKind, OutOfMemory, Unsupported
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import ALLOCATORS, CannotCapture, DeviceError, HoldExpired, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 
 SIZE = 64 * MIB

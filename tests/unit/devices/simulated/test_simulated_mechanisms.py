@@ -12,7 +12,8 @@ import pytest
 from workbench import MIB, Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
 
 import pytest_gpumem.devices.simulated
-from pytest_gpumem.devices.protocol import MemoryKind, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel

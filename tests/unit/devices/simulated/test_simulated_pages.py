@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.protocol import Advice, DeviceError, MemoryKind, OutOfMemory
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Advice, DeviceError, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.pages import Pages

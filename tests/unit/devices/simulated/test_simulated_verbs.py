@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from workbench import MIB, Counted, Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
 
+from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
     CannotCapture,
@@ -17,7 +18,6 @@ from pytest_gpumem.devices.protocol import (
     Foreign,
     HoldExpired,
     Launch,
-    MemoryKind,
     OutOfMemory,
     Unsupported,
     WindowSpec,

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from workbench import MIB, Workbench, lookup, overwrite, scan
 
-from pytest_gpumem.devices.persistence import MPS_LIMIT
+from pytest_gpumem.devices.checks import MPS_LIMIT
 from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, Unsupported, WindowSpec
 
 GIB = 1024 * MIB

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Allocation, Launch, MemoryKind
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Launch
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role

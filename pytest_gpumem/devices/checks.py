@@ -1,12 +1,26 @@
-"""Where persisting L2 cannot work, and which windows cannot be: pure functions of a device's facts."""
+"""What both devices refuse before anything is done: parts and windows that cannot be, and persisting L2 where it cannot work."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
+
+
+def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
+    """Refuse a part that is empty or does not lie within its allocation.
+
+    Raises:
+        DeviceError: names the part and the allocation.
+    """
+    if allocation.freed:
+        raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
+    if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
+        whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
+        raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
+
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
 """Environment variable by which an MPS server fixes the set-aside when it starts (CUDA C++ Programming Guide, L2 set-aside)."""
