@@ -1,4 +1,4 @@
-"""Kernels of the catalogue as a test uses them: `gpu_kernels.triad`, bound to a device."""
+"""Kernels of the catalogue bound to a device, as a test uses them: `gpu_kernels.triad`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BadCall(ValueError):
 
 
 class NoSuchKernel(AttributeError):
-    """The catalogue has no kernel of that name; one sentence that says which there are."""
+    """The catalogue has no kernel of that name; one sentence that lists the kernels."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class BoundKernel:
             raise BadCall(f"{signature} takes arrays of {', '.join(self.kernel.dtypes)}, not {', '.join(types)}")
 
     def call(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Call:
-        """The facts of a call.
+        """The call's facts: its arrays' shapes and its scalars.
 
         Raises:
-            BadCall: the kernel says that the sizes do not fit together.
+            BadCall: the kernel refuses the sizes.
         """
         call = Call({name: buffer.facts for name, buffer in buffers.items()}, dict(values), self.blocks)
         wrong = self.kernel.check(call) if self.kernel.check is not None else None
@@ -145,7 +145,7 @@ class BoundKernel:
         return call
 
     def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
-        """What one launch with these arguments touches; takes what a call takes, and launches nothing.
+        """The accesses of one launch with these arguments, which are those of a call; launches nothing.
 
         Raises:
             BadCall: the arguments do not fit.
@@ -153,7 +153,7 @@ class BoundKernel:
         return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
 
     def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
-        """Give arguments that need it the content that the kernel works on, unless the user wrote or may have written his own."""
+        """Fill arguments with the content that the kernel needs, unless the user wrote, or may have written, content of their own."""
         for name, content in self.kernel.content.items():
             buffer = buffers[name]
             if content == "cycle" and not buffer.written:
@@ -165,7 +165,7 @@ class BoundKernel:
         """The reference's result.
 
         Raises:
-            BadCall: the reference says that the arguments' content is none that the kernel works on.
+            BadCall: the reference refuses the content of the arguments.
         """
         assert self.kernel.reference is not None
         try:
@@ -176,7 +176,7 @@ class BoundKernel:
     def launch(
         self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
     ) -> Launch:
-        """What the device takes, with the buffers where they now are, or with `copies` of some of them.
+        """The launch for the device, with the buffers where they now are, or with `copies` of some of them.
 
         Raises:
             Unsupported: a block needs more shared memory than the device has for one.

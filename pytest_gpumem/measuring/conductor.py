@@ -1,4 +1,4 @@
-"""The conductor: takes a target from its first check to a finished measurement."""
+"""The conductor: the phases of a measurement, from the first check of a target to its record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_gpumem.settings import MODES, SAMPLERS
 
 
 class Conductor:
-    """Measures targets on one device; lives as long as the session, whose flush buffers and floors are made once."""
+    """Describes and measures targets on one device, for a whole session."""
 
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
         self.device = device
@@ -124,7 +124,7 @@ class Conductor:
         device.streams.synchronize()
         self._check(target, name)
         if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
-            device.l2.reset_persisting()  # a read flush does not evict lines that somebody left persisting
+            device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
         harness.wake()
         floors = harness.floors()
         before = device.conditions()

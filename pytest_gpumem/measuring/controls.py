@@ -1,8 +1,8 @@
-"""Control readings: whether the device is as it was for the baseline, and at the end as at the start.
+"""Control readings: they show whether the device has changed since the baseline, and between start and end of a session.
 
-Readings that run no code of the project under test: a read that DRAM decides, one that L2 decides, and a launch that reads nothing. Rows
-of a suite cannot serve for that: a change that makes every test slower would look like the device's. A fourth, the latency of DRAM, tells
-sorts of cards apart that the driver calls the same (docs/gate.md, Cards of one name).
+They run no code of the project under test: a read bound by DRAM, a read bound by L2, and a launch that reads nothing. The rows of a suite
+cannot serve as controls: a change that makes every test slower would look like a change of the device. A fourth reading, the latency of
+DRAM, distinguishes variants of a card that have the same name (docs/gate.md, Cards of one name).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls
 
 BLOCKS_PER_SM = 2
-"""Grid of the launch: full, like that of what is measured."""
+"""Grid of the launch: full, like that of measured kernels."""
 
 
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
-    """A launch of a full grid of `write` that finds no elements to write.
+    """A launch of a full grid of `write` with no elements to write.
 
-    Not of one element: where a written line lies changes the reading by as much as processes differ, which is what is asked for (52 ns as a
-    standard deviation on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
+    One element would not do: the address of a written line changes the reading by as much as processes differ (standard deviation 52 ns
+    on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
 
     Args:
         facts: of the device.
@@ -52,36 +52,36 @@ def middle_mean(readings: Sequence[float]) -> float:
 
 
 DRAM_MULTIPLES = 4
-"""Times the size of L2 that each of the arrays has which are read from DRAM: what the last pass left of it does not count for much."""
+"""Size over L2 of each array that is read from DRAM: little of it is still in L2 from the pass before."""
 DRAM_ARRAYS = 4
-"""Arrays that are read from DRAM in turn: where one lies does not decide the reading alone. With two of them readings of 215 processes on
+"""Arrays that are read from DRAM in turn, so that one address does not decide the reading. With two arrays, readings of 215 processes on
 two H200 had a standard deviation of 0.18 %, and four were 0.45 to 0.8 % off (ci/records/nvidia-h200/gate_validation.json, "controls").
 """
 L2_PART = 8
-"""Part of L2 that each of the arrays has which are read from L2. Readings of arrays of half of it lay 5 to 7 % apart from process to
-process on two H200 (ci/records/nvidia-h200/gate_validation_short.json, "controls"); why is not known. An eighth leaves room for a second
-copy of what is read, should the two halves of L2 keep one each."""
+"""L2 over the size of each array that is read from L2. Readings of arrays of half of L2 differed by 5 to 7 % between processes on two H200
+(ci/records/nvidia-h200/gate_validation_short.json, "controls"), for an unknown reason. An eighth leaves room for two copies of the data,
+one in each half of L2."""
 L2_ARRAYS = 32
-"""Arrays that are read from L2 in turn: how evenly one spreads over L2 is an accident too."""
+"""Arrays that are read from L2 in turn, because an array spreads over L2 more or less evenly by chance."""
 L2_PASSES = 16
-"""Times that one launch reads such an array: all but the first from L2."""
+"""Times that one launch reads such an array: all but the first are from L2."""
 READINGS = 24
 """Batches of each read, one launch for each array, and readings of the idle launch."""
 LATENCY_MULTIPLES = 4
-"""Times the size of L2 that the nodes of a pointer chase have. Where they lie is then worth 0.2 % (standard deviation on an H200, as
-test_latency.py in ci/records/nvidia-h200/suite.json), a seventh of what sets sorts of cards apart."""
+"""Size over L2 of the nodes of a pointer chase. Its placement then changes the latency by 0.2 % (standard deviation on an H200,
+test_latency.py in ci/records/nvidia-h200/suite.json), a seventh of the difference between variants of a card."""
 LATENCY_STEPS = 4000
-"""Nodes of one walk; each walk goes on where the one before ended. The launch itself is a thousandth of it."""
+"""Nodes of one walk; each walk continues where the last one ended. The launch itself takes a thousandth of the time."""
 DIGITS = 16
-"""Hexadecimal digits that name the source of the kernels."""
+"""Hexadecimal digits of the digest of the kernels' source."""
 
 
 def read_controls(device: Device, *, latency: bool = True) -> Controls:
-    """Read all controls; everything that it allocates is freed. Its clocks must be up.
+    """Read all controls, and free the memory. The device's clocks must be up.
 
     Args:
-        device: whose.
-        latency: that of DRAM too, which stays what it is while a card is in use.
+        device: the device.
+        latency: read the latency of DRAM too, which does not change while a card is in use.
 
     Raises:
         OutOfMemory: less than 24 times the size of L2 is free.
@@ -111,13 +111,13 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
 
 
 def _source() -> str:
-    """Digest of what is read: readings of other kernels, or of other arrays, do not compare."""
+    """Digest of the kernels and arrays: readings of others are not comparable."""
     sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES, LATENCY_MULTIPLES, LATENCY_STEPS)
     return hashlib.sha256(f"{fingerprint(SOURCE)} {sizes}".encode()).hexdigest()[:DIGITS]
 
 
 def changed(start: Controls, end: Controls) -> dict[str, float]:
-    """By control: the log-ratio of its reading at the end to that at the start, slower counted up; "dram" and "l2" where both are known."""
+    """Log-ratio of each control's reading at the end to that at the start, positive if slower; "dram" and "l2" where both are known."""
     found = {}
     for kind in ("dram", "l2"):
         before, after = getattr(start, kind), getattr(end, kind)
@@ -130,13 +130,13 @@ def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
     tiles = max(nbytes // TILE_BYTES, 1)
     a, sums = _array(arena, tiles * TILE_BYTES), _array(arena, 4 * tiles)
     facts = {name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("a", a), ("sums", sums))}
-    # The idle launch has a full grid, like what is measured.
+    # The idle launch has a full grid, like measured kernels.
     call = Call(facts, {"passes": passes}, None if passes else 2 * device.facts.sm_count)
     return Launch(CONTROL_READ, call, CONTROL_READ.shape(device.facts, call), {"a": a.allocation, "sums": sums.allocation})
 
 
 def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
-    """A pointer chase over nodes that L2 does not hold, on from wherever the walk before it ended."""
+    """A pointer chase over more nodes than fit in L2, which continues where the walk before it ended."""
     nodes, out = _array(arena, LATENCY_MULTIPLES * device.facts.l2_bytes), _array(arena, 4)
     device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream)
     kernel = CATALOGUE["chase_onward"]
@@ -150,7 +150,7 @@ def _array(arena: Arena, nbytes: int) -> Buffer:
 
 def _reading(device: Device, stream: Stream, launches: Sequence[Launch]) -> float:
     """Seconds of one launch: the middle mean of batches."""
-    batches = readings(device, [stream], launches, READINGS + 1)  # the first finds the cache as the kernel before left it
+    batches = readings(device, [stream], launches, READINGS + 1)  # the first finds the cache in the state of the kernel before
     return middle_mean([seconds / len(launches) for seconds in batches])
 
 
@@ -158,11 +158,11 @@ def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launc
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
 
     Args:
-        device: whose.
-        streams: where, one after another.
+        device: the device.
+        streams: read one after another in each round.
         launches: kernels that are loaded already; none for an empty interval.
-        rounds: readings on each stream, with the one that is left out.
-        hold: hold the stream meanwhile; given up once a hold expires.
+        rounds: readings on each stream, including the one that is left out.
+        hold: hold the stream while work is queued; given up once a hold expires.
     """
     start, end = device.streams.event(), device.streams.event()
     found = list[float]()

@@ -1,4 +1,4 @@
-"""Putting the L2 cache into a named state before every sample."""
+"""Bring the L2 cache into the state of a mode before every sample."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.memory.buffers import Arena
 
 FLUSH_FACTOR = 2
-"""Times the L2 size: nothing of the sample before survives where the least recently used line goes first, an eighth where any line may."""
+"""Size over L2: nothing of the sample before survives least-recently-used eviction, an eighth survives random eviction."""
 
 
 class Flush:
-    """Fills L2 with lines of a buffer that nobody else uses.
+    """Fills L2 with lines of a buffer of its own.
 
-    clean-cold reads: the lines it leaves can be dropped for free. dirty-cold writes: the kernel pays for their write-back, which on H100
-    made a 32 MiB triad 26 % slower. hot does nothing.
+    clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their write-back, which made a 32 MiB triad on
+    an H100 26 % slower. hot does nothing.
     """
 
     def __init__(self, device: Device, mode: str) -> None:

@@ -1,4 +1,4 @@
-"""How much of a copy's or a kernel's time overlap hides: the parts of the work, each measured alone."""
+"""Measure overlap: each part of the work alone, and all of them in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PART_SHARE = 0.25
 
 
 def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
-    """Measure each part of overlapping work alone, and all of them in turn, in the way in which the work itself is measured.
+    """Measure each part of overlapping work alone, and all parts in turn, by the plan of the work itself.
 
     None for work that overlaps nothing, and under a profiler, which slows each part in its own way.
     """
@@ -31,18 +31,18 @@ def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, na
         return conductor.measure(work_target(part, arena), short, arena=arena, label="", name=name).latency
 
     device = arena.device
-    took = [(part, latency(part)) for part in work.parts]
+    measured = [(part, latency(part)) for part in work.parts]
     return Overlap(
-        parts=tuple(Part(part.name, seconds) for part, seconds in took),
+        parts=tuple(Part(part.name, seconds) for part, seconds in measured),
         sequential=latency(InTurn(device, work.parts)),
-        bound=bound_of(device, [(part.engines, seconds) for part, seconds in took]),
+        bound=bound_of(device, [(part.engines, seconds) for part, seconds in measured]),
         streams=work.streams,
         chunks=work.chunks if isinstance(work, StagedCopy) else None,
     )
 
 
 def overlap_note(overlap: Overlap, latency: float) -> str:
-    """One sentence for a reader: how much is hidden, against which bound, beside the text's estimate."""
+    """One sentence for a reader: the hidden share, the bound, and the text's estimate."""
     parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
     hidden = overlap.hidden(latency)
     share = "there is nothing to hide" if hidden is None else f"hides {format_share(hidden)} of what overlap can hide"

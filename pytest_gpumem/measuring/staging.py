@@ -29,19 +29,19 @@ from pytest_gpumem.records.measurement import Traffic
 
 
 class StagedCopy(Work):
-    """Host to device, a kernel there, and back, chunk by chunk, the chunks spread over streams.
+    """A copy to the device, a kernel there, and a copy back, chunk by chunk over several streams.
 
     Args:
-        device: where.
+        device: where it runs.
         source, target: host buffers; `target` None: nothing is copied back.
-        there: device buffer that the kernel works on, in place.
+        there: device buffer that the kernel updates in place.
         kernel: of the catalogue, with one array, which it updates element by element.
         scalars: its other arguments.
-        streams: number of them.
-        chunks: pieces that the data is cut into, at multiples of 256 bytes; None: one to a stream. The last may be shorter.
+        streams: number of streams.
+        chunks: number of chunks, which begin at multiples of 256 bytes; None: one for each stream. The last may be shorter.
 
     Raises:
-        BadWork: the buffers differ, the kernel does not fit, or there are fewer pieces to be had than asked for.
+        BadWork: the buffers differ, the kernel does not fit, or the data is too small for so many chunks.
         Unsupported: the device has no copy engine (`asyncEngineCount` is 0).
     """
 
@@ -85,17 +85,17 @@ class StagedCopy(Work):
 
     @property
     def streams(self) -> int:
-        """Streams that it is spread over."""
+        """Number of streams that it uses."""
         return len(self._lanes)
 
     @property
     def chunks(self) -> int:
-        """Pieces that the data is cut into."""
+        """Number of chunks."""
         return len(self._pieces)
 
     @property
     def parts(self) -> tuple[Work, ...]:
-        """The copy in, the kernel and the copy back, each whole: what `in_turn` runs one after another."""
+        """The copy in, the kernel and the copy back, each whole."""
         back = () if self._target is None else (Copy(self._device, self._target, self._there),)
         return (
             Copy(self._device, self._there, self._source),

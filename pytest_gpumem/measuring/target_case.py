@@ -1,4 +1,4 @@
-"""A `Case` as a target: somebody's own code with its checks, built anew at each placement."""
+"""A `Case` as a target: the user's own code with its checks, built anew at each placement."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.records.measurement import NOTHING_RAN
 
 LOOKS = 2
-"""Times that each stream is watched: work that is seen only once was somebody else's. Long work is watched once, because it runs each
+"""Times that each stream is watched: work that is seen only once is of another origin. Long work is watched once, because it runs each
 time."""
 LONG = 0.025
 """Seconds of work from which delays by other streams, of microseconds, do not matter."""

@@ -1,4 +1,4 @@
-"""Untimed passes after the samples: page faults and migrations, and what ran."""
+"""Untimed passes after the samples: page faults and migrations, and the activity of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_gpumem.records.uses import Activity
 
 
 def put_back(device: Device, target: Target) -> None:
-    """Put inputs and pages back exactly as before a sample, and wait."""
+    """Put inputs and pages back as before a sample, and wait."""
     target.prepare(target.stream)
     device.streams.synchronize()
     for buffer in target.managed:
@@ -28,14 +28,14 @@ def launch(device: Device, target: Target) -> None:
 
 
 def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
-    """Watch one launch; whatever keeps us from it is in the result, not raised.
+    """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised.
 
-    Inputs and pages are put back before it exactly as before a sample, unwatched.
+    Inputs and pages are put back first, as before a sample, outside the pass.
 
     Args:
-        device: where.
-        target: what is launched, on its first placement.
-        profiled: a profiler is attached, which holds CUPTI itself.
+        device: where it runs.
+        target: launched on its first placement.
+        profiled: a profiler is attached, which uses CUPTI itself.
     """
     set_aside = device.l2.set_aside() if device.facts.persisting_l2_max_bytes else None
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
@@ -50,30 +50,30 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
 
 
 TRIES = 4
-"""Passes after which counts that are not delivered are given up."""
+"""Passes until counts that CUPTI does not deliver are given up."""
 
 
 def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:
-    """Count one launch; whatever keeps us from it is in the result, not raised.
+    """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised.
 
-    Pages are put back before the launch exactly as before a sample. Counting slows faults down, so no sample is taken meanwhile.
+    Pages are put back before the launch, as before a sample. Counting slows faults down, so the pass is not timed.
 
     Args:
-        device: where.
-        target: what is launched, on its first placement.
-        profiled: a profiler is attached, which holds the counters itself.
+        device: where it runs.
+        target: launched on its first placement.
+        profiled: a profiler is attached, which uses the counters itself.
     """
     if profiled:
         return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
 
     before, one_launch = partial(put_back, device, target), partial(launch, device, target)
     source = "the model" if device.facts.simulated else "CUPTI"
-    said = ""
+    undelivered = ""
     for _ in range(TRIES):
         try:
             return Migrations(before=device.counters.pages(before), launch=device.counters.pages(one_launch), source=source)
         except Undelivered as reason:
-            said = f"{reason} (tried {TRIES} times)"
+            undelivered = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:
             return Migrations(not_counted=str(reason))
-    return Migrations(not_counted=said)
+    return Migrations(not_counted=undelivered)

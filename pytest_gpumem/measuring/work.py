@@ -1,4 +1,4 @@
-"""Work for the copy engines, kernels and the host, put together from pieces: one after another, at once, or staged in chunks.
+"""Work for the copy engines, kernels and the host, composed of pieces: one after another, or at once.
 
 Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transfers with Computation.
 """
@@ -17,18 +17,18 @@ from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.units import format_bytes
 
 GRAIN = 256
-"""Bytes that chunks begin at multiples of, as allocations do."""
+"""Chunks begin at multiples of so many bytes, as allocations do."""
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = "host to device", "device to host", "peer", "kernel", "host"
-"""What work keeps busy: two copy engines (one, where `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host itself."""
+"""Engines: two copy engines (one, if `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host."""
 
 
 class BadWork(ValueError):
-    """Work that cannot be put together so; one sentence that names the values."""
+    """Work cannot be composed of these pieces; one sentence that names the values."""
 
 
 class WrongContent(AssertionError):
-    """The work ran and left something else than it should."""
+    """The work left a wrong result."""
 
 
 class Work(ABC):
@@ -36,18 +36,18 @@ class Work(ABC):
 
     name: str
     on_host: bool = False
-    """The host takes part: `queue` returns late, and only its clock shows the time."""
+    """The host takes part: `queue` returns late, and only the host's clock shows the time."""
     verifies: bool = False
-    """Whether `verify` compares anything."""
+    """True if `verify` compares anything."""
 
     @property
     @abstractmethod
     def engines(self) -> frozenset[str]:
-        """What it keeps busy."""
+        """The engines that it keeps busy."""
 
     @property
     def traffic(self) -> Traffic | None:
-        """Compulsory bytes of one run, where they are known."""
+        """Compulsory bytes of one run, if known."""
         return None
 
     @abstractmethod
@@ -55,20 +55,20 @@ class Work(ABC):
         """Queue one run; for work of the host, do it."""
 
     def poison(self, stream: Stream) -> None:  # noqa: B027, not every piece has a result
-        """Make a run's result unlike what is there, and note what it should be."""
+        """Overwrite the result, and note the expected one."""
 
     def verify(self) -> None:  # noqa: B027
-        """Compare with what `poison` noted, after a run. Raises `WrongContent`."""
+        """Compare the result of a run with the expected one. Raises `WrongContent`."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back what the work itself holds."""
+        """Free what the work itself allocated."""
 
 
 class Copy(Work):
     """A copy between two kinds of memory by a copy engine, whole or in pieces of equal size, one call each.
 
     Args:
-        device: whose engine.
+        device: the device of the engine.
         destination, source: buffers of the same size in bytes.
         pieces: number of calls.
 
@@ -120,14 +120,14 @@ class Launched(Work):
     """A kernel of the catalogue on buffers.
 
     Args:
-        device: where.
-        kernel: with a reference, which `verify` compares with.
+        device: where it runs.
+        kernel: `verify` compares with its reference.
         buffers: array arguments by parameter name.
-        scalars: the others.
+        scalars: the other arguments.
         blocks: grid; None: the kernel's own.
 
     Raises:
-        BadWork: the kernel says that the arguments do not fit, or an argument is memory that kernels cannot see.
+        BadWork: the kernel refuses the arguments, or an argument is memory that kernels cannot access.
     """
 
     def __init__(
@@ -211,16 +211,16 @@ class Allocating(Work):
 
 
 class _Several(Work):
-    """Parts that belong together."""
+    """Several pieces of work."""
 
-    def __init__(self, device: Device, works: Sequence[Work], said: str) -> None:
+    def __init__(self, device: Device, works: Sequence[Work], name: str) -> None:
         if len(works) < 2:
-            raise BadWork(f"{said} takes at least two pieces of work, not {len(works)}")
+            raise BadWork(f"{name} takes at least two pieces of work, not {len(works)}")
         self._device = device
         self.parts = tuple(works)
         self.on_host = any(work.on_host for work in works)
         self.verifies = any(work.verifies for work in works)
-        self.name = (" then " if said == "in_turn" else " beside ").join(work.name for work in works)
+        self.name = (" then " if name == "in_turn" else " beside ").join(work.name for work in works)
 
     @property
     def engines(self) -> frozenset[str]:
@@ -228,7 +228,7 @@ class _Several(Work):
 
     @property
     def traffic(self) -> Traffic | None:
-        """What crosses links, each way by itself: both ways at once count both."""
+        """Bytes that cross links, the sum of both directions."""
         known = [work.traffic for work in self.parts]
         crossing = [traffic.total for traffic in known if traffic is not None and traffic.link]
         return Traffic(0, 0, link=True, declared=sum(crossing)) if crossing else None
@@ -247,7 +247,7 @@ class _Several(Work):
 
 
 class InTurn(_Several):
-    """One piece of work after another, each on what the one before left. What is verified is the last one's result."""
+    """One piece of work after another, each on the result of the one before. `verify` checks the result of the last."""
 
     def __init__(self, device: Device, works: Sequence[Work]) -> None:
         super().__init__(device, works, "in_turn")
@@ -259,7 +259,7 @@ class InTurn(_Several):
             work.queue(stream)
 
     def poison(self, stream: Stream) -> None:
-        for work in self.parts[:-1]:  # what the last one is to find
+        for work in self.parts[:-1]:  # the input of the last one
             work.queue(stream)
             self._device.streams.synchronize(stream)
         self.parts[-1].poison(stream)
@@ -269,7 +269,7 @@ class InTurn(_Several):
 
 
 class Together(_Several):
-    """Pieces of work on data of their own, at once: each on a stream of its own, work of the host after all others are queued.
+    """Pieces of work on separate data, at once: each on a stream of its own, work of the host after all others are queued.
 
     Raises:
         Unsupported: copies in both directions where the device has one copy engine, or copies at all where it has none
@@ -283,7 +283,7 @@ class Together(_Several):
 
     @property
     def streams(self) -> int:
-        """Streams that it is spread over."""
+        """Number of streams that it uses."""
         return len(self._lanes)
 
     def queue(self, stream: Stream) -> None:
@@ -306,7 +306,7 @@ def bound(
     """A launch of `kernel` on memory that holds elements of the buffers' type: the whole of each buffer, or a part.
 
     Raises:
-        BadWork: the kernel says that the arguments do not fit.
+        BadWork: the kernel refuses the arguments.
     """
     values = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
     missing = [name for name, value in values.items() if value is None] + [name for name in scalars if name not in values]
@@ -326,7 +326,7 @@ def bound(
 
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
-    """Offset and length of `pieces` pieces of `nbytes` bytes, at multiples of 256 bytes; the last takes what is left.
+    """Offset and length of `pieces` pieces of `nbytes` bytes, at multiples of 256 bytes; the last gets the rest.
 
     Raises:
         BadWork: `pieces` is not positive, or there are fewer multiples of 256 bytes than pieces.
@@ -340,10 +340,10 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def check_engines(device: Device, engines: frozenset[str]) -> None:
-    """Refuse to overlap what the device cannot do at once.
+    """Refuse work that the device cannot do at once.
 
     Raises:
-        Unsupported: names what is missing.
+        Unsupported: the device has too few copy engines.
     """
     facts, ways = device.facts, engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}
     if ways and facts.async_engines < 1:
@@ -353,7 +353,7 @@ def check_engines(device: Device, engines: frozenset[str]) -> None:
 
 
 def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> float:
-    """Seconds that no overlap of the parts can beat: the longest, or the sum of those that share an engine.
+    """Lower bound, in seconds, of any overlap of the parts: the longest part, or the sum of those that share an engine.
 
     Args:
         device: with one copy engine both directions share it.
@@ -368,9 +368,9 @@ def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> f
 
 
 def enqueue(device: Device, work: Work, stream: Stream) -> tuple[float, float]:
-    """Seconds until the call that queues a run returned, and until the run was done, by the host's clock.
+    """Seconds by the host's clock until the call that queues a run returned, and until the run was done.
 
-    A call is asynchronous if it returns while its work still runs; one that returns when all is done has waited for it.
+    An asynchronous call returns while its work still runs.
     """
     device.streams.synchronize(stream)
     began = device.now()

@@ -1,4 +1,4 @@
-"""Work of copy engines, kernels and the host: how a test asks for it (`gpu_work`), and as a target."""
+"""Work of copy engines, kernels and the host, as a test composes it (`gpu_work`) and as a target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _W = TypeVar("_W", bound=Work)
 
 
 def work_target(work: Work, arena: Arena) -> Target:
-    """Describe a piece of work where it is: its buffers are not moved, because a link does not see the difference."""
+    """Describe a piece of work where it is: its buffers do not move, because addresses make no difference to a link."""
     device, stream = arena.device, arena.stream
 
     def check() -> None:
@@ -55,7 +55,7 @@ def work_target(work: Work, arena: Arena) -> Target:
 
 
 class Works:
-    """Puts work together for one test: what the fixture `gpu_work` gives. `gpu_benchmark(work)` measures it."""
+    """The fixture `gpu_work`: composes work for one test. `gpu_benchmark(work)` measures it."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -68,10 +68,10 @@ class Works:
 
         Args:
             destination, source: buffers, or NumPy arrays, which are pageable memory.
-            pieces: calls that it takes, of equal size.
+            pieces: number of calls, of equal size.
 
         Raises:
-            BadWork: the sizes differ, or so many pieces cannot be had.
+            BadWork: the sizes differ, or the data is too small for so many pieces.
         """
         device = self._arena.device
         return self._keep(Copy(device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
@@ -91,7 +91,7 @@ class Works:
         return self._keep(Host(function, name))
 
     def busy(self, seconds: float) -> Host:
-        """Work of the host that takes so many seconds: it looks at the clock until they have passed."""
+        """Work of the host that takes `seconds`: it reads the clock until they have passed."""
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 10:
             raise BadWork(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self._arena.device.now
@@ -104,11 +104,11 @@ class Works:
         return self.host(spin, f"host busy for {format_time(seconds)}")
 
     def allocating(self, allocator: str, nbytes: int | str) -> Allocating:
-        """One allocation and its free, by an allocator that `devices.protocol.ALLOCATORS` names.
+        """One allocation and its free, by an allocator of `devices.protocol.ALLOCATORS`.
 
         Raises:
             DeviceError: there is no such allocator.
-            Unsupported: the device has none such.
+            Unsupported: the device does not have it.
         """
         return self._keep(Allocating(self._arena.device, allocator, parse_bytes(nbytes)))
 
@@ -117,7 +117,7 @@ class Works:
         return self._keep(InTurn(self._arena.device, self._works(works)))
 
     def together(self, *works: Work) -> Together:
-        """Pieces of work on data of their own at once; its measurement says how much of the time is hidden.
+        """Pieces of work on separate data, at once; its measurement reports how much of the time is hidden.
 
         Raises:
             BadWork: fewer than two.
@@ -139,10 +139,10 @@ class Works:
         """Data copied to the device, worked on and copied back, chunk by chunk over `n_streams` streams: the fixture `staged_copy`.
 
         Args:
-            n_streams: streams that chunks take in turn.
-            shape, dtype: of the data, as the buffer fixtures take them; a second call with the same uses the same buffers.
+            n_streams: streams that chunks use in turn.
+            shape, dtype: of the data, as for the buffer fixtures; a second call with the same uses the same buffers.
             kernel: of `gpu_kernels`, updates its one array element by element; default: `elementwise`.
-            chunks: pieces; default: one to a stream. They need not divide the data, nor the streams them.
+            chunks: number of chunks; default: one for each stream. It need not divide the data, nor the streams divide it.
             back: copy the result back to the host.
             scalars: the kernel's, such as `rounds=8`.
 
@@ -160,13 +160,13 @@ class Works:
         return self._keep(StagedCopy(self._arena.device, source, there, target, chosen, scalars, n_streams, chunks))
 
     def enqueue(self, work: Work) -> tuple[float, float]:
-        """Seconds until the call that queues `work` returned, and until it was done: the proof that a call is asynchronous."""
+        """Seconds until the call that queues `work` returned, and until the work was done: an asynchronous call returns first."""
         self._works([work])
-        work.queue(self._arena.stream)  # the first run loads what has to be loaded
+        work.queue(self._arena.stream)  # the first run loads kernels
         return enqueue(self._arena.device, work, self._arena.stream)
 
     def close(self) -> None:
-        """Give back what work holds."""
+        """Free what the pieces of work allocated."""
         made, self._made = self._made, []
         for work in made:
             work.close()
