@@ -178,13 +178,13 @@ def _measured(
     base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
 ) -> tuple[SideEvidence, SideEvidence]:
     from pytest_gpumem.explain.evidence import ExplainError, load
-    from pytest_gpumem.explain.playing import Asked, alone, play
+    from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.runs.worktree import Side as Tree
     from pytest_gpumem.runs.worktree import two_sides
 
-    asked = Asked(tests, arguments, pairs, counters, traces)
+    request = ExplainRequest(tests, arguments, pairs, counters, traces)
 
     def echo(line: str) -> None:
         # Explanations go to standard output, the output of pytest and the tools to standard error.
@@ -194,9 +194,9 @@ def _measured(
         check_arguments(arguments)  # before a side is prepared, which may install a project
         if base.endswith(".json"):
             here = Path.cwd()
-            return load(base), alone(asked, os.environ, echo, Tree("working tree", "", here, here, sys.executable, str))
+            return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, echo)
         with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
-            return play(base_tree, head_tree, asked, os.environ, echo)
+            return measure_sides(base_tree, head_tree, request, os.environ, echo)
     except DuetError as error:
         raise ExplainError(str(error)) from None
 

@@ -318,6 +318,11 @@ def ncu_error(output: str) -> str | None:
     return f"ncu: {errors[0]}" if errors else None
 
 
+def lacks_metric(output: str) -> bool:
+    """True if ncu refused a metric that this GPU does not have."""
+    return any(line.startswith("==ERROR==") and "metric" in line for line in output.splitlines())
+
+
 def ncu_trouble(output: str) -> str | None:
     """Why ncu has counted nothing, and the remedy, in one line; None if its output has no cause."""
     cause = ncu_error(output)

@@ -12,7 +12,7 @@ import pytest
 from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
-from pytest_gpumem.explain.profiling import NotCounted, Run, count
+from pytest_gpumem.explain.profiling import NotCounted, SideRun, count
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
@@ -71,7 +71,7 @@ def results() -> str:
 
 
 def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> None:
-    found = count(Run(tree, tree, ("-q",), ("t.py::test_triad",), stand_in(tmp_path, results)), lambda line: None)
+    found = count(SideRun(tree, tree, ("-q",), ("t.py::test_triad",), stand_in(tmp_path, results)), lambda line: None)
     assert list(found) == ["t.py::test_triad"]
     one = found["t.py::test_triad"]
     (kernel,) = one.kernels
@@ -88,14 +88,14 @@ def test_counters_come_by_row_key(tree: Side, tmp_path: Path, results: str) -> N
 
 @pytest.mark.parametrize(("hot", "caches"), [(False, "all"), (True, "none")])
 def test_caches_are_left_alone_where_all_is_measured_hot(tree: Side, tmp_path: Path, results: str, hot: bool, caches: str) -> None:
-    count(Run(tree, tree, (), (), stand_in(tmp_path, results)), lambda line: None, hot=hot)
+    count(SideRun(tree, tree, (), (), stand_in(tmp_path, results)), lambda line: None, hot=hot)
     ((arguments, _),) = [json.loads(text) for text in (tmp_path / "told").read_text().splitlines()]
     assert arguments[arguments.index("--cache-control") + 1] == caches
     assert "--replay-mode" not in arguments
 
 
 def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, results: str) -> None:
-    found = count(Run(tree, tree, (), (), stand_in(tmp_path, results, refuses=ACCESS_METRICS[0])), lambda line: None)
+    found = count(SideRun(tree, tree, (), (), stand_in(tmp_path, results, refuses=ACCESS_METRICS[0])), lambda line: None)
     assert list(found) == ["t.py::test_triad"]
     assert len((tmp_path / "told").read_text().splitlines()) == 2
 
@@ -110,11 +110,11 @@ def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, re
 )
 def test_what_keeps_counters_away_is_one_line(tree: Side, tmp_path: Path, results: str, table: str, why: str) -> None:
     with pytest.raises(NotCounted) as refused:
-        count(Run(tree, tree, (), (), stand_in(tmp_path, results, table)), lambda line: None)
+        count(SideRun(tree, tree, (), (), stand_in(tmp_path, results, table)), lambda line: None)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_without_ncu_the_remedy_is_told(tree: Side, tmp_path: Path) -> None:
     with pytest.raises(NotCounted, match="GPUMEM_NCU"):
-        count(Run(tree, tree, (), (), {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}), lambda line: None)
+        count(SideRun(tree, tree, (), (), {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}), lambda line: None)

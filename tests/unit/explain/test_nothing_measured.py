@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.explain import playing
+from pytest_gpumem.explain import processes
 from pytest_gpumem.explain.evidence import NothingMeasured
-from pytest_gpumem.explain.playing import Asked, alone, play
+from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
 from pytest_gpumem.runs.schedule import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
@@ -53,9 +53,9 @@ def test_the_reason_is_said(
     monkeypatch: pytest.MonkeyPatch, tests: tuple[str, ...], outcomes: dict[str, tuple[str, str]], runs: int, said: str
 ) -> None:
     workers = Workers(outcomes)
-    monkeypatch.setattr(playing, "Workers", lambda *given, **named: workers)
+    monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
     with pytest.raises(NothingMeasured, match=re.escape(said) + "$" if "it has no" not in said else said):
-        play(*TREES, Asked(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
+        measure_sides(*TREES, ExplainRequest(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
     assert (workers.runs, workers.closed) == (runs, True)
 
 
@@ -67,17 +67,17 @@ def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -
 
     measured = SimpleNamespace(key="t.py::test_a", measurement=object())
     workers = OneSide({"t.py::test_a": ("skipped", "no library")})
-    monkeypatch.setattr(playing, "Workers", lambda *given, **named: workers)
+    monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
     with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
-        play(*TREES, Asked(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
+        measure_sides(*TREES, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert workers.runs == 2
 
 
 def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[object] = []
     tree: Any = SimpleNamespace(what="working tree", folder=tmp_path, root=tmp_path, python="python")
-    monkeypatch.setattr(playing.child, "run", lambda *given, **named: runs.append(given))
-    monkeypatch.setattr(playing, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
-    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; what pytest said"):
-        alone(Asked(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None, tree)
+    monkeypatch.setattr(processes.child, "run", lambda *given, **named: runs.append(given))
+    monkeypatch.setattr(processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
+    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):
+        measure_head(tree, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert len(runs) == 1

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nsys_sqlite import Export
 
 from pytest_gpumem.explain.figures import Evidence
-from pytest_gpumem.explain.profiling import NotCounted, Run, needed, trace
+from pytest_gpumem.explain.profiling import NotCounted, SideRun, trace, trace_needed
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations
@@ -41,7 +41,7 @@ else:
 """
 
 
-def run(tmp_path: Path, *, writes: bool = True) -> Run:
+def run(tmp_path: Path, *, writes: bool = True) -> SideRun:
     export = Export(tmp_path / "export.sqlite")
     export.domain()
     export.category()
@@ -61,7 +61,7 @@ def run(tmp_path: Path, *, writes: bool = True) -> Run:
     nsys.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "nsys.py"} "$@"\n')
     nsys.chmod(nsys.stat().st_mode | stat.S_IEXEC)
     tree = Side("working tree", "", tmp_path, tmp_path, sys.executable, str)
-    return Run(tree, tree, (), (), {**os.environ, "GPUMEM_NSYS": str(nsys)})
+    return SideRun(tree, tree, (), (), {**os.environ, "GPUMEM_NSYS": str(nsys)})
 
 
 def test_copies_come_by_row_key_with_their_kinds_of_memory(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_report_that_was_not_written_is_told_in_one_line(tmp_path: Path) -> No
 
 
 def test_it_is_needed_where_cupti_did_not_tell() -> None:
-    assert not needed([measurement()])
-    assert needed([measurement(), measurement(activity=Activity(not_counted="no CUPTI"))])
-    assert needed([measurement(migrations=Migrations(not_counted="no CUPTI"))])
-    assert needed([measurement(activity=None)])
+    assert not trace_needed([measurement()])
+    assert trace_needed([measurement(), measurement(activity=Activity(not_counted="no CUPTI"))])
+    assert trace_needed([measurement(migrations=Migrations(not_counted="no CUPTI"))])
+    assert trace_needed([measurement(activity=None)])

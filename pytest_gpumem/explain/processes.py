@@ -1,0 +1,190 @@
+"""The evidence of both sides: a few alternating pairs of fresh processes, and one more run of each side under a profiler."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, together
+from pytest_gpumem.explain.profiling import NotCounted, SideRun, count, results_of, trace, trace_needed
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.profile import TestProfile
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import device_from_json
+from pytest_gpumem.runs import DuetError, child
+from pytest_gpumem.runs.schedule import BASE, HEAD, turns
+from pytest_gpumem.runs.workers import Workers, with_medians
+from pytest_gpumem.runs.worktree import Side as Tree
+
+Echo = Callable[[str], object]
+"""Receives each line of progress, and of the output of pytest and the profilers."""
+
+WATCH = "--gpumem-explain"
+MOST_REASONS = 3
+"""Reasons in the message that a side measured nothing."""
+
+
+@dataclass(frozen=True)
+class ExplainRequest:
+    """The tests to measure, and how."""
+
+    tests: tuple[str, ...]
+    """Node ids; empty for all that the arguments select."""
+    arguments: tuple[str, ...]
+    """pytest's."""
+    pairs: int
+    """Processes of each side."""
+    counters: bool
+    """Run both sides under ncu too."""
+    traces: bool | None = None
+    """Run both sides under nsys too; None: if CUPTI could not watch copies or pages."""
+    seed: int = 0
+    """Of the order of base and head."""
+
+
+def measure_sides(
+    base: Tree, head: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo
+) -> tuple[SideEvidence, SideEvidence]:
+    """Measure both sides.
+
+    Raises:
+        ExplainError: pytest did not accept its arguments or the device.
+        NothingMeasured: a side measured none of the tests.
+    """
+    trees = {BASE: base, HEAD: head}
+    try:
+        rows, facts = _processes(trees, request, environment, echo)
+    except DuetError as error:
+        raise ExplainError(str(error)) from None
+
+    def side(name: str, other: str) -> SideEvidence:
+        return _side(name, trees[name], trees[other], request, rows[name], facts[name], environment, echo)
+
+    return side(BASE, HEAD), side(HEAD, BASE)
+
+
+def _processes(
+    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo
+) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
+    """The rows of all processes of each side, oldest first, and the device of each side."""
+    files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
+    workers = Workers(trees, (*request.arguments, WATCH), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
+    rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
+    outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
+    facts: dict[str, DeviceFacts] = {}
+    schedule = list(islice(turns(request.seed), 2 * request.pairs))
+    try:
+        for number, turn in enumerate(schedule):
+            process = workers.run(schedule[number:], request.tests or None, 1)
+            if process.error is not None:
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) crashed: {process.error}")
+            if not process.rows and not process.outcomes:
+                # The next processes of this side would find no more.
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) measured nothing: {_no_tests(request.tests)}")
+            if process.facts:
+                facts[turn.side] = device_from_json(dict(process.facts))
+            rows[turn.side] += process.rows
+            outcomes[turn.side] = process.outcomes
+            failed = "".join(f"; {nodeid} {why}" for nodeid, why in _reasons(process.outcomes))
+            echo(f"gpumem: process {number + 1} of {len(schedule)}, {turn.side}, {process.seconds:.1f} s{failed}")
+            if number == 1:
+                _check_first_pair(trees, rows, outcomes)
+    finally:
+        workers.close()
+    return rows, facts
+
+
+def _check_first_pair(
+    trees: Mapping[str, Tree], rows: Mapping[str, Sequence[Row]], outcomes: Mapping[str, Mapping[str, tuple[str, str]]]
+) -> None:
+    """End if no test of a side measured anything: further processes would not either."""
+    without = [side for side in (BASE, HEAD) if all(row.measurement is None for row in rows[side])]
+    if without:
+        names = " and ".join(f"{side} ({trees[side].what})" for side in without)
+        raise NothingMeasured(
+            f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}"
+        )
+
+
+def _summary(outcomes: Iterator[Mapping[str, tuple[str, str]]]) -> str:
+    """Why tests did not measure, each reason once: "t.py::test_a skipped: no library", or "3 tests skipped: no library"."""
+    tests: dict[str, dict[str, None]] = {}
+    for of_side in outcomes:
+        for nodeid, why in _reasons(of_side):
+            tests.setdefault(why, {})[nodeid] = None
+    parts = [f"{next(iter(ids)) if len(ids) == 1 else f'{len(ids)} tests'} {why}" for why, ids in tests.items()]
+    more = [f"and {len(parts) - MOST_REASONS} further reasons"] if len(parts) > MOST_REASONS else []
+    return "; ".join([*parts[:MOST_REASONS], *more])
+
+
+def _reasons(outcomes: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Node ids with their outcomes: "skipped: no library"."""
+    # pytest puts its own word before the reason.
+    return ((nodeid, f"{outcome}: {why.removeprefix('Skipped: ')}") for nodeid, (outcome, why) in outcomes.items())
+
+
+def _no_tests(tests: Sequence[str]) -> str:
+    if not tests:
+        return "it has no test that measures, or all of its modules are skipped"
+    return f"it has no test {' or '.join(tests)}, or its module is skipped, such as without a library that it imports"
+
+
+def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo) -> SideEvidence:
+    """Measure head alone, for a base that was measured before.
+
+    Raises:
+        NothingMeasured: it measured none of the tests.
+    """
+    rows: list[Row] = []
+    run = SideRun(tree, tree, (WATCH, *request.arguments), request.tests, environment)
+    for number in range(request.pairs):
+        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+            results = Path(folder, "results.json")
+            finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
+            try:
+                found = results_of(results, finished)
+            except NotCounted as reason:
+                raise NothingMeasured(f"{HEAD}: {reason}") from None
+        rows += [with_medians(row) for row in found.rows if row.measurement is not None]
+        echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
+        if not rows:
+            raise NothingMeasured(f"{HEAD} ({tree.what}) measured nothing: its tests skipped or failed; the output of pytest is above")
+    return _side(HEAD, tree, tree, request, rows, found.device, environment, echo)
+
+
+def _side(
+    name: str,
+    tree: Tree,
+    other: Tree,
+    request: ExplainRequest,
+    rows: Sequence[Row],
+    facts: DeviceFacts,
+    environment: Mapping[str, str],
+    echo: Echo,
+) -> SideEvidence:
+    """Profile a side, and add its profiles to its measurements."""
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.measurement is not None:
+            by_key.setdefault(row.key, []).append(row)
+    measured = {key: together(found) for key, found in by_key.items()}
+    run = SideRun(tree, other, request.arguments, request.tests, environment)
+    profiles: dict[str, TestProfile] = {}
+    traces: dict[str, TestProfile] = {}
+    notes = []
+    try:
+        if request.counters and not facts.simulated:
+            profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
+    except NotCounted as reason:
+        notes.append(str(reason))
+    try:
+        if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
+            traces = trace(run, echo)
+    except NotCounted as reason:
+        notes.append(str(reason))
+    nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
+    return SideEvidence(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))
