@@ -1,4 +1,4 @@
-"""What both devices refuse before anything is done: parts and windows that cannot be, and persisting L2 where it cannot work."""
+"""Checks that both devices share: parts of allocations, access-policy windows, and support for persisting L2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_gpumem.records.device import DeviceFacts
 
 
 def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
-    """Refuse a part that is empty or does not lie within its allocation.
+    """Check that a part is not empty and lies within its allocation.
 
     Raises:
         DeviceError: names the part and the allocation.
@@ -44,7 +44,7 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
 
 
 def fixed_by_mps(amount: str) -> str:
-    """Who sets L2 aside under MPS. `amount` says how much of it, or why that is not known."""
+    """Explain the set-aside under MPS. `amount` is the amount in words, or why it is unknown."""
     value = os.environ.get(MPS_LIMIT)
     here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
     return (
@@ -53,7 +53,7 @@ def fixed_by_mps(amount: str) -> str:
 
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
-    """Refuse a window that cannot be, before the driver is asked.
+    """Check a window before it reaches the driver.
 
     Raises:
         DeviceError: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Traits:
-    """What the harness has to know of a kind of memory. No other code asks which kind it is, except to allocate and free it."""
+    """Properties of a kind of memory. Code asks for these; only allocation asks for the kind itself."""
 
     place: Literal["device", "host", "managed", "peer"]
     """Where it lies: on this GPU, in the host's RAM, on either as its pages migrate, or on another GPU."""

@@ -1,4 +1,4 @@
-"""The only door to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes something that can be opened."""
+"""The only way to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes a device that can be opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_DATASHEET = "h100"
 
 
 class NoDevice(DeviceError):
-    """The chosen device is not there; one line that says why and what to do."""
+    """The chosen device is missing. The message is one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Chosen:
     open: Callable[[], Device]
     """Create the context (or the model) and give the device."""
     fallback_reason: str | None = None
-    """Why `auto` took the simulated device."""
+    """Why `auto` chose the simulated device."""
     conditions: Callable[[], Conditions] = Conditions
-    """Clocks and throttle reasons now, read without a context; by default nothing is known."""
+    """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
-    """Import what opening needs, without a context: a process that waits for its turn does it beforehand."""
+    """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:

@@ -1,4 +1,4 @@
-"""What the operating system says of this process's memory. Linux alone says it; elsewhere the answers are None."""
+"""This process's memory as Linux reports it. On other systems all results are None."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ _SELF = Path("/proc/self")
 
 
 def is_mapped(address: int, proc: Path = _SELF) -> bool | None:
-    """Whether an address lies in memory that this process has mapped (proc(5), /proc/pid/maps)."""
+    """True if an address lies in memory that this process has mapped (proc(5), /proc/pid/maps)."""
     mapping = _mapping(address, proc)
     # Address space that a driver has reserved and that nobody can read is no memory yet.
     return None if mapping is None else mapping.partition(" ")[2].startswith("r")
 
 
 def is_of_a_driver(address: int, proc: Path = _SELF) -> bool | None:
-    """Whether an address lies in memory that a driver made, rather than this process for itself: it is mapped from a device file."""
+    """True if a driver made the memory at an address: it is mapped from a device file."""
     mapping = _mapping(address, proc)
     return None if mapping is None else "/dev/" in mapping
 
 
 def _mapping(address: int, proc: Path) -> str | None:
-    """The line about an address, empty where it is not mapped; None where nothing is said."""
+    """The line of /proc/self/maps for an address; empty if the address is not mapped, None if there is no such file."""
     try:
         lines = (proc / "maps").read_text().splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def _mapping(address: int, proc: Path) -> str | None:
 def locked_bytes(proc: Path = _SELF) -> int | None:
     """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin).
 
-    A driver may lock pages without booking them there: 0 while something is allocated says nothing.
+    A driver may lock pages without counting them there, so 0 proves nothing.
     """
     try:
         fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)

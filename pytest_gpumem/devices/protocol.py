@@ -28,23 +28,23 @@ class CannotCapture(DeviceError):
 
 
 class Unsupported(DeviceError):
-    """This device cannot do what was asked; a test that needs it skips with this reason."""
+    """This device cannot do it. A test that needs it skips with this reason."""
 
 
 class OutOfMemory(DeviceError):
-    """Not enough free memory; raised before anything was allocated."""
+    """Not enough free memory. Raised before anything is allocated."""
 
 
 class NotCounted(DeviceError):
-    """What managed pages do cannot be counted here; the reason, in words that follow on "not counted:"."""
+    """Page faults or activity cannot be counted here. The message is the reason; reports print it after "not counted:"."""
 
 
 class Undelivered(NotCounted):
-    """What was counted did not reach us; the same, counted again, may."""
+    """CUPTI did not deliver the counts. Another attempt may succeed."""
 
 
 class HoldExpired(DeviceError):
-    """A held stream ran into its time-out: the work between waited for the device."""
+    """The hold of a stream timed out: the host waited for work that was queued behind it."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class HostMemory:
 
 
 class Advice(str, Enum):
-    """What the driver is told about the use of managed memory (`cudaMemAdvise`; CUDA C++ Programming Guide, Data Usage Hints)."""
+    """A hint to the driver on the use of managed memory (`cudaMemAdvise`; CUDA C++ Programming Guide, Data Usage Hints)."""
 
     READ_MOSTLY = "read_mostly"
-    """Mostly read: whoever reads gets a copy of its own, and a write drops the other copies. It has no place."""
+    """Mostly read: each reader gets its own copy, and a write drops the other copies. This advice has no place."""
     PREFERRED_LOCATION = "preferred_location"
     """Pages stay at this place where they can, and are mapped from elsewhere."""
     ACCESSED_BY = "accessed_by"
@@ -72,7 +72,7 @@ class Advice(str, Enum):
 
 @dataclass(eq=False)
 class Allocation:
-    """A piece of memory. The device that made it keeps what it needs in `backing`; nobody else reads that."""
+    """A piece of memory. Only the device that made it reads `backing`."""
 
     kind: MemoryKind
     nbytes: int
@@ -85,10 +85,10 @@ class Allocation:
 
 
 class AccessProperty(str, Enum):
-    """What an access asks of L2 (`cudaAccessProperty`; CUDA C++ Programming Guide, L2 Access Properties)."""
+    """How L2 treats the lines of an access (`cudaAccessProperty`; CUDA C++ Programming Guide, L2 Access Properties)."""
 
     NORMAL = "normal"
-    """Neither; it also turns a line that persists back to normal."""
+    """No preference. It also turns a persisting line back to normal."""
     STREAMING = "streaming"
     """First to be evicted."""
     PERSISTING = "persisting"
@@ -97,12 +97,12 @@ class AccessProperty(str, Enum):
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """An access-policy window, to be set on a stream, on the kernels of a graph or on one launch."""
+    """An access-policy window for a stream, for the kernels of a graph or for one launch."""
 
     address: int
-    """Where it begins, as the device sees it."""
+    """First byte, as a device address."""
     nbytes: int
-    """How long it is, at most `accessPolicyMaxWindowSize`."""
+    """Length, at most `accessPolicyMaxWindowSize`."""
     hit_ratio: float
     """Share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property."""
     hit: AccessProperty = AccessProperty.PERSISTING
@@ -112,7 +112,7 @@ class WindowSpec:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel bound to its arguments: what `Kernels.launch` takes. Rebuilt when a buffer moves."""
+    """A kernel bound to its arguments, for `Kernels.launch`. It is rebuilt when a buffer moves."""
 
     kernel: Kernel
     call: Call
@@ -123,14 +123,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A function that is not of the catalogue: what `Kernels.call` takes."""
+    """A function of the user, for `Kernels.call`."""
 
     function: Callable[[], object]
     """Launches on the current stream."""
     reference: Callable[[], object] | None = None
-    """Does on the host, to the buffers' host views, what `function` does on a GPU: all that the simulated device can run."""
+    """Does the work of `function` on the host views of the buffers. The simulated device runs this one."""
     accesses: tuple[Access, ...] = ()
-    """What one run touches, for the simulated device's model of the time; argument names are free."""
+    """Accesses of one run, for the simulated device's model of the time. Argument names do not matter."""
     allocations: tuple[Allocation, ...] = ()
     """Memory that it touches, one for each access where known."""
 
@@ -162,7 +162,7 @@ class Allocator(Protocol):
 
 
 class Hold(Protocol):
-    """A stream that waits, so that work can be queued behind it without launch gaps."""
+    """A stream that waits while work is queued behind it, so that the work then runs without launch gaps."""
 
     def release(self) -> None:
         """Let the stream go on. Raises `HoldExpired` later, from `synchronize`, if it had timed out before."""
@@ -178,18 +178,18 @@ class Streams(Protocol):
     """Streams and events."""
 
     def create(self) -> Stream:
-        """A new non-blocking stream. It lives for as long as somebody holds it."""
+        """A new non-blocking stream. It lives as long as it is referenced."""
 
     def defaults(self) -> tuple[Stream, ...]:
-        """Streams that work may go to unasked: the legacy default stream first, then the per-thread one; none on the simulated device.
+        """The legacy default stream and the per-thread default stream, in this order; none on the simulated device.
 
         Source: CUDA C++ Programming Guide, Default Stream.
         """
 
     def visible(self) -> tuple[Stream, ...]:
-        """Streams whose windows can be asked for: the default streams, the current stream of CuPy, and those of `create` that live.
+        """Streams whose windows can be read: the default streams, the current stream of CuPy, and live streams of `create`.
 
-        On the simulated device those that ever had a window. A stream that somebody else made and keeps is not among them.
+        On the simulated device: streams that ever had a window. Streams that another library made are missing.
         """
 
     def event(self) -> Event:
@@ -207,7 +207,7 @@ class Streams(Protocol):
     def join(self, stream: Stream, other: Stream) -> None:
         """Make `stream` wait for all that is queued on `other` now (`cudaStreamWaitEvent`); the host does not wait.
 
-        Inside a capture of `stream` or `other` it is part of what is captured. The simulated device captures one stream alone.
+        Inside a capture of `stream` or `other` the capture includes it. The simulated device captures one stream only.
         """
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
@@ -222,7 +222,7 @@ class Graphs(Protocol):
 
         Args:
             stream: where `body` queues its work.
-            body: what is captured; nothing of it runs now.
+            body: queues the work; nothing of it runs now.
             window: access-policy window of every kernel in the graph, whatever window the stream or the launch had.
         """
 
@@ -296,34 +296,34 @@ class Memory(Protocol):
         """
 
     def make_room(self) -> None:
-        """Give back device memory that is only kept to be used again, before somebody else's code allocates."""
+        """Free device memory that is kept for reuse, before the user's code allocates."""
 
     def settle(self) -> None:
-        """Wait until the driver is done with the memory that was freed: scrubbing it takes bandwidth from what runs meanwhile."""
+        """Wait until the driver has scrubbed freed memory: scrubbing takes bandwidth from concurrent work."""
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """What kind of memory an address belongs to (unified virtual addressing, `cudaPointerGetAttributes`).
+        """The kind of memory at an address (unified virtual addressing, `cudaPointerGetAttributes`).
 
-        None: to no memory of this process, such as the first byte past the end of an allocation that nothing lies behind.
+        None: the address belongs to no memory of this process, such as the first byte past the end of the last allocation.
         """
 
     def host(self) -> HostMemory:
-        """How much memory the host has."""
+        """The host's memory: total, available and page-locked bytes."""
 
     def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
         """Run on the CPUs of one NUMA node of the host inside the block, so that memory that is allocated or touched first lies there.
 
         Args:
-            node: its number; None: the node that the device is attached to, where the host says it.
+            node: its number; None: the node that the device is attached to, if the host reports one.
 
-        Gives the node, or None where the block runs anywhere. The affinity of the thread is put back afterwards.
+        Yields the node, or None if the block runs anywhere. The affinity of the thread is restored afterwards.
 
         Raises:
-            Unsupported: the host has no such node, or none of its CPUs is this process's to use.
+            Unsupported: the host has no such node, or this process may use none of its CPUs.
         """
 
     def allocator(self, name: str) -> Allocator:
-        """A way of allocating, by its name in `ALLOCATORS`. Raises `Unsupported` where the device has no such one."""
+        """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if the device does not have it."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A one-dimensional array over the memory: CuPy for memory that the device sees, NumPy for pageable memory.
@@ -339,7 +339,7 @@ class Memory(Protocol):
 
 
 class Content(Protocol):
-    """What memory holds: filled, copied, read and compared."""
+    """The content of memory: filled, copied, read and compared."""
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """Seeded content: floats uniform in [0, 1), integers over their full range. The same seed gives the same content."""
@@ -373,7 +373,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set it and give back what the driver granted. Raises `Unsupported` with the reason where it cannot work."""
+        """Set the set-aside; returns the bytes that the driver granted. Raises `Unsupported` with the reason if it cannot work."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set the stream's access-policy window, or turn it off.
@@ -407,31 +407,31 @@ class Managed(Protocol):
         """
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
-        """Tell the driver that the content is of no use any more (`cudaMemDiscardBatchAsync`): pages then move without being copied.
+        """Drop the content (`cudaMemDiscardBatchAsync`): pages then move without being copied.
 
-        What is read before the next write is undefined. Raises `Unsupported` where driver or bindings are older than CUDA 13.
+        A read before the next write is undefined. Raises `Unsupported` if driver or bindings are older than CUDA 13.
         """
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory that may be more than the device has free, up to half of what the host has: pages are then evicted to the host.
+        """Managed memory of up to half of the host's available memory. Pages that the device cannot hold are evicted to the host.
 
-        That can hang a GPU. Raises `OutOfMemory` before asking the driver.
+        Oversubscription can hang a GPU. Raises `OutOfMemory` before asking the driver.
         """
 
 
 class Counters(Protocol):
-    """What the work of this process does, as a second source beside the clock."""
+    """Counts of page faults, migrations, kernels and copies, from CUPTI or the model."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """What the pages of this process's managed memory do while `work` runs, which waits for what it queues.
+        """Count faults and migrations of this process's managed pages while `work` runs. `work` waits for the work that it queues.
 
-        Counting costs time; nothing counts before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
+        Counting slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Kernels, copies and memsets of this process while `work` runs, which waits for what it queues.
+        """Record kernels, copies and memsets of this process while `work` runs. `work` waits for the work that it queues.
 
-        Watching costs time; nothing watches before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
+        Recording slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
         """
 
 
@@ -461,16 +461,16 @@ class Device(Protocol):
         """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""
 
     def entropy(self, seed: int) -> int:
-        """A seed for what is to differ from process to process, such as placements; on the simulated device `seed` itself."""
+        """A seed for placements and other choices that differ from process to process. The simulated device returns `seed`."""
 
     def conditions(self) -> Conditions:
         """Clocks, throttle reasons, temperature, power, other processes, now."""
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Let this GPU and the one that `PEER` memory lies on reach each other's memory inside the block, or not; found state put back.
+        """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state.
 
-        Without it, copies between them are staged through the host. Raises `Unsupported` with the reason where it cannot be.
+        Without peer access, copies between them are staged through the host. Raises `Unsupported` with the reason if it is impossible.
         """
 
     def close(self) -> None:
-        """Free what the device itself holds. Allocations belong to those who made them."""
+        """Free the device's own resources. It does not free allocations of callers."""

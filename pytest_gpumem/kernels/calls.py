@@ -11,10 +11,10 @@ from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 
 Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
-"""What `Kernel.shape` is."""
+"""Type of `Kernel.shape`."""
 
 Check: TypeAlias = Callable[[Call], str | None]
-"""What `Kernel.check` is."""
+"""Type of `Kernel.check`."""
 
 WARP = 32
 """Threads of a warp."""
@@ -154,7 +154,7 @@ Scalars: TypeAlias = Mapping[str, int | float]
 """Scalars by parameter name."""
 
 Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]
-"""What `Kernel.reference` is."""
+"""Type of `Kernel.reference`."""
 
 
 def module_of(array: Any) -> Any:

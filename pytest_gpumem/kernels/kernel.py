@@ -19,7 +19,7 @@ RESERVED_SHARED_BYTES = 1024
 
 
 class Role(str, Enum):
-    """What a kernel does with a parameter."""
+    """Use of a parameter by a kernel."""
 
     READ = "read"
     WRITE = "write"

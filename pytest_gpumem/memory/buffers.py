@@ -28,7 +28,7 @@ class BadBuffer(ValueError):
 
 
 class Buffer:
-    """A piece of memory with a shape and a type: what the buffer fixtures give.
+    """A piece of memory with a shape and a type, as the buffer fixtures return it.
 
     It is a handle: the harness may move it to another address with the same kind and content. It offers
     `__cuda_array_interface__`, `__array_interface__` and DLPack where its memory allows them; an array made from it is valid until
@@ -43,7 +43,7 @@ class Buffer:
         self.shape = shape
         self.dtype = dtype
         self.written = False
-        """Whether the user replaced the seeded content, or was handed an array with which he can."""
+        """The user replaced the seeded content, or got an array that can."""
 
     @property
     def kind(self) -> MemoryKind:
@@ -92,7 +92,7 @@ class Buffer:
 
     @property
     def facts(self) -> ArrayFacts:
-        """What a kernel's formulas need to know of it."""
+        """Size, type and place, for a kernel's formulas."""
         return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.beyond_link)
 
     @property
@@ -102,7 +102,7 @@ class Buffer:
 
     @property
     def goes_home(self) -> bool:
-        """Whether its pages are put back before every sample."""
+        """True if its pages are put back before every sample."""
         return self.kind.managed and self._home != "as left"
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class Buffer:
     def __dlpack_device__(self) -> Any:
         return self.view().__dlpack_device__()
 
-    # What the harness does to it
+    # For the harness
 
     def follow(self, follower: Callable[[], None]) -> Callable[[], None]:
         """Call `follower` after every move; gives back what ends that."""
@@ -345,7 +345,7 @@ class Arena:
         return argument if found is None else found
 
     def can_move(self, buffer: Buffer) -> bool:
-        """Whether the harness may give it a new address."""
+        """True if the harness may move the buffer to a new address."""
         return buffer.kind.movable and all(held is not buffer for _, held in self._guests.values())
 
     def pad(self, nbytes: int) -> None:
@@ -365,7 +365,7 @@ class Arena:
         return allocation
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Device memory at random places, without content, freed with the arena or by `release`. Errors as `Device.scatter`."""
+        """Device memory at random places, without content, freed with the arena or by `release`. Raises as the device's `scatter`."""
         made = self.device.memory.scatter(sizes, seed)
         self._allocations.update((id(a), a) for a in made)
         return made
@@ -399,7 +399,7 @@ def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int
     """Elements per axis and element type from what a user wrote.
 
     Raises:
-        BadBuffer: as `Arena.buffer` says.
+        BadBuffer: see `Arena.buffer`.
     """
     try:
         element = np.dtype(dtype)

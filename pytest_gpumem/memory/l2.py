@@ -21,7 +21,7 @@ from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
 
 Where = Literal["stream", "graph", "launch"]
-"""What carries the window: the stream, the kernels of a captured graph, or each launch."""
+"""The carrier of the window: the stream, the kernels of a captured graph, or each launch."""
 
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
@@ -59,7 +59,7 @@ def asked(
     where: Any,
     allow_thrash: Any,
 ) -> Asked:
-    """Check what `persisting` was given. Raises `BadWindow` as it says."""
+    """Check the arguments of `persisting`. Raises `BadWindow` as documented there."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
         given = repr(buffer) if isinstance(buffer, Buffer) else in_one_line(buffer)
@@ -88,7 +88,7 @@ def asked(
 
 
 def in_one_line(value: Any) -> str:
-    """What was given, for a message: shortened, because arrays print their content over many lines."""
+    """A value for a message, shortened: arrays print their content over many lines."""
     return " ".join(shortened(value).split())
 
 
@@ -167,9 +167,9 @@ class PersistingStream:
     closed: bool = False
     """The `with` block has ended, and the window with it."""
     used: bool = False
-    """Something was measured on it, or its handle was taken."""
+    """A measurement used it, or its handle was read."""
     _property: AccessProperty | None = AccessProperty.PERSISTING
-    """What accesses under the window ask for; None: there is no window."""
+    """The access property under the window; None: there is no window."""
     _graph_window: WindowSpec | None = None
 
     @property
@@ -192,7 +192,7 @@ class PersistingStream:
 
     @property
     def where(self) -> Where:
-        """What carries the window."""
+        """The carrier of the window."""
         return self.asked.where
 
     @property
@@ -242,23 +242,23 @@ class PersistingStream:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of a measurement on this stream must know."""
-        said = []
+        """Notes for the result of a measurement on this stream."""
+        notes = []
         if self.asked.clamped_from is not None:
             whole = format_bytes(self.asked.clamped_from)
-            said.append(f"the window covers the first {format_bytes(self.nbytes)} of {whole}: no larger one is possible")
+            notes.append(f"the window covers the first {format_bytes(self.nbytes)} of {whole}: no larger one is possible")
         if (thrashing := self.thrashing) is not None:
-            said.append(thrashing)
+            notes.append(thrashing)
         if self.set_aside and self.spec is None:
-            said.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
+            notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
         elif self.set_aside and self._property is AccessProperty.NORMAL:
-            said.append(
+            notes.append(
                 f"{format_bytes(self.set_aside)} of L2 are set aside, but under a window that was reset nothing persists: "
                 "a cost without a gain"
             )
         elif self.set_aside and self.hit_ratio == 0.0:
-            said.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
-        return tuple(said)
+            notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
+        return tuple(notes)
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
@@ -433,9 +433,9 @@ def persisting(
         set_aside: bytes, a share of L2 such as "25%", or "fit" (smallest step of L2/16 that holds the buffer, not above L2/2), "max",
             or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
             in the result.
-        miss: what the other accesses of the window ask for.
-        window: what to do with a buffer beyond `accessPolicyMaxWindowSize`: refuse it, or lay the window over its first bytes.
-        where: what carries the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
+        miss: access property of the window's other accesses.
+        window: for a buffer beyond `accessPolicyMaxWindowSize`: refuse it ("error"), or cover its first bytes ("clamp").
+        where: the carrier of the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
             captured into, "launch" each launch of a kernel of the catalogue.
         allow_thrash: hit ratios x bytes beyond the set-aside are wanted; else `PersistingStream.thrashing` says so.
 

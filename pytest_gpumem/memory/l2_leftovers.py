@@ -1,4 +1,4 @@
-"""What code that is not ours leaves of persisting L2: a set-aside, windows on streams, lines. Found and put back.
+"""Find and undo changes to persisting L2 that a test leaves behind: a set-aside, windows on streams, persisting lines.
 
 A set-aside or a window that outlives a test slows what the next test measures: on H100 the largest set-aside, with no window at all,
 makes a saturated kernel 2.2 times slower.
@@ -25,10 +25,10 @@ _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream"
 
 @dataclass(frozen=True)
 class Leftover:
-    """What was left, and whether it is gone."""
+    """A change that a test left, and whether it was undone."""
 
     text: str
-    """What was left, what had been found, and what was done; without its subject, which is the test."""
+    """The change, the state before, and the repair. The sentence's subject, the test, is missing."""
     repaired: bool
 
 
@@ -48,27 +48,27 @@ class Watch:
         self._works = unsupported(device.facts, device.l2.set_aside) is None
         self._found: State = {}
         self._kept: dict[Hashable, State] = {}
-        """What those that live longer than a test have changed: what was there before."""
+        """The state before the changes of owners that outlive a test."""
         self._ending: dict[Hashable, State] = {}
         self._forgotten: list[str] = []
         self.begin()
 
     def look(self) -> State:
-        """What there is now; nothing where it cannot be read. What our own open streams account for is left out."""
+        """The state now, without the changes of open persisting streams; empty if it cannot be read."""
         if not self._works:
             return {}
         try:
             return self._read()
-        except DeviceError:  # of a lost context, which `settle` tells
+        except DeviceError:  # a lost context; `settle` reports it
             return {}
 
     def begin(self) -> None:
-        """A test begins: what there is now is what it finds."""
+        """Start a test: remember the state that it finds."""
         if found := self.look():
             self._found = found
 
     def fresh(self) -> None:
-        """Turn the lines to normal that somebody left persisting, which nobody can ask for; not while others keep a window.
+        """Reset persisting lines, which no call can list, unless a live owner keeps a window.
 
         Raises:
             DeviceError: the device is lost.
@@ -77,20 +77,20 @@ class Watch:
             self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
-        """What changed since `before` belongs to `owner`, which lives on: it is no leftover of this test."""
+        """Assign the changes since `before` to `owner`, which outlives this test: they are no leftovers."""
         now = self.look()
         changed = {key for key in now if now[key] != before.get(key)}
         self._kept[owner] = {key: before.get(key) for key in changed if key != _LIMIT or key in before}
         self._found.update({key: now[key] for key in changed})
 
     def ending(self, owner: Hashable) -> None:
-        """`owner` is about to put back what it changed."""
+        """Note that `owner` is about to undo its changes."""
         self._ending[owner] = self.look()
 
     def ended(self, owner: Hashable) -> None:
-        """`owner` is gone, and what it had changed is to be as before it.
+        """Note that `owner` has ended: the state before its changes is expected again.
 
-        Of an owner that changed things before the device was opened, that is what it has put back.
+        For an owner that made changes before the device was opened, that is the state which it restored.
         """
         before, kept = self._ending.pop(owner, {}), self._kept.pop(owner, None)
         if kept is None:
@@ -99,18 +99,18 @@ class Watch:
         self._found.update(kept)
 
     def forgotten(self, stream: PersistingStream) -> None:
-        """A persisting stream was closed whose block had not ended."""
+        """Note that a persisting stream was closed before its block ended."""
         self._forgotten.append(f"an open persisting_stream on {stream.buffer!r}, which was closed")
 
     def settle(self) -> Leftover | None:
-        """A test has ended: put back what it left, and turn persisting lines to normal; None if all is as found."""
-        said, self._forgotten = self._forgotten, []
+        """End a test: restore the state that it found and reset persisting lines. Returns None if nothing changed."""
+        found, self._forgotten = self._forgotten, []
         if not self._works:
             return None
         try:
             now = self._read()
             left = self._differences(now)
-            if not left and not said:
+            if not left and not found:
                 return None
             for key in left:
                 self._put_back(key)
@@ -118,10 +118,10 @@ class Watch:
             stubborn = self._differences(self._read())
         except DeviceError as error:
             self._works = False
-            what = "".join(f"{one}; " for one in said)
-            return Leftover(f"{what}a device on which the L2 set-aside can be neither read nor put back: {error}", repaired=False)
-        said += [self._described(key, now[key]) for key in left]
-        text = "; ".join(said) + "; put back as found, and persisting lines reset"
+            before = "".join(f"{one}; " for one in found)
+            return Leftover(f"{before}a device on which the L2 set-aside can be neither read nor put back: {error}", repaired=False)
+        found += [self._described(key, now[key]) for key in left]
+        text = "; ".join(found) + "; put back as found, and persisting lines reset"
         if stubborn:
             text += f"; except {', '.join('the set-aside' if k == _LIMIT else f'the window on {self._name(k)}' for k in stubborn)}"
         return Leftover(text, repaired=not stubborn)
@@ -139,7 +139,7 @@ class Watch:
         return state
 
     def _differences(self, now: State) -> list[int | str]:
-        """What is not as found. A stream that is new had no window; a set-aside that an open stream held back was not found."""
+        """Keys whose value has changed. A new stream had no window; the set-aside counts only if it was read at the start."""
         return [key for key in now if now[key] != self._found.get(key) and (key != _LIMIT or key in self._found)]
 
     def _put_back(self, key: int | str) -> None:

@@ -1,4 +1,4 @@
-"""Managed memory: where its pages are before every sample, what the driver is told about their use, and where it cannot be had.
+"""Managed memory: where its pages are before every sample, its advice, and devices without it.
 
 Sources: CUDA C++ Programming Guide, Unified Memory Programming; CUDA Runtime API, cudaMemAdvise.
 """
@@ -35,7 +35,7 @@ class Advised:
     """`cudaMemAdviseSetAccessedBy`, for each of them."""
 
     def calls(self, before: Advised) -> Iterator[tuple[Advice, bool, bool]]:
-        """What has to be called to come here from `before`: the advice, whether its place is the host, whether it is set."""
+        """The calls that lead here from `before`: the advice, True for the host, True to set it."""
         if self.read_mostly != before.read_mostly:
             yield Advice.READ_MOSTLY, False, self.read_mostly
         if self.preferred_location != before.preferred_location:
@@ -75,11 +75,11 @@ class ManagedBuffer(Buffer):
 
     _wanted = Advised()
     _advised: tuple[Allocation | None, Advised] = (None, Advised())
-    """Which memory the driver was told what about."""
+    """The allocation that was advised, and its advice."""
     discards = False
-    """Whether its content is dropped before every sample, after its pages were put back."""
+    """Drop the content before every sample, after the pages were put back."""
     oversubscribed = False
-    """Whether the device cannot hold it."""
+    """It is larger than the device's free memory."""
 
     @property
     def advice(self) -> Advised:
@@ -158,7 +158,7 @@ class ManagedBuffer(Buffer):
 
 
 def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: Advised, discard: bool = False) -> ManagedBuffer:
-    """A managed buffer with its advice, its pages where `home` says.
+    """A managed buffer with its advice and its pages at `home`.
 
     Raises:
         Unsupported: see `no_migration`; or discarding is asked for and the driver cannot.
@@ -216,7 +216,7 @@ def _system() -> str:
 
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
-    """What a reader of figures of managed memory must know of this device and of these buffers."""
+    """Notes for results with managed memory on this device."""
     pages = [buffer for buffer in buffers if buffer.kind.managed]
     if not pages:
         return

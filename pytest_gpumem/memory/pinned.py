@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import Device, OutOfMemory
 from pytest_gpumem.units import format_bytes
 
 DEFAULT_SHARE = 0.5
-"""Share of the host's RAM that may be page-locked where nobody says otherwise."""
+"""Default share of the host's RAM that may be page-locked."""
 
 
 class TooMuchPinned(OutOfMemory):
@@ -25,7 +25,7 @@ class TooMuchPinned(OutOfMemory):
 
 @dataclass(frozen=True)
 class PinnedCap:
-    """How much of the host's RAM may be page-locked through one device, all buffers together."""
+    """The cap on page-locked host memory of one device, all buffers together."""
 
     share: float = DEFAULT_SHARE
     """Of the RAM that the process may use, in (0, 1]."""

@@ -1,4 +1,4 @@
-"""The kinds of memory as a user asks for them: what the buffer fixtures call, and what a `Case` is built with."""
+"""Buffers of every kind for users: the buffer fixtures and `Case` functions call these methods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Memory:
         discard: bool = False,
         like: Any = None,
     ) -> Any:
-        """Managed memory whose pages are, before every sample, where `first_touch` says.
+        """Managed memory whose pages are put where `first_touch` says before every sample.
 
         Args:
             shape, dtype, like: as for every kind.
@@ -167,14 +167,14 @@ class Memory:
 
 
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
-    """What kind of memory a pointer belongs to, as the driver and the operating system say; a slice is of its array's kind.
+    """The kind of memory that a pointer belongs to, according to the driver and the operating system.
 
     Args:
         device: whose memory is "device"; another GPU's is "peer".
         pointer: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
             `__array_interface__`), of which its first element counts.
 
-    Gives None for an address in no memory of this process, such as the first byte past the end of an allocation that nothing lies behind.
+    Returns None for an address outside this process's memory, such as the first byte past the end of the last allocation.
 
     Raises:
         BadBuffer: it is none of these, or a negative address.

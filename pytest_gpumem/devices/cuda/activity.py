@@ -1,6 +1,6 @@
-"""Kernels, copies and memsets of this process as CUPTI's activity records tell of them, through `cupti-python` (the extra `cupti`).
+"""Kernels, copies and memsets of this process from CUPTI's activity records, through `cupti-python` (the extra `cupti`).
 
-In-process and without the permission that counters need: records say what ran, when and in which shape, not what the hardware counted.
+Records need no permission for counters. They hold names, times and launch shapes, no hardware counts.
 Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind.
 """
 
@@ -17,7 +17,7 @@ KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
 
 PASSES = 2
-"""How often work is done where CUPTI tells of nothing: the first records of a process may be lost."""
+"""Attempts while CUPTI delivers no record: the first records of a process may be lost."""
 
 _MEMORY = {
     "PAGEABLE": "pageable",

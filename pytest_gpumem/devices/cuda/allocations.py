@@ -39,7 +39,7 @@ _LEAST_ROOM = 64 * 2**20
 
 
 SCRUB_RATE = 250e9
-"""Bytes a second at which the driver is taken to scrub freed device memory. On an H200 it does so in the background at 425 GB/s, and a
+"""Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs at 425 GB/s in the background, and a
 triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
 
 _SPARE_SHARE = 6

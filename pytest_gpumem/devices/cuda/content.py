@@ -1,4 +1,4 @@
-"""What memory holds: seeded random values, poison, a random cycle; and copies between any two kinds.
+"""The content of memory: seeded random values, poison, a random cycle; and copies between any two kinds.
 
 Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood, OOPSLA 2014), so that the grid, the
 kind of memory and the size of the buffer do not change them. NumPy fills what the device cannot see with the same values.
@@ -69,7 +69,7 @@ _CHUNK = 1 << 20  # elements that NumPy hashes at a time: its temporaries stay i
 
 
 class CudaContent:
-    """What the memory of one device holds."""
+    """Fills, copies, reads and compares memory of one device."""
 
     def __init__(self, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory) -> None:
         self._compiler = compiler
@@ -79,7 +79,7 @@ class CudaContent:
         self._fills: dict[str, Any] = {}
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        """As the protocol says; booleans by a coin, complex numbers as two floats each."""
+        """As `Content.fill_random`; booleans are 0 or 1 with equal probability, complex numbers are two floats each."""
         if not allocation.kind.on_peer:
             self._fill_random(allocation, dtype, seed, cast(CudaStream, stream))
             return

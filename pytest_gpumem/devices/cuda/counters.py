@@ -1,6 +1,6 @@
-"""What CUPTI counts through `cupti-python` (the extra `cupti`): page faults and migrations of managed memory, kernels and copies.
+"""Counts from CUPTI through `cupti-python` (the extra `cupti`): page faults and migrations of managed memory, kernels and copies.
 
-Nothing is imported before somebody counts, and CUPTI's counters are off again before `pages` and `activity` return.
+CUPTI is imported at the first count. Its counters are off again when `pages` and `activity` return.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
 """
 
@@ -72,7 +72,7 @@ class Event(NamedTuple):
 
 
 class MovedOnPurpose(Protocol):
-    """What `managed.Beacon` is."""
+    """The interface of `managed.Beacon`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -85,8 +85,8 @@ class CudaCounters:
 
     Args:
         index: the device.
-        beacon: is moved to the device and back before and after what is counted. Where CUPTI does not tell of both, it is not believed
-            about the rest either.
+        beacon: moves to the device and back before and after the counted work. If CUPTI misses one of these moves, the count is
+            discarded.
     """
 
     def __init__(self, index: int, beacon: MovedOnPurpose) -> None:
@@ -101,11 +101,11 @@ class CudaCounters:
         """Records of other kinds that were delivered to `watch`."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """What is counted while `work` runs, which waits for what it queues.
+        """Count while `work` runs. `work` waits for the work that it queues.
 
         Raises:
             NotCounted: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
-            Undelivered: CUPTI did not tell of the beacon's moves. On an H200 (driver 580.159.04) that is so in some passes.
+            Undelivered: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some passes do.
         """
         cupti = self._load()
         for _ in range(0 if self._awake else WAKING):
@@ -123,7 +123,7 @@ class CudaCounters:
         return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Kernels, copies and memsets while `work` runs, which waits for what it queues.
+        """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it queues.
 
         Raises:
             NotCounted: as `watch`; or nothing was delivered.
@@ -142,14 +142,14 @@ class CudaCounters:
         raise NotCounted(f"CUPTI told of no kernel, copy or memset in {activity.PASSES} passes")
 
     def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
-        """Have CUPTI's records of other kinds delivered while `work` runs, which waits for what it queues.
+        """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.
 
-        CUPTI has one place that records go to, which is why this is here.
+        CUPTI takes one callback for all records, so this method belongs to the same class.
 
         Args:
             kinds: names of `CUpti_ActivityKind`.
             receive: is given the module and each record, in CUPTI's own thread.
-            work: what is watched.
+            work: the recorded work.
 
         Raises:
             NotCounted: cupti-python or CUPTI is missing or too old, or another tool holds it.
@@ -284,7 +284,7 @@ def counted(events: Sequence[Event], *, maps: bool) -> PageCounts:
 
     Args:
         events: all records, in any order.
-        maps: whether mappings were among the counters.
+        maps: True if the counters included mappings.
     """
     return page_counts([_plain(one) for one in events if one.kind in _KINDS], maps=maps)
 

@@ -42,7 +42,7 @@ def message(code: int, text: str, doing: str) -> str:
 
 
 def is_sticky(error: Exception) -> bool:
-    """Whether a CuPy error means that the context, and all memory in it, is gone."""
+    """True if a CuPy error means that the context, and all memory in it, is lost."""
     return getattr(error, "status", None) in STICKY
 
 
@@ -76,7 +76,7 @@ def check_driver(result: Any, doing: str) -> None:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn what CuPy raises inside into a `DeviceError` that says what was being done. CuPy has cleared the last error by then."""
+    """Turn CuPy's errors inside the block into a `DeviceError` that names the operation. CuPy has cleared the last error by then."""
     try:
         yield
     except CUPY_ERRORS as error:

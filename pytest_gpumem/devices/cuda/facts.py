@@ -26,7 +26,7 @@ _LANE_BANDWIDTH = {
 
 
 class CudaUnavailable(Exception):
-    """Why no CUDA device can be used; one line that says what to do."""
+    """No CUDA device can be used. The message is one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)

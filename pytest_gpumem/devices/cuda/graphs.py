@@ -74,7 +74,7 @@ class CudaGraphs:
                 runtime.streamBeginCapture(stream.handle, runtime.streamCaptureModeThreadLocal)
                 self._stream = cast(CudaStream, stream)
                 body()
-                # Before the allocators are put back: what a library does then must not run into the capture.
+                # Before the allocators are restored: their clean-up must not run inside the capture.
                 graph = self._end(stream)
             if _is_empty(graph):
                 raise CannotCapture("it queued nothing on the stream that is captured")
@@ -132,7 +132,7 @@ def _kernels(graph: int) -> list[Any]:
 
 
 def _is_empty(graph: int) -> bool:
-    """Whether a graph holds events at most: the work went to another stream."""
+    """True if a graph holds nothing but events: the work went to another stream."""
     idle = (R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord, R.cudaGraphNodeType.cudaGraphNodeTypeEmpty)
     return all(kind in idle for _, kind in _nodes(graph))
 

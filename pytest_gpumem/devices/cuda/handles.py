@@ -23,7 +23,7 @@ class CudaStream:
 
     @property
     def is_legacy_default(self) -> bool:
-        """Whether it is the legacy default stream."""
+        """True for the legacy default stream."""
         return self.handle in (0, runtime.streamLegacy)
 
 

@@ -1,4 +1,4 @@
-"""What lies where in the one address space of host and devices, and copies between two GPUs.
+"""Kinds of memory in the unified address space, and memory of another GPU.
 
 Source: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming Guide, Peer-to-Peer Memory Access.
 """
@@ -25,12 +25,12 @@ _PAGE = 4096
 
 
 def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:
-    """What kind of memory an address belongs to, as the driver says.
+    """The kind of memory at an address, according to the driver.
 
     Args:
         address: on the host or on any device.
         index: the device whose memory is "device", not "peer".
-        registered: whether the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
+        registered: True if the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
             memory as it does what `cudaHostAlloc` gave.
         beyond: start and end of memory that was asked for, which is the last to start before the address and ends there or before it.
     """
@@ -59,7 +59,7 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
-    """Whether an address lies in what the driver added to an allocation, whose size it rounds up.
+    """True if an address lies in the padding of an allocation: the driver rounds sizes up.
 
     The driver's own allocation may end before an address that lies in the pages which it took for it; or hold the address, though less was
     asked for; or, on the host, be none that it tells the size of: then the rest of the last page is its own.
@@ -79,7 +79,7 @@ def _end_of_page(end: int) -> int:
 
 
 def nearest_node(index: int) -> int | None:
-    """The NUMA node of the host that a device is attached to; None where the system does not say."""
+    """The NUMA node of the host that a device is attached to; None if the system does not report it."""
     attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
     if attribute is None:
         return None
@@ -111,7 +111,7 @@ def allocate_on_peer(nbytes: int, peer: int) -> int:
 
 
 def free_on_peer(address: int, peer: int) -> None:
-    """Give it back."""
+    """Free memory of another GPU."""
     with cupy.cuda.Device(peer):
         runtime.free(address)
 

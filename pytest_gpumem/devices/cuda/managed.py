@@ -28,8 +28,8 @@ BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
 BEACON_BYTES = 2 * 2**20
-"""One block of the driver's: nobody else's pages share it, so that no fault beside it moves it."""
-# What a driver says that does not know the call: of CUDA 12, or for a GPU that cannot.
+"""Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
+# Errors of a driver without the call: one of CUDA 12, or for a GPU that cannot do it.
 _TOO_OLD = ("cudaErrorNotSupported", "cudaErrorCallRequiresNewerDriver", "cudaErrorInsufficientDriver")
 
 
@@ -109,10 +109,10 @@ def advice_number(advice: Advice, *, on: bool) -> Any:
 
 
 class Beacon:
-    """Managed memory of our own that goes to the device and back.
+    """Managed memory that is moved on purpose, to check that CUPTI counts.
 
-    Counters of unified memory may be on and yet deliver nothing: on an H200 (driver 580.159.04) the first two passes of a process did,
-    whatever moved in them. A move that is known to have happened tells such a pass from one in which nothing moved.
+    CUPTI's counters of unified memory may deliver nothing: on an H200 (driver 580.159.04) the first two passes of a process do so. The
+    beacon's known moves distinguish such a pass from one without migrations.
 
     Args:
         index: the device.
@@ -143,7 +143,7 @@ class Beacon:
         check(R.cudaStreamSynchronize(0), "moving managed memory to try the counters on")
 
     def holds(self, address: int) -> bool:
-        """Whether an address lies in it."""
+        """True if an address lies in the beacon."""
         return self._address <= address < self._address + BEACON_BYTES
 
     def close(self) -> None:

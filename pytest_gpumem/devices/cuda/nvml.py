@@ -25,7 +25,7 @@ def asked(query: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def present() -> bool:
-    """Whether there is a driver that NVML can talk to."""
+    """True if NVML finds a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -105,14 +105,14 @@ class ConditionReader:
         return other_processes(pids, os.getpid())
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         if self._gpu is not None:
             self._gpu = self._instance = None
             pynvml.nvmlShutdown()
 
 
 def _parent(pid: int) -> int | None:
-    """The parent of a process; None where the operating system does not tell."""
+    """The parent of a process; None if the operating system does not report it."""
     try:
         # The name before it, in brackets, may hold anything.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
@@ -134,9 +134,9 @@ def reason_names(mask: int) -> tuple[str, ...]:
 
 
 def other_processes(pids: Any, own: int) -> int | None:
-    """How many processes besides `own` have a context; None if `own`, which has one, is not listed.
+    """The number of other processes with a context; None if the list lacks `own`, which has one.
 
-    In a container NVML lists the host's process numbers, or none: a list without us says nothing.
+    In a container NVML lists the host's process numbers, or none.
     """
     listed = set(pids)
     return len(listed) - 1 if own in listed else None
@@ -150,7 +150,7 @@ _COMPUTE_MODES = {
 
 
 class NvmlUnavailable(Exception):
-    """Why NVML says nothing of the card; one line."""
+    """NVML cannot read the card. The message is one line with the reason."""
 
 
 def read_card(pci_bus_id: str | None) -> Card:

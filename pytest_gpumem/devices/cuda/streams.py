@@ -1,4 +1,4 @@
-"""Streams and events of one device: made, recorded, waited for, held."""
+"""Streams and events of one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, Stream, Str
 
 
 class CudaStreams:
-    """The streams of one device; a hold is compiled when the first stream is held."""
+    """Creates streams and events and waits for them. The hold kernel is compiled at the first `hold`."""
 
     def __init__(self, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs) -> None:
         self._compiler = compiler
@@ -82,7 +82,7 @@ class CudaStreams:
             return self._holds.hold(cast(CudaStream, stream), timeout)
 
     def close(self) -> None:
-        """Let every held stream go on."""
+        """Release every held stream."""
         started, self._holds = self._holds, None
         if started is not None:
             started.release_all()

@@ -1,4 +1,4 @@
-"""What memory holds: a backed prefix of each allocation, and a token that names its content.
+"""The content of memory: a backed prefix of each allocation, and a token that names it.
 
 Tokens spare work: a launch whose inputs hold what they held at its last run, and whose outputs hold what that run wrote, would write
 the same bytes again. A token is only trusted while nobody outside this module can reach the bytes: a view that is still alive makes
@@ -65,7 +65,7 @@ class Content:
         if self._handed_out:
             self._token = _fresh()
             # NumPy's views keep the array that owns the memory alive: no other reference, no view left.
-            # Each part holds one view, which is no stranger's: what it writes is known.
+            # Each part holds one view; its writes are known.
             self._handed_out = _owned_references(self._bytes) > self._references + len(self._parts)
         return self._token
 
@@ -234,7 +234,7 @@ class Computation:
         self._repeatable = not any(id(a.content) in written for a in read)
         self._settled: tuple[Token, ...] | None = None
         self._known: tuple[tuple[Token, ...], dict[str, NDArray[Any]], dict[str, Token]] | None = None
-        """Of the last run: what its arguments held before, what it wrote, and the names of that."""
+        """Of the last run: the tokens of its arguments before it, its results, and their tokens."""
 
     def run(self) -> None:
         """Compute and write the result, unless it is already there."""

@@ -1,4 +1,4 @@
-"""What the simulated device counts: pages of managed memory, and what ran."""
+"""The simulated device's counters: migrations of managed pages, kernels and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each simulated GPU is made of: published figures, and parameters fitted to named rows.
+"""Data of each simulated GPU: published figures, and parameters fitted to named rows.
 
 Two kinds of numbers, never mixed. *Published* ones come from the source named beside them. *Fitted* ones (`Fit`) were adjusted
 until the model met the rows that `ci/bench/simulated_fit.py` calls its fit set; the same script prints the error on every row,
@@ -48,7 +48,7 @@ class Fit:
     l2_hit_time: float
     """Time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue."""
     l2_miss_time: float
-    """What a load from DRAM adds to that."""
+    """Latency that a load from DRAM adds."""
     shared_l2: float
     """Share of L2 that serves as one cache for lines which all SMs read: 1/2 where L2 has two partitions that each keep a copy."""
     sharpness: float

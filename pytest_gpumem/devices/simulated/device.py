@@ -19,10 +19,10 @@ from pytest_gpumem.records.measurement import Conditions
 
 
 class SimulatedDevice:
-    """A device made after a datasheet.
+    """A device that models a datasheet.
 
     Args:
-        datasheet: what it is made of.
+        datasheet: its figures and fitted parameters.
         seed: of its noise. The same seed and the same calls give exactly the same times.
     """
 

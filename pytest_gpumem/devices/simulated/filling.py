@@ -1,4 +1,4 @@
-"""What the simulated device's memory holds, and how long filling, copying and reading it take."""
+"""The simulated device's fills, copies, reads and comparisons, with their times."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class _Prepared:
     duration: Callable[[WindowSpec | None], Callable[[float], float]]
     engine: str
     waits: bool
-    """The host waits for it: a copy with pageable memory."""
+    """The host waits for it: a copy from or to pageable memory."""
     use: KernelUse | CopyUse
-    """What a watcher is told of it."""
+    """Its entry in the recorded activity."""
 
 
 class SimulatedKernels:

@@ -71,15 +71,15 @@ class L2:
         return sum(line.dirty for line in self._lines.values())
 
     def lines(self, allocation: Allocation) -> Lines:
-        """What L2 holds of an allocation; changing the result changes nothing for an allocation that is not there."""
+        """Lines of an allocation in L2. For an allocation without lines the result is a copy."""
         return self._lines.get(id(allocation), Lines())
 
     def state(self) -> State:
-        """What it is now, to compare or to go back to."""
+        """A snapshot, to compare or restore."""
         return self.set_aside, tuple((key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items())
 
     def restore(self, state: State) -> None:
-        """Be as it was."""
+        """Restore a snapshot."""
         self.set_aside, lines = state
         self._lines = OrderedDict((key, Lines(*held)) for key, *held in lines)
 

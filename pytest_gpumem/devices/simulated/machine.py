@@ -1,4 +1,4 @@
-"""How long the simulated device takes for its work: the model of the time with seeded noise."""
+"""The simulated device's model of the time, with seeded noise."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _IDLE = 0.1
 
 
 class Machine:
-    """What the facets share besides the timeline: L2, pages of managed memory, the model of the time, noise."""
+    """State that the facets share besides the timeline: L2, pages of managed memory, the model of the time, noise."""
 
     def __init__(self, sheet: Datasheet, seed: int) -> None:
         self.sheet = sheet
@@ -83,7 +83,7 @@ class Machine:
         self.write_combined: set[int] = set()
         """Identities of write-combined allocations."""
         self.watching: list[KernelUse | CopyUse] | None = None
-        """What ran, while somebody counts it."""
+        """Kernels and copies so far, while activity is recorded."""
         self._busy_until = 0.0
 
     @property
@@ -135,7 +135,7 @@ class Machine:
         return 0.0 if pages is None else self.timing.pages.host_touched(pages.touched_by_host(writes=writes))
 
     def watched(self, use: KernelUse | CopyUse, duration: Callable[[float], float], start: float) -> float:
-        """The time of a piece of work, told to whoever watches."""
+        """The time of a piece of work, which is recorded if activity is."""
         seconds = duration(start)
         if self.watching is not None:
             self.watching.append(replace(use, nanoseconds=round(seconds * 1e9)))

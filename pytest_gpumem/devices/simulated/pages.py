@@ -1,4 +1,4 @@
-"""Pages of managed memory: where they are, what advice does to them, and what is counted when somebody touches them.
+"""Pages of managed memory: where they are, how advice changes that, and what each access counts.
 
 Pages are bytes, not a list: a launch that touches a share of an allocation touches that share of what lies on each side. Rules of
 advice: CUDA C++ Programming Guide, Data Usage Hints; CUDA Runtime API, cudaMemAdvise and cudaMemDiscardBatchAsync.
@@ -14,12 +14,12 @@ from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
 
 PAGE_BYTES = 64 * 1024
-"""What one GPU page fault is about."""
+"""Bytes of one GPU page fault."""
 
 
 @dataclass(frozen=True)
 class Touched:
-    """What a touch by the device did, in bytes."""
+    """Bytes that an access by the device moved or mapped."""
 
     moved: float = 0.0
     """Copied from the host."""
@@ -90,7 +90,7 @@ class Pages:
         else:
             self.on_host, self.on_both = float(self.nbytes), 0.0
         self.on_device = 0.0
-        # What did not move stays mapped, as it does on an H200.
+        # Pages that did not move stay mapped, as on an H200.
         self.mapped = self.on_host if self.accessed_by_device else self.mapped
         self.discarded = 0.0
         return moved
@@ -111,7 +111,7 @@ class Pages:
         else:
             self.on_host, self.on_both = float(self.nbytes), 0.0
         self.on_device = 0.0
-        # What did not move stays mapped, as it does on an H200.
+        # Pages that did not move stay mapped, as on an H200.
         self.mapped = self.on_host if self.accessed_by_device else self.mapped
         self.discarded = 0.0
         return moved
@@ -135,7 +135,7 @@ class Pages:
         moved = host - dropped
         again = 0.0
         if self.nbytes > self.room:
-            # Least recently used first, and more than fits: what was there is gone when its turn comes.
+            # Least recently used first, and more than fits: each page is evicted before its next use.
             again = min(self.on_device, share * self.nbytes)
             moved, self.on_device = moved + again, self.on_device - again
         self.on_host -= host
@@ -172,7 +172,7 @@ class _Tally:
 
 
 class PageLog:
-    """Counts what pages do, and says how long it takes.
+    """Counts migrations and faults, and gives their time.
 
     Args:
         sheet: the device.
@@ -183,7 +183,7 @@ class PageLog:
         self._tally = _Tally()
 
     def take(self) -> PageCounts:
-        """What happened since the last look."""
+        """Counts since the last call."""
         tally, self._tally = self._tally, _Tally()
         return PageCounts(
             gpu_faults=round(tally.gpu_faults),

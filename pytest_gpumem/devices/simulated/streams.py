@@ -30,7 +30,7 @@ _JOIN = 1.5e-6
 
 @dataclass(eq=False)
 class Step:
-    """One piece of queued work: what it does to memory, and how long it takes."""
+    """One piece of queued work: its effect on memory, and its time."""
 
     item: Item
     effect: Callable[[], None] | None = None
@@ -191,7 +191,7 @@ class SimulatedStreams:
         if any(s.expired for s in streams):
             for s in streams:
                 s.expired = False
-            raise HoldExpired("a held stream ran into its time-out: the work between waited for the device")
+            raise HoldExpired("a held stream ran into its time-out: the host waited for work that was queued behind it")
 
     def join(self, stream: Stream, other: Stream) -> None:
         waiting, marked = own_stream(stream), own_stream(other)

@@ -1,4 +1,4 @@
-"""How long a launch takes: what it moves between DRAM, L2, the SMs and the host, and which of them bounds it.
+"""The time of a launch: its traffic between DRAM, L2, the SMs and the host, and the bound of each.
 
 A launch is known by its accesses and its shape alone. For each access the model asks how many of its bytes hit L2, given what earlier
 launches left there, what else streams by between two uses of a line, and the stream's access-policy window. The bounds are DRAM
@@ -27,7 +27,7 @@ _SATURATED = 2 / 3
 
 @dataclass
 class Use:
-    """What one launch does with one allocation: its accesses there, together."""
+    """The accesses of one launch to one allocation, together."""
 
     allocation: Allocation
     pages: Pages | None
@@ -154,7 +154,7 @@ def work_of(
 
 @dataclass
 class _Hits:
-    """What the cache does for one use."""
+    """Hits and misses of one use."""
 
     first: float
     """Share of the first touches that miss."""
@@ -179,7 +179,7 @@ class Timing:
         self._sheet = sheet
         self._l2 = l2
         self.pages = PageLog(sheet)
-        """What managed pages did."""
+        """Migrations and faults of managed pages."""
         self._known: dict[object, tuple[Work, float, State]] = {}
         """Launches of late: seconds and L2 afterwards, by all that decides them. The work is kept: its identity stays its own."""
 
@@ -233,7 +233,7 @@ class Timing:
             if h.released:
                 l2.release(u.allocation, h.released)
             left += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
-        # What stays dirty in L2 is billed to whoever evicts it.
+        # Dirty lines that stay in L2 are billed to the launch that evicts them.
         write = max(0.0, write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
 
         moved = read + write
@@ -301,7 +301,7 @@ class Timing:
             return _Hits(1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
         resident = min(1.0, lines.normal / u.footprint) * (1.0 - whole)
         if u.onward:
-            # What earlier launches left is met again when the whole array has been through the cache.
+            # Lines of earlier launches are reused once the whole array has passed through the cache.
             array = float(u.allocation.nbytes)
             resident = min(1.0, lines.normal / array) * (1.0 - miss_ratio(array / capacity, fit.knee, fit.sharpness))
         held = min(1.0, lines.persisting / u.footprint)
