@@ -26,7 +26,7 @@ from pytest_benchmark.utils import parse_compare_fail
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import Paired, judge_pairs
 from pytest_gpumem.judging.screen import LOOKS
-from pytest_gpumem.judging.spread import level, readings
+from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -230,7 +230,7 @@ def played(data: Data, pool: Sequence[int], row: str, head: str, limit: str) -> 
 
 def log_ratio(base: Measurement, head: Measurement) -> float:
     """Of two processes, corrected for launch overhead."""
-    first, second = level([*readings(base), *readings(head)])
+    first, second = corrected_latencies([*readings(base), *readings(head)])
     return math.log(second / first)
 
 

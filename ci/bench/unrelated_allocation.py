@@ -29,7 +29,7 @@ from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.spread import difference, level, readings
+from pytest_gpumem.judging.spread import corrected_latencies, difference, readings
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
@@ -155,7 +155,7 @@ def _measured(case: dict[str, Any]) -> Measurement:
 
 def _ratio(base: dict[str, Any], head: dict[str, Any]) -> float:
     """Head over base, with the launch overhead of both put to their mean where both know theirs."""
-    first, second = level([*readings(_measured(base)), *readings(_measured(head))])
+    first, second = corrected_latencies([*readings(_measured(base)), *readings(_measured(head))])
     return second / first
 
 

@@ -1,8 +1,8 @@
-"""Whether the device is as it was for the baseline, by control kernels that run no code of the project under test.
+"""Changes of the device since the baseline, shown by control kernels that run no code of the project under test.
 
-The suite's median would not do: it hides a change that makes every test slower. A row follows the control that is bound by the same part
-of the device; rows bound by neither DRAM nor L2 follow none. No record shows that a row follows its control one to one, so nothing is
-corrected by it: a verdict stands only if it holds whether the row follows or not.
+The suite's median does not serve: it hides a change that makes every test slower. A row follows the control that the same part of the
+device bounds; rows bound by neither DRAM nor L2 follow none. No record shows that a row follows its control one to one, so no row is
+corrected by it. A verdict stands only if it holds for a row that follows and for one that does not.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.finding import change
+from pytest_gpumem.judging.finding import Finding, change, find
 from pytest_gpumem.judging.spread import PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_share, format_time
 
 BOUND = 0.5
-"""Share of the DRAM peak from which on a row counts as bound by DRAM or, where it fits in L2, by L2."""
+"""Least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2."""
 BEYOND_NOISE = 0.999
 """Confidence that a control changed."""
 LIMIT = 0.02
-"""Change of a control, as a share, from which on rows that follow it are not judged at all."""
+"""Largest change of a control, as a share, with which rows that follow it are judged."""
 CONTROL_PLACEMENTS = 2
 """Least placements of a control's reading."""
+APART = 0.015
+"""Least share by which the latency of DRAM differs between variants of a card: less than half of the difference seen."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How much slower a control kernel is than for the baseline."""
+    """The change of a control kernel since the baseline; slower is positive."""
 
     log: float
-    """Log-ratio, slower counted up."""
+    """Log-ratio."""
     variance: Variance
-    """Of `log`, if the device is as it was."""
+    """Variance of `log` for an unchanged device."""
     kind: str
-    """Which control: a key of `KINDS`."""
+    """The control: a key of `KINDS`."""
 
     @property
     def share(self) -> float:
-        """The change as a share, slower counted up."""
+        """The change as a share."""
         return math.expm1(self.log)
 
     @property
@@ -50,14 +53,13 @@ class Drift:
         """True if no row that follows the control can be judged."""
         return abs(self.log) > self.variance.reach(BEYOND_NOISE) and abs(self.share) > LIMIT
 
-    @property
-    def sentence(self) -> str:
-        """The change in words, without a full stop."""
-        return f"the device has changed since the baseline: {KINDS[self.kind]} that runs no code of the project takes {change(self.share)}"
+    def doubt(self, found: str) -> Finding:
+        """The finding that this change forbids a judgement; `found` is the judgement without it."""
+        return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, control=KINDS[self.kind], share=change(self.share), finding=found)
 
 
 def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """The control that a measurement follows, "dram" or "l2"; None where it is bound by something else."""
+    """The control that a measurement follows, "dram" or "l2"; None if something else bounds it."""
     if measurement.traffic is None or measurement.traffic.link or measurement.sampler in ("host", "plain"):
         return None
     if (measurement.bandwidth or 0.0) < BOUND * facts.peak_bandwidth:
@@ -68,7 +70,7 @@ def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
 
 
 def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
-    """The device's drift between the history's processes and this run's, for a row of this kind; None where it is not known."""
+    """The change of the control that a row follows, from the processes of its history to those of this run; None if unknown."""
     kind, own = kind_of(measurement, facts), measurement.controls
     if kind is None or own is None:
         return None
@@ -82,7 +84,7 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
 
 
 def since_start(kind: str, log: float) -> str | None:
-    """How a control changed since the session's start, by its log-ratio; None where rows are judged all the same."""
+    """The change of a control since the session's start, in words, by its log-ratio; None up to `LIMIT`."""
     if (share := abs(math.expm1(log))) <= LIMIT:
         return None
     return (
@@ -92,7 +94,7 @@ def since_start(kind: str, log: float) -> str | None:
 
 
 def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | None:
-    """The drift of one control from the baseline's readings to this run's, in seconds, one of each process; None without either."""
+    """The change of one control between two sets of readings, in seconds, one a process; None if either is empty."""
     if not now or not then:
         return None
     logs, latency = [math.log(seconds) for seconds in then], statistics.fmean(then)
@@ -102,32 +104,24 @@ def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | N
     return Drift(statistics.fmean(math.log(seconds) for seconds in now) - statistics.fmean(logs), variance, kind)
 
 
-APART = 0.015
-"""Least share by which the latency of DRAM differs between variants: less than half of what was seen."""
-
-
 def same_variant(measurement: Measurement, past: Measurement) -> bool:
-    """True unless the two were measured on cards that are known to be of different variants."""
+    """False if the two measurements come from cards of known, different variants."""
     own, then = _latency(measurement), _latency(past, like=measurement)
     return own is None or then is None or abs(math.log(own / then)) <= math.log1p(APART)
 
 
-def other_variant(measurement: Measurement, history: Sequence[Measurement]) -> str:
-    """What tells this card from those of the history, all of which are of another variant."""
+def latencies(measurement: Measurement, history: Sequence[Measurement]) -> tuple[str, str]:
+    """In words, the DRAM latency of this card and the range of those of the history, which come from other variants."""
     own = _latency(measurement)
     others = sorted(then for past in history if (then := _latency(past, like=measurement)) is not None)
     assert own is not None
     assert others
     low, high = format_time(others[0]), format_time(others[-1])
-    theirs = low if low == high else f"{low} to {high}"
-    return (
-        f"the baseline is of another variant of this card, or of another clock: DRAM answers in {format_time(own)} here and in {theirs} "
-        "there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem duet decide"
-    )
+    return format_time(own), low if low == high else f"{low} to {high}"
 
 
 def _latency(measurement: Measurement, like: Measurement | None = None) -> float | None:
-    """Seconds of one access to DRAM; None where it was not read, or not as `like` has it."""
+    """Seconds of one access to DRAM; None if it was not read, or by another control than that of `like`."""
     controls = measurement.controls
     if controls is None or (like is not None and like.controls is not None and like.controls.source != controls.source):
         return None

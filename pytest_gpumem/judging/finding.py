@@ -1,25 +1,78 @@
-"""The result of one rule for one measurement, and the figures in its sentence."""
+"""What a rule finds, and the sentences of all findings.
+
+A rule returns an outcome, a code and figures. `SENTENCES` is the only place that turns them into words, and no program reads the words.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.units import format_share, format_shares
+
+SENTENCES: Mapping[str, str] = {
+    # Limits of a measurement by itself.
+    "not judged": "{limit} cannot be judged: {why}",
+    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of {peak}",
+    "beside": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}",
+    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to call",
+    "not counted": "{limit} cannot be judged, not counted: {why}",
+    "counted": "{figure}, {side} {limit}",
+    "beats": "{times}: {limit} holds",
+    "does not beat": "{times}: {limit} does not hold",
+    "may not beat": "{times}: {limit} is not beyond doubt",
+    # A change against the baseline.
+    "slower": "slower than {limit} allows: {seen}",
+    "looks slower": "looks slower than {limit} allows: {seen}; {doubt}",
+    "within": "within {limit}: {seen}, catches {catches}",
+    "too few runs": "too few runs to pass {limit}: {seen}; {doubt}",
+    "noisy": "{limit} lies within the interval: {seen}; {doubt}",
+    "crept": "crept beyond {limit}: {seen}; gpumem compare shows the runs between",
+    "looks crept": "looks crept beyond {limit}: {seen}; {doubt}",
+    "faster": "faster than {limit}: {seen}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
+    "no limit": "no limit set",
+    "no limit, compared": "no limit set, {seen}, catches {catches}",
+    # Nothing to compare with.
+    "no history": "{limit} has nothing to compare with: {why}",
+    "other variant": "{limit} cannot be judged: the baseline is of another variant of this card, or of another clock: DRAM answers in "
+    "{own} here and in {theirs} there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem "
+    "duet decide",
+    "measured differently": "{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them",
+    "other work": "the measurement itself has changed, {changed}: {finding}",
+    # The device and its conditions.
+    "unreliable": "{doubts}: no limit was judged",
+    "device changed": "the device has changed since the baseline: {control} that runs no code of the project takes {share}: {finding}",
+    "device changes": "{change}: {finding}",
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome, its sentence without a full stop, and its code."""
+    """The result of one rule for one measurement."""
 
     outcome: Outcome
-    sentence: str
+    form: str
+    """Key of `SENTENCES`."""
+    figures: Mapping[str, str]
+    """The words and figures of its sentence."""
     code: Code | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The finding in words, without a full stop."""
+        return SENTENCES[self.form].format(**self.figures)
+
+
+def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) -> Finding:
+    """A finding with these figures."""
+    return Finding(outcome, form, figures, code)
 
 
 def basis(measurement: Measurement) -> str:
-    """What a figure rests on: "1600 samples on 8 placements"."""
+    """The data of a figure: "1600 samples on 8 placements"."""
     samples, placements = len(measurement.samples), len(measurement.placements)
     return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
 
@@ -31,20 +84,29 @@ def counted(count: int, thing: str) -> str:
 
 
 def change(share: float) -> str:
-    """ "+1.20 %": a change of a latency, slower counted up."""
-    # Below a millionth it is what floating point leaves of equal figures.
+    """ "+1.20 %": a change of a latency; slower is positive."""
+    # A share below a millionth is the rounding error of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
 
 
 def bounds(low: float, high: float) -> tuple[str, str]:
-    """The ends of an interval of a change, in digits that tell them apart where there are any."""
+    """The ends of an interval of a change, with enough digits to differ."""
     return format_shares(*(end if abs(end) > 1e-6 else 0.0 for end in (low, high)))
 
 
 def between(low: float, high: float) -> str:
-    """ "between -0.100 % and +0.712 %"; "without a spread" where both ends are the same, as on a simulated device."""
+    """ "between -0.100 % and +0.712 %"; "without a spread" where both ends are equal, as on a simulated device."""
     ends = bounds(low, high)
     return "without a spread" if ends[0] == ends[1] else f"between {ends[0]} and {ends[1]}"
+
+
+def against(comparison: Comparison) -> str:
+    """The change with its interval, and the number of runs and processes behind it."""
+    runs = counted(comparison.runs, "accepted run")
+    if comparison.processes != comparison.runs:
+        runs += f" of {counted(comparison.processes, 'process')}"
+    text = f"{change(comparison.delta)} against {runs}, {between(comparison.low, comparison.high)}"
+    return text if comparison.measured == 1 else f"{text}, over {counted(comparison.measured, 'process')} of this run"
 
 
 def chance(p: float) -> str:

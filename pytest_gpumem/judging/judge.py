@@ -7,22 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.claims import Claim, beats
-from pytest_gpumem.judging.drift import Drift, drift_of, kind_of, other_variant, same_variant, since_start
-from pytest_gpumem.judging.finding import Finding, counted
-from pytest_gpumem.judging.limits import absolute, paging, physical
-from pytest_gpumem.judging.screen import (
-    LOOKS,
-    against,
-    allowed,
-    compared,
-    decidable,
-    judge_change,
-    judge_creep,
-    judge_gain,
-    limit_name,
-    since,
-)
+from pytest_gpumem.judging import drift, screen
+from pytest_gpumem.judging.finding import Finding, against, counted, find
+from pytest_gpumem.judging.limits import absolute, physical, uncounted
+from pytest_gpumem.judging.screen import LOOKS, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.outcomes import Code, Outcome
@@ -49,57 +37,55 @@ def judge(
     """Judge one measurement.
 
     Args:
-        measurement: what was measured.
+        measurement: of this run.
         limits: its limits.
-        facts: the device that it was measured on.
-        history: accepted rows of the same test and label, one for each run. Rows of another mode are left out; if the others were
-            measured differently, the verdict is UNDECIDED.
+        facts: its device.
+        history: accepted rows of the same test and label, one a run. Rows of another mode are left out; if the others were measured
+            differently, the verdict is UNDECIDED.
         strict: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
         no_history: why there is no history, for NEW.
         siblings: the other measurements of its test by label, for `faster_than`.
         family: the rows of the suite that are compared with a baseline.
-        first: the first accepted run, where the history has moved on from it.
-        changes: reads the controls again, by kind the log-ratio to the session's start. Called only before a row fails against its
-            baseline: such a row is UNDECIDED if the device may have changed as much.
+        first: the first accepted run, if the history has moved on from it.
+        changes: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its
+            baseline. Such a row is UNDECIDED if the device may have changed as much.
 
     Raises:
         QuantityError: a limit that cannot be read.
     """
     if doubts := list(unreliable(measurement)):
-        finding = Finding(Outcome.UNDECIDED, f"{', '.join(doubts)}: no limit was judged", Code.CONDITIONS)
-        return _verdict([finding], None, facts, strict)
+        return _verdict([find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))], None, facts, strict)
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
-    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts), *paging(measurement, limits)]
-    if limits.faster_than is not None:
-        claim = beats(measurement, Claim.parse(limits.faster_than), limits.origin.get("faster_than", "limit"), siblings or {})
-        findings += [claim] if claim is not None else []
+    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings)]
     alike = [m for m in past if comparable(measurement, m)]
     if not alike:
         if limits.max_regression is not None:
             name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
             findings.append(_not_compared(measurement, past, name, no_history))
         return _verdict(findings, None, facts, strict)
-    drift = drift_of(measurement, alike, facts)
-    if drift is not None and drift.too_large:
-        finding = Finding(Outcome.UNDECIDED, f"{drift.sentence}: no limit was judged", Code.CONDITIONS)
-        return _verdict([finding], None, facts, strict)
+    moved = drift.drift_of(measurement, alike, facts)
+    if moved is not None and moved.too_large:
+        return _verdict([moved.doubt("no limit was judged")], None, facts, strict)
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     comparison = compared(found, delta)
     if limits.max_regression is not None:
-        name = limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
-        finding = _whatever_followed(drift, judge_change(measurement, found, delta, name, family), comparison, delta)
+        name = screen.limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
+        finding = judge_change(measurement, found, comparison, delta, name, family)
+        finding = _whatever_followed(moved, finding, comparison, delta)
         if finding.outcome is not Outcome.FAIL and first is not None and comparable(measurement, first):
-            crept = since(measurement, first, alike)
-            if (creep := judge_creep(measurement, crept, delta, name, family)) is not None:
-                finding = _whatever_followed(drift_of(measurement, [first], facts), creep, compared(crept, delta), delta)
+            crept = screen.since(found, measurement, first)
+            since_first = compared(crept, delta)
+            if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
+                finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
         finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
     if limits.fail_if_faster is not None:
-        gain = judge_gain(found, limits.fail_if_faster, limits.origin.get("fail_if_faster", "limit"), family)
+        origin = limits.origin.get("fail_if_faster", "limit")
+        gain = screen.judge_gain(found, compared(found, 0.0), limits.fail_if_faster, origin, family)
         if gain is not None:
             beyond = -parse_share(limits.fail_if_faster) - comparison.high
-            if drift is not None and -drift.share >= beyond:
-                gain = Finding(Outcome.UNDECIDED, f"{drift.sentence}: {gain.sentence}", Code.CONDITIONS)
+            if moved is not None and -moved.share >= beyond:
+                gain = moved.doubt(gain.sentence)
             gain = _of_this_device(gain, measurement, facts, changes, beyond, -1)
             findings.append(_same_work(measurement, alike[-1], gain))
     return _verdict(findings, comparison, facts, strict)
@@ -111,46 +97,46 @@ def repeatable(
     """True if further processes of this run may decide an undecided row.
 
     Args:
-        measurement: what was measured.
+        measurement: of this run.
         limits: its limits.
         verdict: its verdict so far.
-        history: as `judge` got it.
-        first: as `judge` got it.
+        history: as for `judge`.
+        first: as for `judge`.
     """
     if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
         return False
     if verdict.code is Code.CONDITIONS:
-        # A passing disturbance is over by then; a changed device stays as it is.
-        passing = not measurement.profiled and 1 + len(measurement.further) < LOOKS[1]
-        return passing and all(one.outcome is not Outcome.UNDECIDED for one in paging(measurement, limits))
+        # A disturbance passes; a changed device stays as it is, and so does a missing count of pages.
+        return not measurement.profiled and 1 + len(measurement.further) < LOOKS[1] and not uncounted(measurement, limits)
     alike = [past for past in history if comparable(measurement, past)]
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
         return False
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    if verdict.code is Code.NOISY and judge_change(measurement, found, delta, limits.max_regression).outcome is Outcome.PASS:
-        return False  # it is another limit that is too close to call, by this process's own figures
+    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
+    if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
+        return False  # another limit is too close to call, which this process alone decides
     if decidable(found, delta):
         return True
     if first is None or not comparable(measurement, first):
         return False
-    # A window that moves along with a creep spreads so far that it decides nothing; the first run still can.
-    crept = since(measurement, first, alike)
+    # A window that moves along with a creep spreads too far to decide; the first run still can.
+    crept = screen.since(found, measurement, first)
     return crept.log > math.log1p(delta) and decidable(crept, delta)
 
 
 def how(measurement: Measurement) -> tuple[str, str]:
-    """What was measured and by which sampler: only rows that agree in it are compared."""
+    """The target and the sampler: only rows that agree in both are compared."""
     return measurement.target, measurement.sampler
 
 
 def comparable(measurement: Measurement, past: Measurement) -> bool:
     """True if a measurement is compared with a past one: same mode, target and sampler, same variant of the card, no profiler."""
     alike = past.mode == measurement.mode and how(past) == how(measurement) and not past.profiled
-    return alike and same_variant(measurement, past)
+    return alike and drift.same_variant(measurement, past)
 
 
 def is_failure(verdict: Verdict, strict: bool) -> bool:
-    """Whether a test with this verdict fails: FAIL always, under `strict` everything but PASS."""
+    """True if a test with this verdict fails: on FAIL, and under `strict` on everything but PASS."""
     return verdict.outcome is Outcome.FAIL or (strict and verdict.outcome is not Outcome.PASS)
 
 
@@ -178,39 +164,37 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
 
 
 def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: str, no_history: str | None) -> Finding:
-    """The finding about a limit where no past measurement is comparable."""
+    """The finding about a limit if no past measurement is comparable."""
     same = [m for m in past if m.mode == measurement.mode and not m.profiled]
     if of_other_variants := [m for m in same if how(m) == how(measurement)]:
-        text = f"{limit} cannot be judged: {other_variant(measurement, of_other_variants)}"
-        return Finding(Outcome.UNDECIDED, text, Code.OTHER_CARD_VARIANT)
+        own, theirs = drift.latencies(measurement, of_other_variants)
+        return find(Outcome.UNDECIDED, "other variant", Code.OTHER_CARD_VARIANT, limit=limit, own=own, theirs=theirs)
     if same:
-        # What changed how a test is measured may have made it slower too, such as a new synchronisation.
+        # The change of how a test is measured may have made it slower too, such as a new synchronisation.
         changed = f"its rows are {', '.join(how(same[-1]))}; this one is {', '.join(how(measurement))}"
-        text = f"{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them"
-        return Finding(Outcome.UNDECIDED, text, Code.MEASURED_DIFFERENTLY)
+        return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
     modes = " and ".join(sorted({m.mode for m in past}))
     why = f"its rows are {modes}; this one is {measurement.mode}" if past else no_history or "the baseline holds no such row"
-    text = f"{limit} has nothing to compare with: {why}"
-    return Finding(Outcome.NEW, text, Code.NO_BASELINE)
+    return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
 
 
-def _whatever_followed(drift: Drift | None, found: Finding, comparison: Comparison, delta: float) -> Finding:
-    """The finding, or UNDECIDED in place of a PASS or FAIL that depends on how far the row follows the device's drift."""
-    if drift is None:
+def _whatever_followed(moved: drift.Drift | None, found: Finding, comparison: Comparison, delta: float) -> Finding:
+    """The finding, or UNDECIDED instead of a PASS or FAIL that depends on how far the row follows the device's drift."""
+    if moved is None:
         return found
-    passes = found.outcome is Outcome.PASS and comparison.high - min(drift.share, 0.0) >= delta
-    fails = found.outcome is Outcome.FAIL and comparison.low - max(drift.share, 0.0) <= delta
-    return Finding(Outcome.UNDECIDED, f"{drift.sentence}: {found.sentence}", Code.CONDITIONS) if passes or fails else found
+    passes = found.outcome is Outcome.PASS and comparison.high - min(moved.share, 0.0) >= delta
+    fails = found.outcome is Outcome.FAIL and comparison.low - max(moved.share, 0.0) <= delta
+    return moved.doubt(found.sentence) if passes or fails else found
 
 
 def _of_this_device(
     found: Finding, measurement: Measurement, facts: DeviceFacts, changes: Callable[[], Mapping[str, float]], beyond: float, sign: int
 ) -> Finding:
-    """The finding, or UNDECIDED in place of a FAIL that the device's own change since the session's start can explain.
+    """The finding, or UNDECIDED instead of a FAIL that a change of the device since the session's start can explain.
 
     Args:
         found: about a change against the baseline.
-        measurement: this run's.
+        measurement: of this run.
         facts: its device.
         changes: as for `judge`.
         beyond: share by which the bound of the row's change lies beyond its limit.
@@ -218,28 +202,33 @@ def _of_this_device(
     """
     if found.outcome is not Outcome.FAIL:
         return found
-    # A row that follows no control may follow anything of the device, which its reads of DRAM speak for.
-    kind = kind_of(measurement, facts) or "dram"
+    # A row that follows no control may follow any part of the device; the read of DRAM stands for it.
+    kind = drift.kind_of(measurement, facts) or "dram"
     log = changes().get(kind, 0.0)
-    sentence = since_start(kind, log) if sign * math.expm1(log) >= beyond else None
-    return found if sentence is None else Finding(Outcome.UNDECIDED, f"{sentence}: {found.sentence}", Code.CONDITIONS)
+    change = drift.since_start(kind, log) if sign * math.expm1(log) >= beyond else None
+    return found if change is None else find(Outcome.UNDECIDED, "device changes", Code.CONDITIONS, change=change, finding=found.sentence)
 
 
-def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
-    """The finding where a launch moves as many bytes in the same window as before. Else only a FAIL stands: fewer bytes can hide a
-    slow-down."""
+def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
+    """The parts of a launch's work that changed: bytes and window, each with its old and new value in words."""
     changed = []
     then, now = (None if m.traffic is None else m.traffic.total for m in (past, measurement))
     if then != now:
-        changed.append("its traffic from " + " to ".join("unknown" if total is None else format_bytes(total) for total in (then, now)))
+        was, value = ("unknown" if total is None else format_bytes(total) for total in (then, now))
+        changed.append(("traffic", was, value))
     if past.window != measurement.window:
-        changed.append("its window from " + " to ".join(_window(m.window) for m in (past, measurement)))
-    if not changed:
+        changed.append(("window", _window(past.window), _window(measurement.window)))
+    return changed
+
+
+def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
+    """The finding, if a launch does the same work as before. Else only a FAIL stands: fewer bytes can hide a slow-down."""
+    if not (changed := changed_work(past, measurement)):
         return found
-    text = f"the measurement itself has changed, {' and '.join(changed)}: {found.sentence}"
-    if found.outcome is Outcome.FAIL:
-        return Finding(Outcome.FAIL, text, found.code)
-    return Finding(Outcome.UNDECIDED, text, Code.MEASURED_DIFFERENTLY)
+    words = " and ".join(f"its {name} from {then} to {now}" for name, then, now in changed)
+    fails = found.outcome is Outcome.FAIL
+    outcome, code = (Outcome.FAIL, found.code) if fails else (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
+    return find(outcome, "other work", code, changed=words, finding=found.sentence)
 
 
 def _window(window: Window | None) -> str:
@@ -249,10 +238,11 @@ def _window(window: Window | None) -> str:
 
 
 def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:
-    """The worst finding's outcome and code, with the sentences of all that are no PASS."""
+    """The worst finding's outcome and code, with the sentences of all findings that are not PASS."""
     if not findings:
-        shown = f", {against(comparison)}, catches {format_share(comparison.catches)}" if comparison else ""
-        return Verdict(Outcome.PASS, f"no limit set{shown}", comparison, simulated=facts.simulated)
+        findings = [find(Outcome.PASS, "no limit")]
+        if comparison is not None:
+            findings = [find(Outcome.PASS, "no limit, compared", seen=against(comparison), catches=format_share(comparison.catches))]
     ordered = sorted(findings, key=lambda f: f.outcome.rank)
     worst = ordered[0]
     reason = "; ".join(f.sentence for f in ordered if f.outcome is not Outcome.PASS or worst.outcome is Outcome.PASS)
@@ -262,9 +252,9 @@ def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: 
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
-    """A measurement with those of the same row in further processes; a note says which processes do not count, and why.
+    """A measurement with those of the same row in further processes; a note lists the processes that do not count, with the reason.
 
-    Where conditions spoilt this process's, that of the first process that they did not spoil takes its place.
+    If conditions spoilt this process, the first process that they did not spoil takes its place.
 
     Args:
         measurement: this process's.

@@ -1,15 +1,17 @@
-"""Absolute limits: `min_bandwidth` and `max_latency`, and the peak that no figure can pass.
+"""The limits of a measurement by itself: a rule each, and the peak that no bandwidth exceeds.
 
-A figure on the right side of its limit is PASS. On the wrong side it is FAIL if it lies further away than a repetition in another session
-may (99 %, one-sided: the margin), else UNDECIDED.
+A latency, bandwidth or overlap on the right side of its limit is PASS. On the wrong side it is FAIL if it lies further away than a
+repetition in another session may (99 %, one-sided: the margin), else UNDECIDED. Counts of pages are exact. `faster_than` compares two
+measurements of one test; it holds where the factor exceeds the margin of a repetition (99 %), else it fails the test.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from pytest_gpumem.judging.finding import Finding, basis
+from pytest_gpumem.judging.finding import Finding, basis, find
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -22,115 +24,157 @@ from pytest_gpumem.units import (
     format_share,
     format_time,
     parse_bytes,
+    parse_claim,
     parse_rate,
     parse_share,
     parse_time,
 )
 
 CONFIDENCE = 0.99
-"""That a figure beyond its margin is on the wrong side of its limit."""
+"""One-sided, that a repetition shows the same side of the limit."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A limit and the measurement that it applies to."""
+
+    measurement: Measurement
+    written: str
+    """The limit, as written."""
+    origin: str
+    facts: DeviceFacts
+    siblings: Mapping[str, Measurement]
+    """The measurements of its test by label."""
+
+    def not_judged(self, name: str, why: str) -> Finding:
+        return find(Outcome.FAIL, "not judged", limit=f"{name} {self.written} ({self.origin})", why=why)
+
+    def beside(self, figure: str, limit: str, ratio: float, wrong: str, right: str) -> Finding:
+        """Compare; `ratio` is the measured latency over the longest allowed one."""
+        margin = of_repetition(self.measurement).reach(CONFIDENCE)
+        # As a share of the limit that is printed, whichever way the quantity runs.
+        distance = format_share(abs(ratio - 1 if wrong == "above" else 1 - 1 / ratio))
+        words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": distance}
+        words |= {"margin": format_share(math.expm1(margin)), "basis": basis(self.measurement)}
+        if ratio > 1 and math.log(ratio) <= margin:
+            return find(Outcome.UNDECIDED, "too close", Code.NOISY, **words)
+        return find(Outcome.FAIL if ratio > 1 else Outcome.PASS, "beside", None, **words)
+
+
+def _max_latency(one: _Judged) -> Finding:
+    longest = parse_time(one.written)
+    name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
+    return one.beside(format_time(latency), name, latency / longest, "above", "below")
+
+
+def _min_bandwidth(one: _Judged) -> Finding:
+    least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
+    if bandwidth is None:
+        return one.not_judged("min_bandwidth", "the traffic is unknown (give `moved=`)")
+    origin = one.origin
+    if isinstance(least, Share):
+        if (why := one.measurement.no_share_of_peak(one.facts)) is not None:
+            return one.not_judged("min_bandwidth", f'{why}; give a rate such as "900 GB/s"')
+        least = least.value * one.facts.peak_bandwidth
+        origin = f"{one.written}, {origin}"
+    return one.beside(format_rate(bandwidth), f"min_bandwidth {format_rate(least)} ({origin})", least / bandwidth, "below", "above")
+
+
+def _min_overlap(one: _Judged) -> Finding:
+    measurement, overlap = one.measurement, one.measurement.overlap
+    if overlap is None:
+        nothing = "nothing overlaps in it (measure staged_copy or gpu_work.together)"
+        return one.not_judged("min_overlap", "a profiler is attached" if measurement.profiled else nothing)
+    hideable, hidden = overlap.hideable, overlap.hidden(measurement.latency)
+    if hideable is None or hidden is None:
+        rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
+        return one.not_judged("min_overlap", f"there is nothing to hide, {rest}")
+    ratio = measurement.latency / (overlap.sequential - parse_share(one.written) * hideable)
+    name = f"min_overlap {one.written} ({one.origin})"
+    return one.beside(f"{format_share(hidden)} of what overlap can hide", name, ratio, "below", "above")
+
+
+def _faster_than(one: _Judged) -> Finding | None:
+    measurement, (by, label) = one.measurement, parse_claim(one.written)
+    if measurement.label == label:
+        return None  # a marker's claim is about the other measurements of the test
+    name, other = f"faster_than {by:g} x {label} ({one.origin})", one.siblings.get(label)
+    if other is None:
+        known = ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label)) or "none"
+        return find(Outcome.FAIL, "not judged", limit=name, why=f"the test has no measurement labelled {label!r}; others are {known}")
+    ratio = math.log(other.latency / measurement.latency)
+    reach = (of_repetition(measurement) + of_repetition(other)).reach(CONFIDENCE)
+    low, high = math.exp(ratio - reach), math.exp(ratio + reach)
+    times = (
+        f"{format_time(measurement.latency)} against {format_time(other.latency)} of {label} is {math.exp(ratio):.4g} times as fast, "
+        f"between {low:.4g} and {high:.4g}, {basis(measurement)}"
+    )
+    form = "beats" if low > by else "does not beat" if high < by else "may not beat"
+    return find(Outcome.PASS if low > by else Outcome.FAIL, form, times=times, limit=name)
+
+
+def _pages(name: str, count: Callable[[PageCounts], int], most: int, words: Callable[[PageCounts], str], one: _Judged) -> Finding:
+    """Judge a count of pages of one launch."""
+    limit, migrations = f"{name} {one.written} ({one.origin})", one.measurement.migrations
+    if migrations is None or migrations.launch is None:
+        why = migrations.not_counted if migrations is not None else "no counting pass was taken"
+        return find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=str(why))
+    beyond = count(migrations.launch) > most
+    side = "above" if beyond else "not above"
+    return find(Outcome.FAIL if beyond else Outcome.PASS, "counted", figure=words(migrations.launch), side=side, limit=limit)
+
+
+def _max_gpu_page_faults(one: _Judged) -> Finding:
+    return _pages(
+        "max_gpu_page_faults",
+        lambda counts: counts.gpu_faults,
+        int(one.written),
+        lambda counts: f"{counts.gpu_faults} page faults of the GPU in one launch",
+        one,
+    )
+
+
+def _max_migrated(one: _Judged) -> Finding:
+    def words(counts: PageCounts) -> str:
+        causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes)
+        return f"{format_bytes(counts.migrated)} migrated in one launch" + (f" ({causes})" if causes else "")
+
+    return _pages("max_migrated", lambda counts: counts.migrated, parse_bytes(one.written), words, one)
+
+
+RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
+    "max_latency": _max_latency,
+    "min_bandwidth": _min_bandwidth,
+    "min_overlap": _min_overlap,
+    "max_gpu_page_faults": _max_gpu_page_faults,
+    "max_migrated": _max_migrated,
+    "faster_than": _faster_than,
+}
+"""By the limit's name. `judge` compares `max_regression` and `fail_if_faster` with the baseline."""
+
+
+def absolute(
+    measurement: Measurement, limits: Limits, facts: DeviceFacts, siblings: Mapping[str, Measurement] | None = None
+) -> Iterator[Finding]:
+    """One finding for each limit that is set.
+
+    Raises:
+        QuantityError: a limit that cannot be read.
+    """
+    for name, rule in RULES.items():
+        if (written := getattr(limits, name)) is not None:
+            finding = rule(_Judged(measurement, written, limits.origin.get(name, "limit"), facts, siblings or {}))
+            if finding is not None:
+                yield finding
+
+
+def uncounted(measurement: Measurement, limits: Limits) -> bool:
+    """True if a limit on pages is set and nothing was counted."""
+    limited = limits.max_gpu_page_faults is not None or limits.max_migrated is not None
+    return limited and (measurement.migrations is None or measurement.migrations.launch is None)
 
 
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     """A bandwidth above the DRAM peak, where L2 cannot explain it: fewer bytes moved than declared."""
     if measurement.no_share_of_peak(facts) is None and (bandwidth := measurement.bandwidth or 0.0) > facts.peak_bandwidth:
-        yield Finding(
-            Outcome.FAIL,
-            f"the declared traffic is wrong: {format_rate(bandwidth)} is above the device's peak of {format_rate(facts.peak_bandwidth)}",
-        )
-
-
-def absolute(measurement: Measurement, limits: Limits, facts: DeviceFacts) -> Iterator[Finding]:
-    """One finding for each absolute limit that is set.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
-    """
-    if limits.max_latency is not None:
-        longest = parse_time(limits.max_latency)
-        name = f"max_latency {format_time(longest)} ({limits.origin.get('max_latency', 'limit')})"
-        yield _against(measurement, format_time(measurement.latency), name, measurement.latency / longest, "above", "below")
-    if limits.min_bandwidth is not None:
-        yield _bandwidth(measurement, limits.min_bandwidth, limits.origin.get("min_bandwidth", "limit"), facts)
-    if limits.min_overlap is not None:
-        yield _overlap(measurement, limits.min_overlap, limits.origin.get("min_overlap", "limit"))
-
-
-def _bandwidth(measurement: Measurement, written: str, origin: str, facts: DeviceFacts) -> Finding:
-    least = parse_rate(written)
-    bandwidth = measurement.bandwidth
-    if bandwidth is None:
-        return Finding(Outcome.FAIL, f"min_bandwidth {written} ({origin}) cannot be judged: the traffic is unknown (give `moved=`)")
-    name = f"min_bandwidth {written} ({origin})"
-    if isinstance(least, Share):
-        if (why := measurement.no_share_of_peak(facts)) is not None:
-            return Finding(Outcome.FAIL, f'{name} cannot be judged: {why}; give a rate such as "900 GB/s"')
-        least = least.value * facts.peak_bandwidth
-        name = f"min_bandwidth {format_rate(least)} ({written}, {origin})"
-    else:
-        name = f"min_bandwidth {format_rate(least)} ({origin})"
-    return _against(measurement, format_rate(bandwidth), name, least / bandwidth, "below", "above")
-
-
-def _overlap(measurement: Measurement, written: str, origin: str) -> Finding:
-    least, name, overlap = parse_share(written), f"min_overlap {written} ({origin})", measurement.overlap
-    if overlap is None:
-        why = "a profiler is attached" if measurement.profiled else "nothing overlaps in it (measure staged_copy or gpu_work.together)"
-        return Finding(Outcome.FAIL, f"{name} cannot be judged: {why}")
-    hideable, hidden = overlap.hideable, overlap.hidden(measurement.latency)
-    if hideable is None or hidden is None:
-        rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
-        return Finding(Outcome.FAIL, f"{name} cannot be judged: there is nothing to hide, {rest}")
-    ratio = measurement.latency / (overlap.sequential - least * hideable)
-    return _against(measurement, f"{format_share(hidden)} of what overlap can hide", name, ratio, "below", "above")
-
-
-def _against(measurement: Measurement, figure: str, limit: str, ratio: float, wrong: str, right: str) -> Finding:
-    """Compare; `ratio` is the measured latency over the longest allowed one."""
-    margin = of_repetition(measurement).reach(CONFIDENCE)
-    # As a share of the limit that is printed, whichever way the quantity runs.
-    distance = format_share(abs(ratio - 1 if wrong == "above" else 1 - 1 / ratio))
-    side = wrong if ratio > 1 else right
-    sentence = f"{figure} is {side} {limit} by {distance}, margin {format_share(math.expm1(margin))}, {basis(measurement)}"
-    if ratio <= 1:
-        return Finding(Outcome.PASS, sentence)
-    if math.log(ratio) > margin:
-        return Finding(Outcome.FAIL, sentence)
-    return Finding(Outcome.UNDECIDED, f"{sentence}: too close to call", Code.NOISY)
-
-
-def paging(measurement: Measurement, limits: Limits) -> Iterator[Finding]:
-    """One finding for each of the two limits that is set.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
-    """
-    migrations = measurement.migrations
-    counts = migrations.launch if migrations is not None else None
-    for limit in ("max_gpu_page_faults", "max_migrated"):
-        written = getattr(limits, limit)
-        if written is None:
-            continue
-        name = f"{limit} {written} ({limits.origin.get(limit, 'limit')})"
-        if counts is None:
-            why = migrations.not_counted if migrations is not None else "no counting pass was taken"
-            yield Finding(Outcome.UNDECIDED, f"{name} cannot be judged, not counted: {why}", Code.CONDITIONS)
-        elif limit == "max_gpu_page_faults":
-            yield _held(_faults(counts), name, counts.gpu_faults, int(written))
-        else:
-            yield _held(_moved(counts), name, counts.migrated, parse_bytes(written))
-
-
-def _held(said: str, name: str, value: int, most: int) -> Finding:
-    if value > most:
-        return Finding(Outcome.FAIL, f"{said}, above {name}")
-    return Finding(Outcome.PASS, f"{said}, not above {name}")
-
-
-def _faults(counts: PageCounts) -> str:
-    return f"{counts.gpu_faults} page faults of the GPU in one launch"
-
-
-def _moved(counts: PageCounts) -> str:
-    causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes)
-    return f"{format_bytes(counts.migrated)} migrated in one launch" + (f" ({causes})" if causes else "")
+        yield find(Outcome.FAIL, "beyond the peak", bandwidth=format_rate(bandwidth), peak=format_rate(facts.peak_bandwidth))

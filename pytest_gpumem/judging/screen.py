@@ -6,8 +6,8 @@
 - FAIL: its lower bound (99.9 %) is above delta, also after Holm's procedure over the suite;
 - UNDECIDED: the interval holds delta, or too few runs or processes stand behind it.
 
-So a slow-down of delta or more passes in at most 0.5 % of verdicts, and unchanged code fails in at most 0.1 %. A run may be judged again
-with more processes (`--gpumem-processes auto`); ci/bench/gate_simulation.py judges as often, and the rates hold for all looks together.
+A slow-down of delta or more passes in at most 0.5 % of verdicts, and unchanged code fails in at most 0.1 %. A run may be judged again with
+more processes (`--gpumem-processes auto`). ci/bench/gate_simulation.py judges as often, and the rates hold for all looks together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_gpumem.judging.finding import Finding, basis, between, chance, change, counted
-from pytest_gpumem.judging.spread import Difference, difference, levelled, readings
+from pytest_gpumem.judging.finding import Finding, against, basis, between, chance, change, counted, find
+from pytest_gpumem.judging.spread import Difference, corrected_logs, difference, readings
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -26,30 +26,30 @@ from pytest_gpumem.records.verdict import ENOUGH, GROSS, Comparison
 from pytest_gpumem.units import format_share, parse_margin, parse_share
 
 LOWER = 0.999
-"""Confidence of the lower bound, which FAIL rests on."""
+"""Confidence of the lower bound, which decides FAIL."""
 UPPER = 0.995
-"""Confidence of the upper bound, which PASS rests on."""
+"""Confidence of the upper bound, which decides PASS."""
 POWER = 0.99
-"""Probability with which `Comparison.catches` is found."""
+"""Probability of a FAIL for a slow-down of `Comparison.catches`."""
 LOOKS = (1, 3, 6, 12)
-"""Processes of a run at which it is judged again while it is undecided."""
+"""Numbers of processes after which an undecided run is judged again."""
 
 
 def baseline_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the history's runs, at least one."""
-    return math.exp(statistics.fmean(map(statistics.fmean, levelled([readings(one) for one in history]))))
+    return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
 
 
-def since(now: Measurement, first: Measurement, history: Sequence[Measurement]) -> Difference:
-    """A run less the first accepted run, with the spread that the whole baseline shows.
+def since(found: Difference, now: Measurement, first: Measurement) -> Difference:
+    """A run against the first accepted run, with the spread of the whole baseline.
 
     Args:
-        now: this run.
+        found: the run against its baseline.
+        now: the run.
         first: the first accepted run.
-        history: the runs of the baseline, for their spread.
     """
-    of_all, alone = difference(now, history), difference(now, [first])
-    return replace(of_all, log=alone.log, base=of_all.session + of_all.process / alone.processes)
+    alone = difference(now, [first])
+    return replace(found, log=alone.log, base=found.session + found.process / alone.processes)
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -62,7 +62,7 @@ def allowed(written: str | None, history: Sequence[Measurement]) -> float:
 
 
 def compared(found: Difference, delta: float) -> Comparison:
-    """A difference as shares, with its bounds and what it catches beside a limit of `delta`."""
+    """A difference as shares, with its bounds and the slow-down that a limit of `delta` catches."""
     variance = found.variance()
     below, above, limit = variance.reach(LOWER), variance.reach(UPPER), math.log1p(delta)
     return Comparison(
@@ -77,53 +77,49 @@ def compared(found: Difference, delta: float) -> Comparison:
     )
 
 
-def judge_change(measurement: Measurement, found: Difference, delta: float, limit: str, family: Family = ALONE) -> Finding:
-    """The finding about a slow-down against the baseline's runs.
+def judge_change(
+    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+) -> Finding:
+    """The finding about a slow-down against the baseline.
 
     Args:
-        measurement: this run's.
+        measurement: of this run.
         found: its difference from the baseline.
+        comparison: `found` as shares (`compared`).
         delta: allowed slow-down, as a share.
         limit: the limit's name, value and origin.
-        family: the suite that the row belongs to.
+        family: the suite of the row.
     """
-    comparison = compared(found, delta)
-    text = f"{against(comparison)}, {basis(measurement)}"
+    words = {"limit": limit, "seen": f"{against(comparison)}, {basis(measurement)}"}
     if comparison.low > delta:
         if (doubt := _doubt(found, comparison, delta, family)) is None:
-            return Finding(Outcome.FAIL, f"slower than {limit} allows: {text}", Code.SLOWER)
-        return Finding(Outcome.UNDECIDED, f"looks slower than {limit} allows: {text}; {doubt}", Code.LOOKS_SLOWER)
+            return find(Outcome.FAIL, "slower", Code.SLOWER, **words)
+        return find(Outcome.UNDECIDED, "looks slower", Code.LOOKS_SLOWER, **words, doubt=doubt)
     if comparison.high < delta:
         if _enough_to_pass(found):
-            return Finding(Outcome.PASS, f"within {limit}: {text}, catches {format_share(comparison.catches)}")
-        needed = _needed(found)
-        return Finding(Outcome.UNDECIDED, f"too few runs to pass {limit}: {text}; {needed}", Code.TOO_FEW_RUNS)
-    if comparison.delta > delta:
-        return Finding(Outcome.UNDECIDED, f"looks slower than {limit} allows: {text}; {_remedy(found, delta)}", Code.LOOKS_SLOWER)
-    return Finding(Outcome.UNDECIDED, f"{limit} lies within the interval: {text}; {_remedy(found, delta)}", Code.NOISY)
+            return find(Outcome.PASS, "within", None, **words, catches=format_share(comparison.catches))
+        return find(Outcome.UNDECIDED, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
+    form, code = ("looks slower", Code.LOOKS_SLOWER) if comparison.delta > delta else ("noisy", Code.NOISY)
+    return find(Outcome.UNDECIDED, form, code, **words, doubt=_remedy(found, delta))
 
 
-def judge_creep(measurement: Measurement, found: Difference, delta: float, limit: str, family: Family = ALONE) -> Finding | None:
-    """The finding about a slow-down since the first accepted run; None where there is none beyond doubt.
+def judge_creep(
+    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+) -> Finding | None:
+    """The finding about a slow-down since the first accepted run; None where its lower bound is within the limit.
 
-    Args:
-        measurement: this run's.
-        found: its difference from that run (`since`).
-        delta: allowed slow-down, as a share.
-        limit: the limit's name, value and origin.
-        family: the suite that the row belongs to.
+    Args as for `judge_change`; `found` is the difference from the first run (`since`).
     """
-    comparison = compared(found, delta)
     if comparison.low <= delta:
         return None
-    text = f"{change(comparison.delta)} since the first accepted run, {between(comparison.low, comparison.high)}, {basis(measurement)}"
+    seen = f"{change(comparison.delta)} since the first accepted run, {between(comparison.low, comparison.high)}, {basis(measurement)}"
     if (doubt := _doubt(found, comparison, delta, family)) is None:
-        return Finding(Outcome.FAIL, f"crept beyond {limit}: {text}; gpumem compare shows the runs between", Code.CREPT)
-    return Finding(Outcome.UNDECIDED, f"looks crept beyond {limit}: {text}; {doubt}", Code.LOOKS_SLOWER)
+        return find(Outcome.FAIL, "crept", Code.CREPT, limit=limit, seen=seen)
+    return find(Outcome.UNDECIDED, "looks crept", Code.LOOKS_SLOWER, limit=limit, seen=seen, doubt=doubt)
 
 
-def judge_gain(found: Difference, written: str, origin: str, family: Family = ALONE) -> Finding | None:
-    """The finding about a gain that makes the baseline stale; None where there is none beyond doubt.
+def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding | None:
+    """The finding about a gain that makes the baseline stale; None without one beyond doubt.
 
     Raises:
         QuantityError: a limit that cannot be read.
@@ -131,16 +127,11 @@ def judge_gain(found: Difference, written: str, origin: str, family: Family = AL
     variance, limit = found.variance(), math.log1p(-parse_share(written))
     if not _known(found) or found.log + variance.reach(LOWER) >= limit or variance.chance(limit - found.log) > family.threshold:
         return None
-    return Finding(
-        Outcome.FAIL,
-        f"faster than fail_if_faster {written} ({origin}): {against(compared(found, 0.0))}; the baseline is stale, and a slow-down back to "
-        "it would pass: accept the gain into it",
-        Code.FASTER,
-    )
+    return find(Outcome.FAIL, "faster", Code.FASTER, limit=f"fail_if_faster {written} ({origin})", seen=against(comparison))
 
 
 def decidable(found: Difference, delta: float) -> bool:
-    """True if more processes of this run may decide it: with those of the last look, and a change by one standard deviation clearer."""
+    """True if more processes of this run may decide it: as many as at the last look, and a change by one standard deviation clearer."""
     limit, variance, deviation = math.log1p(delta), found.variance(LOOKS[-1]), math.sqrt(found.process / found.measured)
     if not _known(found) or (found.runs < ENOUGH and found.processes < ENOUGH):
         return False
@@ -148,21 +139,14 @@ def decidable(found: Difference, delta: float) -> bool:
     return passes or found.log + deviation - variance.reach(LOWER) > limit
 
 
-def against(comparison: Comparison) -> str:
-    """The change with its interval, and what it is against."""
-    text = f"{change(comparison.delta)} against {_of_baseline(comparison.runs, comparison.processes)}, "
-    text += between(comparison.low, comparison.high)
-    return text if comparison.measured == 1 else f"{text}, over {counted(comparison.measured, 'process')} of this run"
-
-
 def limit_name(written: str, origin: str, delta: float) -> str:
-    """ "max_regression 1% (marker)", with the sum where the limit has an absolute part."""
+    """ "max_regression 1% (marker)", with the sum if the limit has an absolute part."""
     total = f" = {format_share(delta)} here" if parse_margin(written).absolute else ""
     return f"max_regression {written}{total} ({origin})"
 
 
 def _doubt(found: Difference, comparison: Comparison, delta: float, family: Family) -> str | None:
-    """Why a change whose lower bound is above the limit is no FAIL; None if it is one."""
+    """Why a change with its lower bound above the limit is not a FAIL; None if it is one."""
     p_value = comparison.p_value or 0.0
     if p_value > family.threshold:
         needed = f"{chance(family.threshold)} is beyond doubt ({ALPHA:.0%} a suite)"
@@ -176,7 +160,7 @@ def _doubt(found: Difference, comparison: Comparison, delta: float, family: Fami
 
 
 def _known(found: Difference) -> bool:
-    """True if the spread of the row's runs is known: from the prior, or from enough runs without one."""
+    """True if the spread of the row's runs is known, from the prior or from enough runs."""
     return found.has_prior or found.runs >= ENOUGH
 
 
@@ -196,8 +180,3 @@ def _remedy(found: Difference, delta: float) -> str:
     if found.measured < LOOKS[-1] and decidable(found, delta):
         return "more processes of this run decide (--gpumem-processes)"
     return "gpumem duet decides"
-
-
-def _of_baseline(runs: int, processes: int) -> str:
-    text = counted(runs, "accepted run")
-    return text if processes == runs else f"{text} of {counted(processes, 'process')}"

@@ -1,17 +1,17 @@
-"""How far two runs of the same code lie apart (docs/gate.md).
+"""The spread between runs of the same code (docs/gate.md).
 
-One figure a process: the logarithm of its latency, corrected for launch overhead. One figure a run: the mean over its processes. Runs
-differ by what a session keeps (an hour, a card), processes of a run by what a process keeps and by their buffer placements.
+A process has one figure: the logarithm of its latency, corrected for launch overhead. A run has the mean over its processes. Runs differ
+by session (an hour, a card); processes of a run differ by process and by buffer placement.
 
-Every variance is moderated: the prior (`noise`) counts as `PRIOR` observations beside the row's own (Smyth 2004, "Linear models and
-empirical Bayes methods", eq. 3), and the row's own counts in full where it is larger. With n runs of m processes in S sessions,
+Every variance is moderated: the prior counts as `PRIOR` observations beside the row's own (Smyth 2004, "Linear models and empirical Bayes
+methods", eq. 3). With enough observations the row's own variance counts in full if it is larger. With n runs of m processes in S sessions,
 
     w  = variance between processes of a run
     s2 = variance between runs, prior session2 + w/m
-    SE2 = v(M) + s2/S,    v(M) = session2 + w/M + what the runs differ by beyond their prior
+    SE2 = v(M) + s2/S,    v(M) = session2 + w/M + the excess of s2 over its prior
 
-for a run of M processes, with PRIOR + n - 1 degrees of freedom. Runs of one session count as one in s2/S, because they share what the
-session keeps; where this run is of that session too, each counts.
+for a run of M processes, with PRIOR + n - 1 degrees of freedom. Runs of one session count as one in s2/S, because they share its offset;
+if this run belongs to that session too, each counts.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from pytest_gpumem.records.verdict import ENOUGH
 
 # Latency in seconds, standard deviation of its logarithm.
 _BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))
-# At 183 us the processes do not differ beyond what their placements leave: the whole spread stands for what they may add.
+# At 183 us the processes differ no more than their placements explain: the whole spread is an upper bound.
 _BETWEEN_PLACEMENTS = ((5.4e-6, 0.0094), (24.8e-6, 0.0029), (183e-6, 0.0016))
 # At 5.4 and 24.8 us: means of 30 to 60 processes on two cards and at two times on one of them (peers.json, peers_random.json,
-# unrelated_allocation.json), less what their processes leave. At 183 us one session is recorded: there it is as much as its processes.
+# unrelated_allocation.json), less the part of their processes. At 183 us one session is recorded;
+# the spread of its processes stands for that of sessions.
 _BETWEEN_SESSIONS = ((5.4e-6, 0.0025), (24.8e-6, 0.0007), (183e-6, 0.0004))
 
 LAUNCH_OVERHEAD = 60e-9
-"""Seconds by which the launch overhead differs between processes, as a standard deviation (ci/records/nvidia-h200/reading_noise.json)."""
+"""Standard deviation of the launch overhead between processes, in seconds (ci/records/nvidia-h200/reading_noise.json)."""
 
 
-def process_spread(latency: float, *, levelled: bool = True) -> float:
-    """Expected spread of a latency between processes of one session, beyond what their placements leave, as a share of it.
+def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
+    """Expected spread of a latency between processes of one session, without that of their placements, as a share of the latency.
 
-    The measured figures: 0.037 % at 183 us (256 MiB), 0.12 % at 24.8 us (32 MiB), 0.51 % at 5.4 us (2 MiB). Between them a straight line
-    in logarithms; above, constant; below, a constant time of 28 ns.
+    Measured: 0.037 % at 183 us (256 MiB), 0.12 % at 24.8 us (32 MiB), 0.51 % at 5.4 us (2 MiB). Between these a straight line in
+    logarithms; above, constant; below, a constant time of 28 ns.
 
     Args:
         latency: seconds, above 0.
-        levelled: launch overhead does not come into it: it is known and taken out, or shared by a batch of launches.
+        overhead_corrected: the launch overhead is known and subtracted, or a batch of launches shares it.
     """
     spread = _interpolated(_BETWEEN_PROCESSES, latency)
-    return spread if levelled else math.hypot(spread, LAUNCH_OVERHEAD / latency)
+    return spread if overhead_corrected else math.hypot(spread, LAUNCH_OVERHEAD / latency)
 
 
 def placement_spread(latency: float) -> float:
     """Expected spread between buffer placements of one process, as a share of the latency.
 
-    The measured figures: 0.16 % at 183 us, 0.29 % at 24.8 us, 0.94 % at 5.4 us.
+    Measured: 0.16 % at 183 us, 0.29 % at 24.8 us, 0.94 % at 5.4 us.
 
     Args:
         latency: seconds, above 0.
@@ -92,7 +93,7 @@ PRIOR = 6
 PLACEMENT_PRIOR = 4
 """Degrees of freedom of the prior between placements: less than the 7 of eight placements."""
 SESSION_SECONDS = 3600.0
-"""Processes on one card that begin within this time of each other are of one session."""
+"""Processes on one card belong to one session if they start within this time of its first one."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Variance:
         return Variance(value, value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom))
 
     def reach(self, confidence: float) -> float:
-        """Largest distance, as a log-ratio, to one side with this confidence."""
+        """Largest one-sided distance with this confidence, as a log-ratio."""
         return float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value)
 
     def chance(self, distance: float) -> float:
@@ -130,24 +131,24 @@ class Reading(NamedTuple):
     medians: tuple[float, ...]
     """Seconds: one for each placement."""
     overhead: float | None
-    """Seconds of launch overhead in `latency`, where it is known."""
+    """Seconds of launch overhead in `latency`; None if unknown."""
     sampler: str
     """How samples were taken."""
     taken: Taken | None
-    """When and where."""
+    """When and on which card."""
 
 
 def readings(measurement: Measurement) -> list[Reading]:
-    """One reading for each process of a run: its own first, then the further ones."""
+    """One reading a process of a run; the first process comes first."""
     first = (measurement.medians, measurement.overhead)
     every = [first, *((repeat.medians, repeat.overhead) for repeat in measurement.further)]
     return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.taken) for medians, over in every]
 
 
-def level(known: Sequence[Reading]) -> list[float]:
+def corrected_latencies(known: Sequence[Reading]) -> list[float]:
     """Latencies in seconds, corrected to the mean launch overhead of all of them.
 
-    A latency stays as it is where an overhead is unknown, and where the correction is more than half of it.
+    Latencies stay as they are if an overhead is unknown or a correction exceeds half of a latency.
     """
     latencies = [one.latency for one in known]
     overheads = [one.overhead for one in known if one.overhead is not None]
@@ -158,9 +159,9 @@ def level(known: Sequence[Reading]) -> list[float]:
     return corrected if all(c > latency / 2 for c, latency in zip(corrected, latencies, strict=True)) else latencies
 
 
-def levelled(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
-    """Logarithms of the latencies of each run's processes, all corrected to one launch overhead (`level`)."""
-    corrected = iter(level([reading for run in runs for reading in run]))
+def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
+    """Logarithms of the latencies of each run's processes, all corrected to one launch overhead (`corrected_latencies`)."""
+    corrected = iter(corrected_latencies([reading for run in runs for reading in run]))
     return [[math.log(next(corrected)) for _ in run] for run in runs]
 
 
@@ -171,7 +172,7 @@ class Difference:
     log: float
     """Mean log(latency) of the run less that of the baseline's runs."""
     session: float
-    """Prior variance between sessions, and what the baseline's runs differ by beyond their prior."""
+    """Prior variance between sessions, plus the excess of the runs' variance over its prior."""
     process: float
     """Variance between processes of a run."""
     base: float
@@ -185,28 +186,28 @@ class Difference:
     measured: int
     """Processes of the run."""
     has_prior: bool
-    """True if the prior of device-timed kernels applies, so that few runs say something."""
+    """True if the prior of device-timed kernels applies, so that few runs suffice."""
 
     def variance(self, measured: int | None = None) -> Variance:
-        """Variance of `log` if nothing changed, for a run of so many processes; by default of as many as it has."""
+        """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has."""
         return Variance(self.session + self.process / (measured or self.measured) + self.base, self.freedom)
 
 
 def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
-    """A run against the runs of its baseline, at least one.
+    """A run less its baseline of one or more runs.
 
     Args:
         now: this run, with its further processes.
         history: one measurement for each run.
     """
     runs = [readings(one) for one in (now, *history)]
-    logs = levelled(runs)
+    logs = corrected_logs(runs)
     means = [statistics.fmean(values) for values in logs]
     prior = _prior_applies(runs)
     weight = 0 if not prior and len(history) >= ENOUGH else PRIOR
     own, base = _processes(runs[:1], logs[:1], weight), _processes(runs[1:], logs[1:], weight)
     process = max(own.value, base.value)
-    # A baseline of single processes does not show how processes differ; this run's own do.
+    # A baseline of single processes does not show the spread of processes; this run's own processes do.
     session = (base if base.freedom else max(own, base)).session
     per_run = statistics.fmean(1 / len(run) for run in runs[1:])
     expected = session + base.value * per_run
@@ -227,9 +228,9 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
 
 
 def of_repetition(measurement: Measurement) -> Variance:
-    """Variance of log(latency) if the run was made again, in another session."""
+    """Variance of log(latency) in a repetition of the run in another session."""
     run = readings(measurement)
-    process = _processes([run], levelled([run]), PRIOR)
+    process = _processes([run], corrected_logs([run]), PRIOR)
     return Variance(process.session + process.value / len(run), PRIOR)
 
 
@@ -239,29 +240,29 @@ class _Processes(NamedTuple):
     value: float
     """Variance between processes of a run."""
     freedom: int
-    """Degrees of freedom of the row's own."""
+    """Degrees of freedom of the row's own processes."""
 
 
 def _processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> _Processes:
-    """How processes of a run differ, and how sessions can be expected to."""
+    """The variance between processes of a run, and the prior between sessions."""
     every = [reading for run in runs for reading in run]
     latency = statistics.fmean(reading.latency for reading in every)
     class_placement = placement_spread(latency) ** 2
     squares = sum(squares_around_mean([math.log(median) for median in reading.medians]) for reading in every)
     freedom = sum(len(reading.medians) - 1 for reading in every)
     placement = (PLACEMENT_PRIOR * class_placement + squares) / (PLACEMENT_PRIOR + freedom)
-    # What varies more between placements than its class does is not expected to agree between processes, nor those between sessions.
+    # A row that varies more between placements than its class is expected to vary more between processes and sessions too.
     noisier = max(1.0, placement / class_placement)
     of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
     known = all(reading.overhead is not None or reading.sampler == "batched" for reading in every)
-    expected = process_spread(latency, levelled=known) ** 2 * noisier + of_placements
+    expected = process_spread(latency, overhead_corrected=known) ** 2 * noisier + of_placements
     within = sum(len(run) - 1 for run in runs)
     value = moderated(expected, sum(map(squares_around_mean, logs)), within, weight or PRIOR)
     return _Processes(session_spread(latency) ** 2 * max(1.0, value / expected), value, within)
 
 
 def moderated(prior: float, squares: float, freedom: int, weight: int) -> float:
-    """A variance from its prior, which counts as `weight` observations, and from `squares` around a mean with `freedom`."""
+    """A variance from its prior, which counts as `weight` observations, and a sum of squares with `freedom` degrees of freedom."""
     if freedom == 0:
         return prior
     value = (weight * prior + squares) / (weight + freedom)

@@ -6,15 +6,15 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.judge import is_failure
-from pytest_gpumem.judging.spread import level, readings
+from pytest_gpumem.judging.judge import changed_work, is_failure
+from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process
-from pytest_gpumem.units import format_bytes, parse_margin
+from pytest_gpumem.units import parse_margin
 
 SIDES = (BASE, HEAD)
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
@@ -242,18 +242,10 @@ def _other_way(base: Measurement, head: Measurement) -> str | None:
 
 
 def changes(base: Row, head: Row) -> list[str]:
-    """What a reader must know of a comparison: other work in head than in base."""
+    """Differences of head's work from base's, which a reader of the comparison must know."""
     was, now = _of(base), _of(head)
-    told = []
-    if was.target != now.target:
-        told.append(f"it now measures {now.target}, not {was.target}")
-    then, total = (None if m.traffic is None else m.traffic.total for m in (was, now))
-    if then != total:
-        shown = " to ".join("unknown" if value is None else format_bytes(value) for value in (then, total))
-        told.append(f"its traffic has changed from {shown}")
-    if was.window != now.window:
-        told.append("its access-policy window has changed")
-    return told
+    target = [f"it now measures {now.target}, not {was.target}"] if was.target != now.target else []
+    return target + [f"its {name} has changed from {then} to {value}" for name, then, value in changed_work(was, now)]
 
 
 def _nodeid_in(key: str, process: Process) -> str | None:
@@ -291,7 +283,7 @@ def delta_of(base: Row, head: Row, written: str | None) -> float:
 
 def log_ratio(base: Row, head: Row) -> float:
     """Logarithm of head's latency over base's, both corrected to the same launch overhead."""
-    was, now = level([*readings(_of(base)), *readings(_of(head))])
+    was, now = corrected_latencies([*readings(_of(base)), *readings(_of(head))])
     return math.log(now / was)
 
 

@@ -22,8 +22,8 @@ def test_between_placements(latency: float, spread: float) -> None:
 
 
 def test_a_launch_overhead_that_stays_in_the_latency_adds_to_a_short_kernels_spread() -> None:
-    assert process_spread(6e-6, levelled=False) == pytest.approx((process_spread(6e-6) ** 2 + 0.01**2) ** 0.5)
-    assert process_spread(1e-3, levelled=False) == pytest.approx(process_spread(1e-3), rel=0.02)
+    assert process_spread(6e-6, overhead_corrected=False) == pytest.approx((process_spread(6e-6) ** 2 + 0.01**2) ** 0.5)
+    assert process_spread(1e-3, overhead_corrected=False) == pytest.approx(process_spread(1e-3), rel=0.02)
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1.01, 10.0))

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import LOOKS, baseline_latency, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
-from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
@@ -28,6 +29,10 @@ Decision = tuple[Outcome, Code | None]
 
 def limited(written: str = "1%") -> Limits:
     return Limits(max_regression=written, origin={"max_regression": "marker"})
+
+
+def changed(now: Measurement, found: Difference, delta: float, family: Family = ALONE) -> Finding:
+    return judge_change(now, found, compared(found, delta), delta, "limit", family)
 
 
 def decided(verdict: Verdict) -> Decision:
@@ -148,7 +153,7 @@ def test_what_it_catches_fails_and_what_it_just_does_not_allow_never_passes(benc
     least = (1 + unchanged.catches) * math.exp(-variance.reach(0.99))
     for slower, expected in ((least * 1.0001, FAIL), (least * 0.9999, UNDECIDED)):
         now = bench.run(latency * slower, *further, day=30)
-        assert judge_change(now, difference(now, history), 0.01, "limit").outcome is expected
+        assert changed(now, difference(now, history), 0.01).outcome is expected
 
 
 DIFFERENCES = st.builds(
@@ -168,7 +173,7 @@ DIFFERENCES = st.builds(
 @given(DIFFERENCES, st.floats(0.001, 0.3), st.integers(1, 500))
 def test_the_rules_hold_for_every_difference(found: Difference, delta: float, size: int) -> None:
     now = Measurement("", "t", "clean-cold", "graph", "", ((1e-4,),), None, None, None, 1e-6, CALM)
-    result, comparison = judge_change(now, found, delta, "limit", Family(size)), compared(found, delta)
+    result, comparison = changed(now, found, delta, Family(size)), compared(found, delta)
     assert comparison.low < comparison.delta < comparison.high
     if result.outcome is PASS:
         assert comparison.high < delta
@@ -185,7 +190,7 @@ def test_the_rules_hold_for_every_difference(found: Difference, delta: float, si
         assert (result.code is Code.LOOKS_SLOWER) == (comparison.delta > delta and result.code is not Code.TOO_FEW_RUNS)
     # Either bound is decisive for no larger and no smaller family than it is alone.
     if result.outcome is FAIL:
-        assert judge_change(now, found, delta, "limit").outcome is FAIL
+        assert changed(now, found, delta).outcome is FAIL
 
 
 def test_the_baselines_latency_is_the_geometric_mean_over_runs(bench: Any) -> None:

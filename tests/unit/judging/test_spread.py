@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.spread import (
     PRIOR,
     Variance,
+    corrected_latencies,
     difference,
-    level,
     moderated,
     of_repetition,
     placement_spread,
@@ -197,7 +197,7 @@ def test_intervals_hold_what_they_promise(runs: int, bench: Any) -> None:
 def test_latencies_are_corrected_to_the_mean_overhead(bench: Any, pairs: list[tuple[float, float | None]], corrected: list[float]) -> None:
     measured = [blocked(bench, latency * 1e-6, overhead and overhead * 1e-6) for latency, overhead in pairs]
     known = [reading for one in measured for reading in readings(one)]
-    assert level(known) == pytest.approx([latency * 1e-6 for latency in corrected])
+    assert corrected_latencies(known) == pytest.approx([latency * 1e-6 for latency in corrected])
 
 
 def test_each_further_process_has_its_own_overhead(bench: Any) -> None:
