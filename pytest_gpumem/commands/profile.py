@@ -26,7 +26,7 @@ _PYTEST = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, m
 
 
 def _options(command: _Command) -> _Command:
-    """What both tools take."""
+    """The options of both tools."""
     for add in (
         _PYTEST,
         click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a report that is there."),
@@ -114,7 +114,7 @@ def ncu(
 @click.option("--json", "as_json", is_flag=True, help="Write them as JSON.")
 @_PYTEST
 def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
-    """Say what each test's NVTX range is called, and the options of nsys and ncu that select it.
+    """List each test's NVTX range, and the options of nsys and ncu that select it.
 
     Collects the tests that pytest would run, and runs none: no device is needed.
     """

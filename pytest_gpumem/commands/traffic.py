@@ -22,7 +22,7 @@ from pytest_gpumem.reporting.terminal import wants_colour
     epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
 )
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write what was counted; --gpumem-counted reads it.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts; --gpumem-counted reads them.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- PYTEST_ARGUMENTS")
 def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
     """Compare the bytes that tests declare with those that Nsight Compute counts.
@@ -40,7 +40,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         raise click.UsageError(f"--json: {file}: {why}.")
     now = datetime.now(timezone.utc)
     try:
-        # Results go to standard output, what pytest prints to standard error.
+        # Results go to standard output, the output of pytest to standard error.
         found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
     except counting.CallError as error:
         raise click.UsageError(str(error)) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.explain import rules_link, rules_memory
 from pytest_gpumem.explain.figures import Evidence, Figures
-from pytest_gpumem.explain.model import Comparison
+from pytest_gpumem.explain.model import BaseAndHead
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.rule import Estimate, Need, Pair, Rule
 from pytest_gpumem.judging.spread import difference
@@ -104,7 +104,7 @@ class Explanation:
     unexplained: float
     """Seconds that no cause accounts for."""
     skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()
-    """Rules that lack evidence, with what they need."""
+    """Rules that lack evidence, with their needs."""
     notes: tuple[Note, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class Explanation:
 
 def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence[Rule] = RULES) -> Explanation:
     """Find the causes of a slow-down of `head` against `base`, with the rules given."""
-    sides = Comparison(Figures(base), Figures(head))
+    sides = BaseAndHead(Figures(base), Figures(head))
     notes = tuple(_notes(sides))
     if not slow_down.real:
         return Explanation(slow_down, (), 0.0, notes=notes)
@@ -186,7 +186,7 @@ def share_out(found: Sequence[tuple[Rule, Estimate]], seconds: float) -> tuple[t
     return tuple(sorted(causes, key=lambda cause: -cause.seconds)), left
 
 
-def _notes(sides: Comparison) -> Iterator[Note]:
+def _notes(sides: BaseAndHead) -> Iterator[Note]:
     was, now = sides.base.measurement, sides.head.measurement
     if was.sampler != now.sampler:
         yield Note("sampler", was.sampler, now.sampler)
@@ -197,8 +197,8 @@ def _notes(sides: Comparison) -> Iterator[Note]:
         yield Note("kernels", gone, new)
 
 
-def _where_else(sides: Comparison, slow_down: SlowDown) -> Note | None:
-    """Whether the unexplained part is in the kernels or beside them; None where their times do not tell, or are of different tools."""
+def _where_else(sides: BaseAndHead, slow_down: SlowDown) -> Note | None:
+    """A note that the unexplained part is in the kernels or beside them; None if neither is clear, or the times are of different tools."""
     was, now = (sum(kernel.seconds for kernel in side.kernels) for side in (sides.base, sides.head))
     if not was or not now or sides.base.counted != sides.head.counted:
         return None

@@ -100,7 +100,7 @@ SAME_WORK = 0.05
 """Change of declared bytes that counts as none."""
 
 
-class Comparison:
+class BaseAndHead:
     """Base and head."""
 
     def __init__(self, base: Figures, head: Figures) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, together
-from pytest_gpumem.explain.profiling import NotCounted, SideRun, count, results_of, trace, trace_needed
+from pytest_gpumem.explain.profiling import NotProfiled, SideRun, count, results_of, trace, trace_needed
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
@@ -147,7 +147,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
             finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
-            except NotCounted as reason:
+            except NotProfiled as reason:
                 raise NothingMeasured(f"{HEAD}: {reason}") from None
         rows += [with_medians(row) for row in found.rows if row.measurement is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
@@ -179,12 +179,12 @@ def _side(
     try:
         if request.counters and not facts.simulated:
             profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
-    except NotCounted as reason:
+    except NotProfiled as reason:
         notes.append(str(reason))
     try:
         if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
             traces = trace(run, echo)
-    except NotCounted as reason:
+    except NotProfiled as reason:
         notes.append(str(reason))
     nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
     return SideEvidence(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))

@@ -34,7 +34,7 @@ from pytest_gpumem.runs.workers import environment_of
 from pytest_gpumem.runs.worktree import Side as Tree
 
 
-class NotCounted(Exception):
+class NotProfiled(Exception):
     """A run measured nothing, or its profiler recorded nothing: one line with the cause and the remedy."""
 
 
@@ -73,15 +73,15 @@ def results_of(results: Path, finished: child.Finished, *, problem: str | None =
         under: the profiler, for the message; empty without one.
 
     Raises:
-        NotCounted: there are none.
+        NotProfiled: there are none.
     """
     try:
         found = load(results) if results.exists() else None
     except FileError as error:
-        raise NotCounted(problem or f"pytest's results cannot be read: {error}") from None
+        raise NotProfiled(problem or f"pytest's results cannot be read: {error}") from None
     if found is None:
         where = f" under {under}" if under else ""
-        raise NotCounted(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
+        raise NotProfiled(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
     return found
 
 
@@ -103,7 +103,7 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
         echo: receives each line that pytest and nsys print.
 
     Raises:
-        NotCounted: nsys is missing, or wrote no report that can be read.
+        NotProfiled: nsys is missing, or wrote no report that can be read.
     """
     program = _program(NSYS, run)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -113,14 +113,14 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
         problem = None if report.exists() else nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
         rows = results_of(results, finished, problem=problem, under="nsys").rows
         if problem is not None:
-            raise NotCounted(problem)
+            raise NotProfiled(problem)
         try:
             recording = read(report, run.environment)
         except (BadReport, ToolMissing) as error:
-            raise NotCounted(str(error)) from None
+            raise NotProfiled(str(error)) from None
     found = _by_key([one for one in with_results(recording.profiles, rows) if one.kernels or one.copies or one.memsets])
     if not found:
-        raise NotCounted("nsys recorded nothing in a measured launch of these tests")
+        raise NotProfiled("nsys recorded nothing in a measured launch of these tests")
     return found
 
 
@@ -133,7 +133,7 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
         hot: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
 
     Raises:
-        NotCounted: ncu is missing, may not count, or saw no kernel.
+        NotProfiled: ncu is missing, may not count, or saw no kernel.
     """
     program = _program(NCU, run)
     for further in (ACCESS_METRICS, ()):  # if ncu refuses them, sectors per request alone tell the access pattern
@@ -149,10 +149,10 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
             try:
                 profiles = read_csv(page).profiles
             except BadReport as error:
-                raise NotCounted(problem or str(error)) from None
+                raise NotProfiled(problem or str(error)) from None
             found = _by_key([one for one in with_results(profiles, rows) if one.kernels])
             if not found:
-                raise NotCounted(problem or "ncu counted kernels, none of them in a measured launch of these tests")
+                raise NotProfiled(problem or "ncu counted kernels, none of them in a measured launch of these tests")
             return found
     raise AssertionError("unreachable")  # the second pass returns or raises
 
@@ -161,14 +161,14 @@ def _program(tool: Tool, run: SideRun) -> Path:
     try:
         return find(tool, run.environment)
     except ToolMissing as error:
-        raise NotCounted(str(error)) from None
+        raise NotProfiled(str(error)) from None
 
 
 def _run(command: Sequence[str], run: SideRun, echo: Callable[[str], object]) -> child.Finished:
     try:
         return child.run(command, run.variables, echo, folder=run.tree.folder)
     except OSError as error:
-        raise NotCounted(f"{command[0]} cannot be started: {error}") from None
+        raise NotProfiled(f"{command[0]} cannot be started: {error}") from None
 
 
 def _by_key(profiles: Sequence[TestProfile]) -> dict[str, TestProfile]:

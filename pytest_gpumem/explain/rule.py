@@ -1,4 +1,4 @@
-"""A rule of an explanation, and what it finds.
+"""A rule of an explanation, and its estimate.
 
 To add a cause: a function and its row in `rules_link` or `rules_memory`, and its sentence in `text.SENTENCES`.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_gpumem.explain.model import Comparison
+    from pytest_gpumem.explain.model import BaseAndHead
 
 Pair = tuple[float | None, float | None]
 """A figure of base and of head; None where unknown."""
@@ -21,7 +21,7 @@ GAP_SECONDS = 1.5e-6
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a rule found in the evidence."""
+    """The change that a rule found, and its cost."""
 
     seconds: float
     """Seconds of the slow-down that it accounts for."""
@@ -32,7 +32,7 @@ class Estimate:
     open: bool = False
     """`seconds` is a lower bound: it may account for all that no other cause does."""
     reserve: float = 0.0
-    """Further seconds at most, because it only lengthens waiting. They come out of what all other causes leave."""
+    """Further seconds at most, because it only lengthens waiting. They come out of the rest that all other causes leave."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Need:
 
     words: str
     """How to get it."""
-    met: Callable[[Comparison], bool]
+    met: Callable[[BaseAndHead], bool]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Rule:
     threshold: float
     """Second argument of `find`."""
     means: str
-    """What the threshold limits."""
+    """The quantity that the threshold limits."""
     estimate: str
     """How the seconds are estimated."""
     needs: tuple[Need, ...]
-    find: Callable[[Comparison, float], Estimate | None]
-    """Returns None below the threshold."""
+    find: Callable[[BaseAndHead, float], Estimate | None]
+    """None below the threshold."""

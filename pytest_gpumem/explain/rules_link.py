@@ -10,7 +10,7 @@ from pytest_gpumem.records.uses import CopyUse
 
 if TYPE_CHECKING:
     from pytest_gpumem.explain.figures import Figures
-    from pytest_gpumem.explain.model import Comparison
+    from pytest_gpumem.explain.model import BaseAndHead
 
 
 GROUP_SECONDS = 20e-6
@@ -33,7 +33,7 @@ MORE_FAULTS = 0.25
 LOCKED = ("pinned", "registered")
 
 
-def page_faults(sides: Comparison, threshold: float) -> Estimate | None:
+def page_faults(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More GPU page faults."""
     was, now = sides.base.pages, sides.head.pages
     assert was is not None
@@ -56,7 +56,7 @@ def page_faults(sides: Comparison, threshold: float) -> Estimate | None:
     return Estimate(seconds, figures, {"why": why}, open=True)
 
 
-def migrations(sides: Comparison, threshold: float) -> Estimate | None:
+def migrations(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More managed memory that moves during the launch, without more GPU page faults."""
     was, now = sides.base.pages, sides.head.pages
     assert was is not None
@@ -72,7 +72,7 @@ def migrations(sides: Comparison, threshold: float) -> Estimate | None:
     return Estimate(seconds, figures, {"why": cause}, open=True)
 
 
-def stays_on_host(sides: Comparison, threshold: float) -> Estimate | None:
+def stays_on_host(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More managed memory that the device reads over the link."""
     was, now = sides.base.pages, sides.head.pages
     if was is None or now is None or was.mapped is None or now.mapped is None or now.mapped < was.mapped * (1 + threshold) + SMALL:
@@ -104,7 +104,7 @@ def _count(copies: Sequence[CopyUse]) -> int:
     return sum(copy.count for copy in copies)
 
 
-def pageable(sides: Comparison, threshold: float) -> Estimate | None:
+def pageable(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Copies of pageable memory that were copies of page-locked memory."""
     was, now = sides.base.copies, sides.head.copies
     if was is None or now is None:
@@ -127,7 +127,7 @@ def pageable(sides: Comparison, threshold: float) -> Estimate | None:
     return _pageable_arguments(sides)
 
 
-def _pageable_arguments(sides: Comparison) -> Estimate | None:
+def _pageable_arguments(sides: BaseAndHead) -> Estimate | None:
     """The same by the kinds of the arguments, where no copies were recorded."""
     was, now = sides.base.host_memory, sides.head.host_memory
     names = [name for name, kind in now.items() if kind == "pageable" and was.get(name) in LOCKED]
@@ -138,7 +138,7 @@ def _pageable_arguments(sides: Comparison) -> Estimate | None:
     return Estimate(max(0.0, seconds), {}, {"arguments": ", ".join(names), "was": was[names[0]]}, open=True)
 
 
-def more_copies(sides: Comparison, threshold: float) -> Estimate | None:
+def more_copies(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More copies or memsets in a launch, or larger ones."""
     was, now = sides.base.copies, sides.head.copies
     assert was is not None

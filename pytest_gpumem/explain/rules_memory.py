@@ -15,7 +15,7 @@ from pytest_gpumem.units import MB
 
 if TYPE_CHECKING:
     from pytest_gpumem.explain.figures import Figures
-    from pytest_gpumem.explain.model import AccessChange, Comparison
+    from pytest_gpumem.explain.model import AccessChange, BaseAndHead
     from pytest_gpumem.explain.pairing import KernelFigures
 
 
@@ -46,7 +46,7 @@ def _thrashes(window: Window | None, beyond: float) -> bool:
     return window is not None and _wanted(window) > window.set_aside * (1 + beyond)
 
 
-def _window_estimate(sides: Comparison, **further: Pair) -> Estimate:
+def _window_estimate(sides: BaseAndHead, **further: Pair) -> Estimate:
     """The misses of L2, and the figures of both sides' windows."""
     was, now = sides.kernels.base, sides.kernels.head
     figures: dict[str, Pair] = {"set_aside": (sides.base.set_aside, sides.head.set_aside)}
@@ -61,20 +61,20 @@ def _window_estimate(sides: Comparison, **further: Pair) -> Estimate:
     return Estimate(sides.seconds_of(sides.misses), {**figures, **further}, open=True)
 
 
-def window_gone(sides: Comparison, _threshold: float) -> Estimate | None:
+def window_gone(sides: BaseAndHead, _threshold: float) -> Estimate | None:
     """Base has a persisting window, head has none."""
     if _persisting(sides.base) is None or _persisting(sides.head) is not None:
         return None
     return _window_estimate(sides)
 
 
-def thrashing(sides: Comparison, threshold: float) -> Estimate | None:
+def thrashing(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head's window selects more bytes than its set-aside holds."""
     was, now = _persisting(sides.base), _persisting(sides.head)
     return _window_estimate(sides) if _thrashes(now, threshold) and not _thrashes(was, threshold) else None
 
 
-def keeps_less(sides: Comparison, threshold: float) -> Estimate | None:
+def keeps_less(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head's window keeps fewer bytes in L2: smaller set-aside, hit ratio or window."""
     was, now = _persisting(sides.base), _persisting(sides.head)
     if was is None or now is None or _thrashes(now, THRASHES) or _kept(now) >= _kept(was) * (1 - threshold):
@@ -82,7 +82,7 @@ def keeps_less(sides: Comparison, threshold: float) -> Estimate | None:
     return _window_estimate(sides, kept=(_kept(was), _kept(now)))
 
 
-def set_aside_too_large(sides: Comparison, threshold: float) -> Estimate | None:
+def set_aside_too_large(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head sets more of L2 aside, and its window keeps no more bytes."""
     before, after = sides.base.set_aside, sides.head.set_aside
     if before is None or after is None or after < before + max(threshold * sides.head.facts.l2_bytes, 1):
@@ -106,7 +106,7 @@ WINDOW_RULES = (
 # Kernels and their shapes
 
 
-def more_kernels(sides: Comparison, threshold: float) -> Estimate | None:
+def more_kernels(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More kernels in a launch."""
     added, gone = sides.kernels.added, sides.kernels.replaced
     many = sum(kernel.count for kernel in added) - sum(kernel.count for kernel in gone)
@@ -119,7 +119,7 @@ def more_kernels(sides: Comparison, threshold: float) -> Estimate | None:
     return Estimate(max(0.0, took[1] - took[0]) + many * GAP_SECONDS, figures, details)
 
 
-def fewer_threads(sides: Comparison, threshold: float) -> Estimate | None:
+def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """The grid of head's longest kernel fills a smaller share of the device."""
     rooms = [figures.facts.sm_count * figures.facts.max_threads_per_sm for figures in (sides.base, sides.head)]
     if not sides.kernels.alike or not all(rooms):
@@ -136,7 +136,7 @@ LIVES_ON_MEMORY = 0.3
 """Share of the DRAM peak above which base's kernel is bound by memory."""
 
 
-def occupancy(sides: Comparison, threshold: float) -> Estimate | None:
+def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Lower occupancy of a kernel that is bound by memory."""
     peak = sides.base.facts.peak_bandwidth or math.inf
     fewer = [
@@ -157,12 +157,12 @@ def _shapes(before: KernelFigures, after: KernelFigures) -> dict[str, Pair]:
     return {"blocks": (before.blocks, after.blocks), "threads_per_block": (before.threads, after.threads)}
 
 
-def _kernel(sides: Comparison, kernel: KernelFigures) -> dict[str, str]:
+def _kernel(sides: BaseAndHead, kernel: KernelFigures) -> dict[str, str]:
     """The name of a kernel, if a launch has several."""
     return {"kernel": base_name(kernel.name)} if len(sides.kernels.pairs) > 1 else {}
 
 
-def _seconds(sides: Comparison, kernel: KernelFigures) -> float:
+def _seconds(sides: BaseAndHead, kernel: KernelFigures) -> float:
     """Seconds of head's launch that one of its kernels takes."""
     whole = sides.kernels.head.seconds
     return sides.kernel_seconds * (kernel.seconds / whole if whole else 1.0)
@@ -171,17 +171,17 @@ def _seconds(sides: Comparison, kernel: KernelFigures) -> float:
 # Clocks
 
 
-def sm_clock(sides: Comparison, threshold: float) -> Estimate | None:
+def sm_clock(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """A lower SM clock."""
     return _clock(sides, threshold, "sm_clock", lambda conditions: conditions.sm_clock_hz, 1 - sides.memory_share)
 
 
-def memory_clock(sides: Comparison, threshold: float) -> Estimate | None:
+def memory_clock(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """A lower memory clock."""
     return _clock(sides, threshold, "memory_clock", lambda conditions: conditions.memory_clock_hz, sides.memory_share)
 
 
-def _clock(sides: Comparison, threshold: float, name: str, of: Callable[[Conditions], float | None], share: float) -> Estimate | None:
+def _clock(sides: BaseAndHead, threshold: float, name: str, of: Callable[[Conditions], float | None], share: float) -> Estimate | None:
     was, now = sides.base.clock(of), sides.head.clock(of)
     if not was or not now or now >= was * (1 - threshold):
         return None
@@ -206,10 +206,10 @@ SCATTERED = 31.5
 FILLED = 1.1
 """Bytes that DRAM reads over those that the SMs read, above which stores cause reads too."""
 SAME = 0.03
-"""Growth of what is asked of L2 that counts as none, the threshold of `more bytes`."""
+"""Growth of needed bytes that counts as none, the threshold of `more bytes`."""
 
 
-def access_pattern(sides: Comparison, threshold: float) -> Estimate | None:
+def access_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More sectors for the same bytes."""
     if not sides.knows_accesses:
         return _recorded_pattern(sides, threshold)
@@ -239,7 +239,7 @@ def access_pattern(sides: Comparison, threshold: float) -> Estimate | None:
     return Estimate(seconds, figures, details, reserve=max(0.0, whole * (1 - 1 / one.ratio) - seconds))
 
 
-def _recorded_pattern(sides: Comparison, threshold: float) -> Estimate | None:
+def _recorded_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """The same from the record of a kernel of the catalogue."""
     sectors = sides.base.measurement.sectors_per_request, sides.head.measurement.sectors_per_request
     if sectors[0] is None or sectors[1] is None or sides.touched < 1 + threshold:
@@ -264,7 +264,7 @@ def _pattern(ratio: float, sectors: tuple[float, float] | None) -> str:
     return "less coalesced"
 
 
-def more_bytes(sides: Comparison, threshold: float) -> Estimate | None:
+def more_bytes(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More bytes to move, as declared or as the SMs request them."""
     if sides.asked < 1 + threshold:
         return None
@@ -283,7 +283,7 @@ def more_bytes(sides: Comparison, threshold: float) -> Estimate | None:
     return Estimate(sides.seconds_of(sides.asked), figures, details | _wider(sides))
 
 
-def _by_kernel(sides: Comparison) -> dict[str, Pair]:
+def _by_kernel(sides: BaseAndHead) -> dict[str, Pair]:
     """The loads and stores that most of the further bytes are of, where a launch has several kernels."""
     if len(sides.kernels.pairs) < 2:
         return {}
@@ -292,7 +292,7 @@ def _by_kernel(sides: Comparison) -> dict[str, Pair]:
     return {f"{one.kernel} {'reads' if one.load else 'writes'}": (0.0, one.further) for one in found if one.further >= least}
 
 
-def _wider(sides: Comparison) -> dict[str, str]:
+def _wider(sides: BaseAndHead) -> dict[str, str]:
     """A wider type in the names of head's kernels."""
     words = [{word for kernel in side.kernels for word in re.findall(r"\w+", kernel.name)} for side in (sides.base, sides.head)]
     for wide, narrow in (("double", "float"), ("float64", "float32"), ("int64", "int32"), ("long", "int"), ("float", "__half")):
@@ -301,7 +301,7 @@ def _wider(sides: Comparison) -> dict[str, str]:
     return {}
 
 
-def l2_misses(sides: Comparison, threshold: float) -> Estimate | None:
+def l2_misses(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More DRAM bytes for the same requests to L2, without a change of the window."""
     if sides.misses < 1 + threshold or any(rule.find(sides, rule.threshold) is not None for rule in WINDOW_RULES):
         return None

@@ -60,7 +60,7 @@ def nothing_to_explain(explanation: Explanation) -> str | None:
 
 
 def not_looked_at(explanation: Explanation) -> tuple[str, ...]:
-    """What the rules without evidence look at, by the evidence that they need."""
+    """The topics of the rules without evidence, by the evidence that they need."""
     missing: dict[str, list[str]] = {}
     for rule, needs in explanation.skipped:
         missing.setdefault(" and ".join(need.words for need in needs), []).append(rule.looks_at)
@@ -130,7 +130,7 @@ NOTES: Mapping[str, str] = {
 
 
 def sentence(cause: Cause) -> str:
-    """What changed, without a full stop."""
+    """The change, without a full stop."""
     return SENTENCES[cause.rule](cause)
 
 
@@ -187,9 +187,6 @@ def _thrashing(cause: Cause) -> str:
         f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of {_exact(window)} "
         f"asks for {_exact(window * ratio)} in a set-aside of {_exact(aside)}, so its lines evict each other"
     )
-
-
-_WINDOW_WORDS = {"set_aside": "set-aside", "hit_ratio": "hit ratio", "window": "window"}
 
 
 def _keeps_less(cause: Cause) -> str:

@@ -1,1 +1,1 @@
-"""NVIDIA's profilers as child processes: finding them, running them, reading what they wrote."""
+"""NVIDIA's profilers as child processes: finding them, running them, reading their reports."""

@@ -16,7 +16,7 @@ from pytest_gpumem.judging.traffic import account
 from pytest_gpumem.nsight.ncu import CountedKernel, kernels_in
 from pytest_gpumem.nsight.profile import CallError as CallError
 from pytest_gpumem.nsight.profile import gpu, named_device
-from pytest_gpumem.nsight.recording import BadReport, Place, place_of, place_of_row
+from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of, place_of_row
 from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
@@ -136,7 +136,7 @@ def _joined(
 
 def kernels_of(rows: Iterable[Row], kernels: Iterable[CountedKernel]) -> dict[str, tuple[CountedKernel, ...]]:
     """By `Row.key`, the kernels inside the measured ranges of a measurement, in their order."""
-    by_place: dict[Place | None, list[CountedKernel]] = defaultdict(list)
+    by_place: dict[RangePlace | None, list[CountedKernel]] = defaultdict(list)
     for kernel in kernels:
         # The filter may match more than measured launches, so the stack of ranges decides.
         by_place[place_of(kernel.ranges)].append(kernel)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.nsight.recording import BadReport, Place, Recording, clock, kernels_together, place_of
+from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, clock, kernels_together, place_of
 from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
 from pytest_gpumem.ranges import DOMAIN
 from pytest_gpumem.records.profile import Besides, TestProfile
@@ -213,12 +213,12 @@ def _kernel(
 
 
 def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
-    by_place: dict[tuple[int | None, Place] | None, list[CountedKernel]] = defaultdict(list)
+    by_place: dict[tuple[int | None, RangePlace] | None, list[CountedKernel]] = defaultdict(list)
     for one in kernels:
         place = place_of(one.ranges)
         by_place[None if place is None else (one.process, place)].append(one)
 
-    def together(process: int | None, place: Place) -> tuple[KernelUse, ...]:
+    def together(process: int | None, place: RangePlace) -> tuple[KernelUse, ...]:
         return kernels_together(one.use for one in by_place.get((process, place), ()))
 
     # In the order of the session, for each measurement once.
@@ -230,7 +230,7 @@ def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
         )
     profiles = []
     for process, test, label in keys:
-        measured, rest = Place(test, label, True), Place(test, label, False)
+        measured, rest = RangePlace(test, label, True), RangePlace(test, label, False)
         uses = together(process, measured)
         asides = {one.set_aside for one in by_place.get((process, measured), ())} - {None}
         profiles.append(
@@ -275,7 +275,7 @@ def _csv_kernels(page: str, needed: Sequence[str] = (), *, ranges: bool = False)
     return None if lines is None else [_kernel_on(line) for line in lines]
 
 
-def _kernel_on(line: Line) -> CountedKernel:
+def _kernel_on(line: PageLine) -> CountedKernel:
     process = line.cells.get("Process ID", "").strip()
     figures = {name: value for name in _METRICS if (value := line.figure(name)) is not None}
     grid, block = _size(line.cells["Grid Size"]), _size(line.cells["Block Size"])
@@ -291,7 +291,7 @@ def _size(written: str) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Line:
+class PageLine:
     """One kernel of the page."""
 
     cells: Mapping[str, str]
@@ -322,7 +322,7 @@ class Line:
             raise BadReport(f"ncu gives {metric} as {written!r}, which is no number") from None
 
 
-def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[Line] | None:
+def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[PageLine] | None:
     """The lines of a page in the order of the launches; None without a page.
 
     Args:
@@ -346,7 +346,7 @@ def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[
     return list(_lines(heading, rows))
 
 
-def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Line]:
+def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[PageLine]:
     units = dict.fromkeys(heading, "")
     for row in rows:
         if not row:
@@ -355,7 +355,7 @@ def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Li
             raise BadReport(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
         cells = dict(zip(heading, row, strict=True))
         if cells["ID"].strip():
-            yield Line(cells, units)
+            yield PageLine(cells, units)
         else:
             units = cells
 

@@ -58,7 +58,7 @@ class _Call(NamedTuple):
 
 
 @dataclass
-class _Content:
+class _PlaceContent:
     """The work of one place."""
 
     kernels: list[KernelUse] = field(default_factory=list)
@@ -104,9 +104,9 @@ class _Reader:
         """By process, the call and the end of all work of the device; the start of the work if its call is unknown."""
         self._ends: dict[int, int] = {}
         """By `id` of a measured launch's range, the end of the last work that it launched."""
-        self._measured: dict[_Key, _Content] = defaultdict(_Content)
-        self._rest: dict[_Key, _Content] = defaultdict(_Content)
-        self._outside = _Content()
+        self._measured: dict[_Key, _PlaceContent] = defaultdict(_PlaceContent)
+        self._rest: dict[_Key, _PlaceContent] = defaultdict(_PlaceContent)
+        self._outside = _PlaceContent()
         self._notes: list[str] = []
 
     def recording(self) -> Recording:
@@ -158,7 +158,7 @@ class _Reader:
         for of_thread in self._waits.values():
             of_thread.sort()
 
-    def _place(self, process: int | None, correlation: int | None, start: int, end: int) -> _Content:
+    def _place(self, process: int | None, correlation: int | None, start: int, end: int) -> _PlaceContent:
         """The place of work of the device."""
         process = process or 0
         call = self._calls.get((process, correlation)) if correlation else None
@@ -228,7 +228,7 @@ class _Reader:
     # Pages
 
     def _read_pages(self) -> bool:
-        """Place migrations and faults by their time; False if the file has none."""
+        """RangePlace migrations and faults by their time; False if the file has none."""
         by_process: dict[int, list[PageEvent]] = defaultdict(list)
         for process, event in self._page_events():
             by_process[process or 0].append(event)
@@ -285,7 +285,7 @@ class _Reader:
             return max(own, waits[position].end)
         return own if following is None else max(own, following)
 
-    def _page_place(self, event: PageEvent, windows: list[_Window], ranges: list[Range]) -> _Content:
+    def _page_place(self, event: PageEvent, windows: list[_Window], ranges: list[Range]) -> _PlaceContent:
         position = bisect_right(windows, event.start, key=lambda w: w.opened) - 1
         if position >= 0:
             window = windows[position]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_gpumem.nsight.nsys_tables import PROCESS, RANGES, Tables
-from pytest_gpumem.nsight.recording import Place, place_of
+from pytest_gpumem.nsight.recording import RangePlace, place_of
 from pytest_gpumem.ranges import DOMAIN, MEASURE, NODEID_CATEGORY
 
 CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = 33, 34, 59, 75
@@ -37,7 +37,7 @@ class Range:
         return (*(self.outer.path if self.outer is not None else ()), self.name)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RangePlace:
         """The test and label that it belongs to."""
         place = place_of(self.path)
         assert place is not None

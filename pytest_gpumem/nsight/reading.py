@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.nsys import read_sqlite
 from pytest_gpumem.nsight.nsys_tables import Tables
-from pytest_gpumem.nsight.recording import BadReport, Place, Recording, place_of_row
+from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, place_of_row
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find, ncu_error
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.result_file import FileError, content
@@ -108,7 +108,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> child.Finished:
 
 
 def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[TestProfile, ...]:
-    """Add to profiles what only the results of the same run have: node id, exact label, number of launches, window.
+    """Add node ids, exact labels, numbers of launches and windows from the results of the same run.
 
     Args:
         profiles: of one run.
@@ -117,7 +117,7 @@ def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[
     by_place = {place_of_row(row): row for row in rows}
     joined = []
     for one in profiles:
-        row = by_place.get(Place(one.name, one.label, True))
+        row = by_place.get(RangePlace(one.name, one.label, True))
         if row is None or row.measurement is None or not (one.kernels or one.copies or one.memsets):
             joined.append(one)
             continue

@@ -18,7 +18,7 @@ class BadReport(ValueError):
     """A profiler's file cannot be read: one line with the cause and, if there is one, the remedy."""
 
 
-class Place(NamedTuple):
+class RangePlace(NamedTuple):
     """A measurement of a test, by its ranges."""
 
     test: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """Inside of a measured launch."""
 
 
-def place_of(ranges: Sequence[str]) -> Place | None:
+def place_of(ranges: Sequence[str]) -> RangePlace | None:
     """The place in a stack of ranges of the domain `gpumem`; None without any.
 
     Args:
@@ -42,13 +42,13 @@ def place_of(ranges: Sequence[str]) -> Place | None:
     test = measured[-1].removesuffix(f".{MEASURE}") if measured else ranges[0].partition(".")[0]
     prefix = phase(test, "label.")
     label = next((name.removeprefix(prefix) for name in ranges if name.startswith(prefix)), "")
-    return Place(test, label, bool(measured))
+    return RangePlace(test, label, bool(measured))
 
 
-def place_of_row(row: Row) -> Place:
+def place_of_row(row: Row) -> RangePlace:
     """The place of the measured launches of a row."""
     prefix = phase(row.range_name, "label.")
-    return Place(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)
+    return RangePlace(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Recording:
     outside: Besides = field(default_factory=Besides)
     """Work outside of all tests."""
     notes: tuple[str, ...] = ()
-    """What the report lacks, and how to record it."""
+    """Data that the report lacks, and how to record it."""
     tool: str = ""
     """ "nsys" or "ncu"."""
     tool_version: str = ""

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.nsight import ncu, tools
-from pytest_gpumem.nsight.ncu import Line, lines_of, module, read_csv, read_report, unit
+from pytest_gpumem.nsight.ncu import PageLine, lines_of, module, read_csv, read_report, unit
 from pytest_gpumem.nsight.recording import BadReport
 
 H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
@@ -227,7 +227,7 @@ def test_an_unknown_unit_matters_where_a_figure_is_taken(tmp_path: Path) -> None
 class RealAction(Action):
     """A line of a real page as the module gives it: every metric in the unit that ncu wrote above it."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: PageLine) -> None:
         super().__init__(line.cells["Kernel Name"], *line.ranges)
         plain = {name: cell.replace(",", "") for name, cell in line.cells.items() if "__" in name}
         self._metrics = {name: Metric(float(cell), line.units[name]) for name, cell in plain.items() if re.fullmatch(r"[0-9.]+", cell)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.nsight.recording import Place, copies_together, kernels_together, place_of
+from pytest_gpumem.nsight.recording import RangePlace, copies_together, kernels_together, place_of
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 
 ONE = KernelUse("k", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=10, registers=16, shared=0, local=0)
@@ -15,17 +15,17 @@ ONE = KernelUse("k", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=10, register
     ("ranges", "place"),
     [
         ((), None),
-        (("test_a",), Place("test_a", "", False)),
-        (("test_a", "test_a.setup"), Place("test_a", "", False)),
-        (("test_a.flush",), Place("test_a", "", False)),
-        (("test_a", "test_a.measure", "test_a.launch"), Place("test_a", "", True)),
-        (("test_a", "test_a.label.x-1", "test_a.measure"), Place("test_a", "x-1", True)),
-        (("test_a", "test_a.label.x-1", "test_a.flush"), Place("test_a", "x-1", False)),
+        (("test_a",), RangePlace("test_a", "", False)),
+        (("test_a", "test_a.setup"), RangePlace("test_a", "", False)),
+        (("test_a.flush",), RangePlace("test_a", "", False)),
+        (("test_a", "test_a.measure", "test_a.launch"), RangePlace("test_a", "", True)),
+        (("test_a", "test_a.label.x-1", "test_a.measure"), RangePlace("test_a", "x-1", True)),
+        (("test_a", "test_a.label.x-1", "test_a.flush"), RangePlace("test_a", "x-1", False)),
         # pytest run by a test, itself measured
-        (("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"), Place("inner", "y", True)),
+        (("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"), RangePlace("inner", "y", True)),
     ],
 )
-def test_a_stack_of_ranges_is_a_place(ranges: tuple[str, ...], place: Place | None) -> None:
+def test_a_stack_of_ranges_is_a_place(ranges: tuple[str, ...], place: RangePlace | None) -> None:
     assert place_of(ranges) == place
 
 
