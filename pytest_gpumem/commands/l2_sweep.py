@@ -18,9 +18,9 @@ from pytest_gpumem.commands import examples
 @click.argument("test", metavar="TEST")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
-    """Find the set-aside and hit ratio that suit what TEST, a node id, measures on a persisting_stream.
+    """Find the best set-aside and hit ratio for the measurements of TEST, a node id, on a persisting_stream.
 
-    Hands on to pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
+    Becomes pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
     """
     if test.startswith("-"):
         raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")

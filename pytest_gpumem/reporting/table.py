@@ -154,7 +154,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
         text.append("sim: simulated, no GPU was measured")
     if usual is not None:
         others = any(_way(row, usual) for row in rows)
-        way = f"{usual[0]}, sampler {usual[1]}{' where not said otherwise' if others else ''}"
+        way = f"{usual[0]}, sampler {usual[1]}{', unless noted otherwise' if others else ''}"
         text.append(f"{way}; noise is half of the 95 % interval over placements" if "noise" in columns else way)
     if "bandwidth" in columns and any(r.measurement is not None and r.measurement.asked_bandwidth is not None for r in rows):
         text.append("asked: by the threads, over and over; caches and memory serve it together")

@@ -228,7 +228,7 @@ def test_a_row_taken_in_another_way_says_how(facts: DeviceFacts, make_row: MakeR
     rows = [make_row("t.py::test_a"), make_row("t.py::test_b"), make_row("t.py::test_c", mode="hot", sampler="batched")]
     lines = draw(rows, facts)
     assert lines[5] == "  hot, batched"
-    assert lines[6].startswith("clean-cold, sampler graph where not said otherwise")
+    assert lines[6].startswith("clean-cold, sampler graph, unless noted otherwise")
 
 
 def test_reasons_of_all_but_passes_are_given_in_full(facts: DeviceFacts, make_row: MakeRow) -> None:
