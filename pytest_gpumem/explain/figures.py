@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec.structs import asdict, replace
+
 from pytest_gpumem.explain.pairing import KernelFigures, by_name
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Window
@@ -128,19 +130,6 @@ def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
 
 
 def _pages_of_launch(counts: PageCounts, launches: int) -> PageCounts:
-    def each(total: int) -> int:
-        return round(total / launches)
-
-    return PageCounts(
-        gpu_faults=each(counts.gpu_faults),
-        gpu_groups=each(counts.gpu_groups),
-        gpu_pages=each(counts.gpu_pages),
-        cpu_faults=each(counts.cpu_faults),
-        to_device=each(counts.to_device),
-        to_host=each(counts.to_host),
-        between_devices=each(counts.between_devices),
-        mapped=None if counts.mapped is None else each(counts.mapped),
-        causes={cause: each(nbytes) for cause, nbytes in counts.causes.items()},
-        to_device_seconds=counts.to_device_seconds / launches,
-        to_host_seconds=counts.to_host_seconds / launches,
-    )
+    totals = {name: value for name, value in asdict(counts).items() if isinstance(value, (int, float))}
+    each = {name: round(value / launches) if isinstance(value, int) else value / launches for name, value in totals.items()}
+    return replace(PageCounts(), **each, causes={cause: round(nbytes / launches) for cause, nbytes in counts.causes.items()})

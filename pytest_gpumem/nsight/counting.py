@@ -205,6 +205,20 @@ def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
     return plain
 
 
+class _Device(msgspec.Struct):
+    key: str
+
+
+class _Row(msgspec.Struct):
+    key: str
+    counted: Counted | None
+
+
+class _File(msgspec.Struct):
+    device: _Device
+    rows: list[_Row]
+
+
 @dataclass(frozen=True)
 class StoredCounts:
     """The counts in a file of `gpumem traffic`."""
@@ -223,21 +237,13 @@ def load(path: Path) -> StoredCounts:
     """
     try:
         plain = parsed(content(path))
-    except FileError as error:
+        if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
+            raise FileError(f"no file of counts of schema {SCHEMA}")
+        file = msgspec.convert(plain, _File)
+    except (FileError, msgspec.ValidationError, UnicodeEncodeError) as error:
         raise BadFile(f"{path}: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
-    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or not isinstance(plain.get("rows"), list):
-        raise BadFile(f"{path} is no file of counts of schema {SCHEMA}; accepted is a file that `gpumem traffic --json` wrote")
-    try:
-        device = plain["device"]["key"]
-        rows = [(row["key"], row["counted"]) for row in plain["rows"]]
-        counts = {key: msgspec.convert(counted, Counted) for key, counted in rows if counted is not None}
-    except (KeyError, TypeError) as error:
-        raise BadFile(f"{path}: {error} is missing; accepted is a file that `gpumem traffic --json` wrote") from None
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise BadFile(f"{path}: counted: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
-    if not isinstance(device, str) or not all(isinstance(key, str) for key in counts):
-        raise BadFile(f"{path}: a key is no text; accepted is a file that `gpumem traffic --json` wrote")
+    counts = {row.key: row.counted for row in file.rows if row.counted is not None}
     for key, figures in counts.items():
         if min(figures.reads, figures.writes, figures.l2_reads or 0, figures.l2_writes or 0) < 0 or figures.launches < 1:
             raise BadFile(f"{path}: {key}: {figures} cannot be a count")
-    return StoredCounts(device, counts)
+    return StoredCounts(file.device.key, counts)

@@ -115,8 +115,8 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "schema 1"),
         ('{"schema": 2, "rows": []}', "schema 1"),
-        ('{"schema": 1, "rows": [{}]}', "'device' is missing"),
-        ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t"}]}', "'counted' is missing"),
+        ('{"schema": 1, "rows": [{}]}', "missing required field `key`"),
+        ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t"}]}', "missing required field `counted`"),
         ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t", "counted": {"reads": "1"}}]}', "Expected `int`, got `str`"),
         (
             '{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t", "counted": {"reads": -1, "writes": 1, "l2_reads": null, '
