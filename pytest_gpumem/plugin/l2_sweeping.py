@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter, signature
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
@@ -24,7 +22,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, in_one_line, open_streams, persisting
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
-from pytest_gpumem.plugin.state import GpuSession, GpuTest
+from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, l2_svg
@@ -290,7 +288,7 @@ def check_serial(config: pytest.Config) -> None:
         raise pytest.UsageError("gpumem: --gpumem-l2-sweep and its map draw in the process that measures, not under xdist; leave out -n")
 
 
-class SweepHooks:
+class SweepHooks(SummaryHooks):
     """Shows the maps at the session's end.
 
     Raises:
@@ -300,14 +298,9 @@ class SweepHooks:
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
-        self._picture: Path | None = None
-        wanted = session.settings.l2_sweep_map
-        if wanted is not None:
+        if session.settings.l2_sweep_map is not None:
             check_serial(session.config)
-            self._picture = Path(session.config.invocation_params.dir, Path(wanted).expanduser())
-            # Noticed now, and not once everything was measured.
-            if (why := unwritable(self._picture)) is not None:
-                raise pytest.UsageError(f"gpumem: {session.settings.origins['l2_sweep_map']}: cannot write {self._picture}: {why}")
+        self._picture = session.output("l2_sweep_map")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         settings = self._session.settings
@@ -327,24 +320,12 @@ class SweepHooks:
             self._notes.append(NOTHING)
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = Exit.NO_VERDICT
-        path = self._picture
-        if path is not None and gpu.sweeps:
-            try:
-                write_whole(path, l2_svg(gpu.sweeps))
-            except OSError as error:
-                self._notes.append(f"--gpumem-l2-sweep-map: cannot write {path}: {error.strerror or error}")
-                if session.exitstatus == pytest.ExitCode.OK:
-                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            else:
-                self._notes.append(f"--gpumem-l2-sweep-map: wrote {path}")
+        if self._picture is not None and gpu.sweeps:
+            self._notes.append(write_output(session, "--gpumem-l2-sweep-map", self._picture, l2_svg(gpu.sweeps)))
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # as the table of rows
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for line in self._lines(terminalreporter):
-                terminalreporter.write_line(line)
+    def summarise(self, writer: pytest.TerminalReporter) -> None:
+        for line in self._lines(writer):
+            writer.write_line(line)
 
     def _lines(self, writer: pytest.TerminalReporter) -> Iterator[str]:
         width, colour = writer._tw.fullwidth, writer._tw.hasmarkup

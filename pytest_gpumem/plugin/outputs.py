@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
@@ -15,21 +15,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, concerns, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS, Run, job_summary
 from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.settings import ANNOUNCE, switched_off
+from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
 
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 """Variables with the folder of the checked-out repository, to which paths of GitHub and GitLab are relative."""
 
 
-class OutputHooks:
+class OutputHooks(SummaryHooks):
     """Writes at the session's end, and reports what it wrote.
 
     Raises:
@@ -40,12 +40,8 @@ class OutputHooks:
         self._session = session
         self._places: dict[str, Place] = {}
         self._notes: list[str] = []
-        self._files: dict[str, Path] = {}
-        for name in OUTPUTS:
-            if (written := getattr(session.settings, name)) is not None:
-                path = self._files[name] = Path(session.config.invocation_params.dir, Path(written).expanduser())
-                if (why := unwritable(path)) is not None:
-                    raise pytest.UsageError(f"gpumem: {session.settings.origins[name]}: cannot write {path}: {why}")
+        files = {option: session.output(option.name) for option in of_role(Role.OUTPUT)}
+        self._files = {option: path for option, path in files.items() if path is not None}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, line, _ = report.location
@@ -67,8 +63,10 @@ class OutputHooks:
         if not self._files and not announced:
             return
         run = self._run()
-        for name, path in self._files.items():
-            self._write(session, f"--gpumem-{name.replace('_', '-')}", path, OUTPUTS[name](run))
+        for option, path in self._files.items():
+            text = OUTPUTS[option.name](run)
+            nothing = f"{option.flag}: nothing was measured, so {path} is not written"
+            self._notes.append(nothing if text is None else write_output(session, option.flag, path, text))
         if announced and (note := summarise(job_summary(run), os.environ)) is not None:
             self._notes.append(note)
 
@@ -98,33 +96,13 @@ class OutputHooks:
             remarks=missing_lines(gpu.missing),
         )
 
-    def _write(self, session: pytest.Session, option: str, path: Path, text: str | None) -> None:
-        if text is None:
-            self._notes.append(f"{option}: nothing was measured, so {path} is not written")
-            return
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            self._notes.append(f"{option}: cannot write {path}: {error.strerror or error}")
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        else:
-            self._notes.append(f"{option}: wrote {path}")
-
-    @pytest.hookimpl(wrapper=True, trylast=True)  # as the table of rows
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._summary(terminalreporter)
-
-    def _summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def summarise(self, writer: pytest.TerminalReporter) -> None:
         for note in self._notes:
-            terminalreporter.write_line(printable(note))
+            writer.write_line(printable(note))
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
-            terminalreporter.ensure_newline()
+            writer.ensure_newline()
             for line in workflow_commands(concerns(self._session.rows), self._places):
-                terminalreporter.write_line(line)
+                writer.write_line(line)
 
 
 def correct_junit(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -19,7 +19,7 @@ from pytest_gpumem.plugin.judging import explained, fails, judged, properties, s
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
@@ -74,8 +74,8 @@ class RepeatHooks:
             remarks = [process.failure_of(nodeid) for nodeid in process.failures if nodeid not in self._reported]
             remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
             self._session.remarks += [remark for remark in remarks if remark is not None]
-            if remarks and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            if remarks:
+                fail(session)
 
 
 class FurtherReports:

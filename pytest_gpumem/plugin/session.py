@@ -20,7 +20,7 @@ from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
-from pytest_gpumem.plugin.state import SESSION, GpuSession
+from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -206,8 +206,8 @@ class SessionHooks:
         gpu.check_controls()
         if gpu.is_worker:
             gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]
-        elif gpu.drifted and gpu.settings.strict and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif gpu.drifted and gpu.settings.strict:
+            fail(session)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import kind_of, since_start
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.suite import Family
@@ -58,6 +59,37 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.repeats import Further
+
+
+def fail(session: pytest.Session) -> None:
+    """End a session with the exit code of failed tests, unless it ends with another error."""
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def write_output(session: pytest.Session, flag: str, path: Path, text: str) -> str:
+    """Write a file that an option asked for; the line for the summary. If it cannot be written, the session fails."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        fail(session)
+        return f"{flag}: cannot write {path}: {error.strerror or error}"
+    return f"{flag}: wrote {path}"
+
+
+class SummaryHooks:
+    """Hooks that print lines below pytest-benchmark's table, also if its own comparison ends in an error."""
+
+    def summarise(self, writer: pytest.TerminalReporter) -> None:
+        """Print the lines."""
+        raise NotImplementedError
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+        try:
+            yield
+        finally:
+            self.summarise(terminalreporter)
 
 
 class GpuSession:
@@ -105,6 +137,19 @@ class GpuSession:
         """Of persisting L2, while the device is open."""
         self._device: Device | None = None
         self._announced: set[str] = set()
+
+    def output(self, name: str) -> Path | None:
+        """The file that an option names, relative to where pytest was called; None if the option is not set.
+
+        Raises:
+            pytest.UsageError: it cannot be written.
+        """
+        if (written := getattr(self.settings, name)) is None:
+            return None
+        path = Path(self.config.invocation_params.dir, Path(written).expanduser())
+        if (why := unwritable(path)) is not None:
+            raise pytest.UsageError(f"gpumem: {self.settings.origins[name]}: cannot write {path}: {why}")
+        return path
 
     @property
     def reports_elsewhere(self) -> bool:

@@ -21,7 +21,7 @@ from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, fail
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.table import table
@@ -54,7 +54,7 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
     return min(shares, default=None)
 
 
-class TerminalHooks:
+class TerminalHooks(SummaryHooks):
     """Header, announcements, table, JSON and baseline."""
 
     def __init__(self, session: GpuSession) -> None:
@@ -119,8 +119,7 @@ class TerminalHooks:
                 self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
             except BaselineError as error:
                 self._notes.append(f"--gpumem-save: {error}")
-                if session.exitstatus == pytest.ExitCode.OK:
-                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                fail(session)
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; says what was stored, and what not and why."""
@@ -156,15 +155,7 @@ class TerminalHooks:
             tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
             yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.baseline_folder))} --reason '...'"
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-        # Below pytest-benchmark's table, which is as long and says nothing of verdicts; also where its own comparison ends in an error.
-        try:
-            yield
-        finally:
-            self._summary(terminalreporter)
-
-    def _summary(self, writer: pytest.TerminalReporter) -> None:
+    def summarise(self, writer: pytest.TerminalReporter) -> None:
         session = self._session
         rows = list(session.rows)
         if not rows and not self._notes:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
@@ -348,3 +349,7 @@ def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any
     assert found == [] if message is None else message in found[0]
     # An ini file's default is there to be adjusted.
     assert loosened(limits, asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default})) == []
+
+
+def test_every_output_has_a_format() -> None:
+    assert {option.name for option in of_role(Role.OUTPUT)} == set(OUTPUTS)
