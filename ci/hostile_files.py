@@ -298,7 +298,16 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
     try:
         journal = Journal(path, {"asked": "this"})
         try:
-            duet = Duet(sides(), Players(nobody), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, tell=lambda told: None)  # type: ignore[arg-type]
+            duet = Duet(
+                sides(),  # type: ignore[arg-type]
+                Players(nobody),  # type: ignore[arg-type]
+                journal,
+                Wanted(),
+                max_regression=None,
+                rounds_max=40,
+                seed=0,
+                on_progress=lambda progress: None,
+            )
             found = duet.play()
         finally:
             journal.close()
@@ -364,7 +373,7 @@ def _journal(path: Path) -> None:
         ]
 
     journal = Journal(path, {"asked": "this"})
-    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, tell=lambda told: None).play()  # type: ignore[arg-type]
+    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None).play()  # type: ignore[arg-type]
     journal.close()
 
 

@@ -26,18 +26,18 @@ SAMPLERS = ("auto", "blocked", "batched", "host")
 REMOVED_SAMPLERS = ("graph",)
 """Samplers of earlier versions: their results are still read."""
 DEFAULT_BUDGET = 1.0
-"""Seconds for each measurement, where nobody says otherwise."""
+"""Default budget of a measurement, in seconds."""
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
-"""Set in the further processes of a run: to `READS_CONTROLS` where the run compares or saves, else to anything else."""
+"""Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
 FURTHER_REPORTS = "GPUMEM_FURTHER_REPORTS"
-"""Set for the further processes of a run: the file into which each writes what became of its tests."""
+"""Set in a further process of a run: the file for the reports of its tests."""
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", FURTHER_PROCESS, FURTHER_REPORTS)
-"""Environment variables that are no options, and no mistakes in a session's environment."""
+"""Environment variables that start with GPUMEM and are no options."""
 
 FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
-"""Variable of a further process: descriptor of a pipe. It waits there for its turn, a line with a JSON list: the node ids of the tests that
-it runs, or none for all."""
+"""Variable of a further process: the descriptor of a pipe, from which it reads one line before it measures: a JSON list of the node ids to
+run; empty for all."""
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
 """Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
 variables that start with GPUMEM."""
@@ -51,7 +51,7 @@ _NO = ("0", "false", "no", "off")
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used: one line with where it came from, the value, and what is accepted."""
+    """A setting that cannot be used: one line with its origin, the value, and the accepted values."""
 
 
 def _flag(value: object) -> bool:
@@ -74,7 +74,7 @@ def _choice(accepted: tuple[str, ...], removed: tuple[str, ...] = ()) -> Callabl
 
 
 def device_choice(value: object) -> str:
-    """A choice of a device as it is written. Raises `QuantityError` for what is none."""
+    """A choice of a device, as written. Raises `QuantityError` if it is none."""
     if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(:[a-z0-9_]+)?", value):
         return value
     raise units.QuantityError(
@@ -118,12 +118,12 @@ def _pinned_share(value: Any) -> float:
     return share
 
 
-def _path(what: str, example: str) -> Callable[[Any], str]:
+def _path(kind: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
-            raise units.QuantityError(f"{value!r} is no {what}; accepted is a path such as {example}")
+            raise units.QuantityError(f"{value!r} is no {kind}; accepted is a path such as {example}")
         if value.startswith("~") and os.path.expanduser(value) == value:
-            raise units.QuantityError(f"{value!r}: nobody of that name has a home folder here; accepted is a path such as {example}")
+            raise units.QuantityError(f"{value!r}: there is no user of that name; accepted is a path such as {example}")
         return value
 
     return parse
@@ -145,14 +145,14 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 class Role(Enum):
-    """What an option is for. All lists of options that a command refuses, switches off or sets itself follow from it."""
+    """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
     SWITCH = "switch"
     """Turns the plugin on."""
     MEASURING = "measuring"
     """How a row is measured."""
     JUDGING = "judging"
-    """With what a row is compared, and its limits."""
+    """The limits of a row, and the baseline that it is compared with."""
     PROCESSES = "processes"
     """In how many processes a run measures."""
     STRICTNESS = "strictness"
@@ -181,15 +181,15 @@ class Option(NamedTuple):
     name: str
     """Its field in `Settings`."""
     role: Role
-    """What it is for."""
+    """Its purpose."""
     parse: Callable[[Any], Any]
-    """From what was written to the field's value; raises `QuantityError`."""
+    """From the written value to the field's; raises `QuantityError`."""
     default: Any
-    """The field's value where nothing was written."""
+    """The field's value if the option is not set."""
     help: str
     """For `pytest --help` and the documentation."""
     metavar: str | None = None
-    """What stands for the value in the help; None for a flag."""
+    """The placeholder of the value in the help; None for a flag."""
     on_marker: bool = False
     """Also a keyword of `@pytest.mark.gpumem` and of a single measurement."""
 
@@ -201,7 +201,7 @@ class Option(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether the command line gives it without a value."""
+        """True if the command line gives it without a value."""
         return self.metavar is None
 
     @property
@@ -293,7 +293,7 @@ OPTIONS: tuple[Option, ...] = (
         Role.MEASURING,
         _flag,
         False,
-        "Watch one launch of each measurement in an untimed pass, and say of a failed one what moved since the baseline (CUPTI on a GPU).",
+        "Watch one launch of each measurement in an untimed pass, and explain a failed one by changes since the baseline (CUPTI on a GPU).",
     ),
     Option(
         "processes",
@@ -355,7 +355,7 @@ OPTIONS: tuple[Option, ...] = (
         Role.OUTPUT,
         _path("file", "gl-code-quality.json"),
         None,
-        "Write what needs a look as a code-quality report for GitLab. Default: none.",
+        "Write failed and undecided rows as a code-quality report for GitLab. Default: none.",
         "FILE",
         gate_file="code-quality.json",
     ),
@@ -364,7 +364,7 @@ OPTIONS: tuple[Option, ...] = (
         Role.JUDGING,
         _path("file", "traffic.json"),
         None,
-        "Show the traffic that `gpumem traffic --json FILE` counted beside what tests declare. Default: none.",
+        "Show the traffic that `gpumem traffic --json FILE` counted beside the declared one. Default: none.",
         "FILE",
     ),
     Option(
@@ -372,7 +372,7 @@ OPTIONS: tuple[Option, ...] = (
         Role.SWEEP,
         _flag,
         False,
-        "Also search for the best set-aside and hit ratio of what is measured on a persisting_stream, and show the map.",
+        "Also search for the best set-aside and hit ratio of each measurement on a persisting_stream, and show the map.",
     ),
     Option(
         "l2_sweep_map", Role.SWEEP, _image, None, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"
@@ -389,13 +389,13 @@ def of_role(*roles: Role) -> tuple[Option, ...]:
 
 
 OF_A_RUN = (*(option.name for option in OPTIONS if option.role.of_a_run), ANNOUNCE)
-"""Names of what belongs to a whole run, and not to one of the processes that a command starts for it."""
+"""Names of the options of a whole run; in the processes that a command starts for it they have their defaults."""
 
 _NO_LIMITS: Mapping[str, str | None] = MappingProxyType({name: None for name, limit in LIMITS.items() if limit.metavar is not None})
 
 
 class Settings(NamedTuple):
-    """What a session runs under."""
+    """The settings of a session."""
 
     enabled: bool = False
     """`--gpumem`: measure at all."""
@@ -430,7 +430,7 @@ class Settings(NamedTuple):
     baseline: str | None = None
     """Folder of the baselines, as written; None: pytest-benchmark's storage."""
     baseline_of: str | None = None
-    """Branch or commit whose history, as far as HEAD shares it, the baseline is taken from; None: all of it."""
+    """Branch or commit: only processes of the history that HEAD shares with it are compared with; None: all."""
     baseline_window: int = 20
     """Newest accepted runs of each row that are compared with."""
     strict: bool = False
@@ -446,7 +446,7 @@ class Settings(NamedTuple):
     counted: str | None = None
     """File of counted traffic, as written."""
     l2_sweep: bool = False
-    """Sweep what is measured on a persisting stream."""
+    """Sweep each measurement on a persisting stream."""
     l2_sweep_map: str | None = None
     """Picture of the sweeps, as written."""
     origins: Mapping[str, str] = MappingProxyType({})
@@ -458,7 +458,7 @@ class Settings(NamedTuple):
 
 
 class Overrides(NamedTuple):
-    """What a marker or a single measurement sets besides limits; None: not set there."""
+    """The settings of a marker or a single measurement besides limits; None: not set there."""
 
     mode: str | None = None
     sampler: str | None = None
@@ -483,7 +483,7 @@ class Mark(Protocol):
 
 
 def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str) -> bool:
-    """Whether the session measures; the arguments are those of `resolve`. Looks at nothing but the switch."""
+    """True if the session measures; reads only the switch. Arguments as for `resolve`."""
     return bool(_resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0])
 
 
@@ -508,7 +508,7 @@ def resolve(
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it: somebody else's `GPUMEM_...` variable must not
+    While the switch is off, only the command line is read besides it: a `GPUMEM_...` variable of another program must not
     break a session that does not measure.
 
     Args:
@@ -519,7 +519,7 @@ def resolve(
         ini_file: how messages name the ini file, such as "pytest.ini".
 
     Raises:
-        SettingsError: one line that names the origin, the value and what is accepted.
+        SettingsError: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
     if not is_enabled(command_line, environment, ini, ini_file):
@@ -580,7 +580,7 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
 
 
 def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Overrides:
-    """What the keywords of a marker or of a single measurement set besides limits.
+    """The settings of a marker or of a single measurement besides limits.
 
     Raises:
         SettingsError: an unknown keyword, a value that cannot be read, or a budget for the whole run.
@@ -664,7 +664,7 @@ def _resolve_one(
         (environment.get(option.variable), option.variable),
         (ini.get(option.key), f"{option.key} in {ini_file}"),
     ):
-        # Empty means not set, except where somebody typed it.
+        # Empty means not set, except on the command line.
         if written is not None and (written not in ("", []) or origin == option.flag):
             return _parse(option.parse, written, origin), origin
     return option.default, "default"

@@ -126,7 +126,7 @@ def compare(
     strict: bool = False,
     again: str = "the same command goes on from there",
 ) -> int:
-    """Play a duet, print what it found and write it into `file`; the exit code.
+    """Run a duet, print its verdicts and write them into `file`; the exit code.
 
     Args:
         base: a git revision, a folder or a wheel.
@@ -140,7 +140,7 @@ def compare(
         journal: file to resume from; None: one in the temporary folder.
         file: for verdicts and all processes.
         strict: green takes a PASS of everything, on a real GPU.
-        again: said where a signal ends it: how to go on.
+        again: how to resume, printed after a signal.
 
     Raises:
         click.UsageError: it cannot be played as it was asked for.
@@ -193,13 +193,13 @@ def compare(
             stack.callback(workers.close)
             click.echo(report.named(sides), err=True)
             try:
-                with _progress() as tell:
+                with _progress() as show:
                     played = Duet(
-                        sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, tell=tell
+                        sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, on_progress=show
                     ).play()
             except KeyboardInterrupt:
-                if held := kept.held():
-                    processes = counted(held, "process")
+                if finished := kept.count():
+                    processes = counted(finished, "process")
                     click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
                 raise
             seconds = time.monotonic() - begun
@@ -207,7 +207,7 @@ def compare(
             width = shutil.get_terminal_size((120, 24)).columns
             colour, unnamed = wants_colour(sys.stdout, os.environ), None if one_place(sys.stdout, sys.stderr) else sides
             click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
-            if not played.told:
+            if not played.verdicts:
                 click.echo("nothing was measured: no test among those that were selected measures on the GPU")
             if file is not None:
                 utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -257,7 +257,7 @@ def _flagged(path: Path) -> list[Row]:
 
 
 def _default_journal(asked: dict[str, Any]) -> Path:
-    """Where the same command finds it again: by what was asked for, which names the state of both sides."""
+    """The file that the same command finds again: its name follows from the arguments and the state of both sides."""
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
     return Path(tempfile.gettempdir(), f"gpumem-duet-{user}-{digest}.jsonl")

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
 FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
-"""What the gate writes into its folder."""
+"""The files that the gate writes into its folder."""
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
-"""File in the folder, and its text: it shows that a gate made the folder, and that what is in it is no change of the tree."""
+"""File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
 
 @click.command(
@@ -69,7 +69,7 @@ def gate(
     base: str,
     pytest_arguments: tuple[str, ...],
 ) -> int:
-    """Hold a change to what BASE, a git revision, was measured at: for pipelines of pull requests.
+    """Compare a change with BASE, a git revision: for pipelines of pull requests.
 
     Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
     for, a duet of BASE and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a
@@ -120,14 +120,14 @@ def gate(
 
 
 def _flags(found: int, wanted: int) -> str:
-    """What becomes of the rows that are flagged."""
+    """How many rows are flagged, and how many of them the duet decides."""
     rows, them = ("1 row", "it") if found == 1 else (f"{found} rows", "them")
     if not wanted:
-        return f"{rows}; what a duet would say changes nothing for {them}"
+        return f"{rows}; a duet would change nothing for {them}"
     return (
         f"{rows}; the duet decides {them}"
         if wanted == found
-        else f"{rows}; the duet decides {wanted} of them, the others fail whatever it says"
+        else f"{rows}; the duet decides {wanted} of them, the others fail whatever its verdict"
     )
 
 
@@ -146,7 +146,7 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
 
 
 def _prepare(output: Path) -> None:
-    """Make the folder, and take away what an earlier gate left in it: a run that breaks must not show another's results.
+    """Make the folder, and remove the files of an earlier gate: a run that breaks must not show another's results.
 
     Raises:
         click.UsageError: it holds files, and no marker of a gate; nothing is touched.
@@ -171,7 +171,7 @@ def _prepare(output: Path) -> None:
 
 @dataclass(frozen=True)
 class Screened:
-    """What the screen left."""
+    """The results of the screen."""
 
     code: int
     """pytest's exit code."""
@@ -189,7 +189,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     # that they may change, and before what the gate relies on.
     own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUTS[option.name]}" for option in of_role(Role.OUTPUT))]
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
-    # What comes after the first failure is judged too: the duet may clear that one.
+    # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=[f"--gpumem-baseline-of={base}"], results=output / RESULTS)
     code = run_here(command, for_a_run(os.environ, announces=False))
@@ -207,7 +207,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
 def _duet(
     output: Path, base: str, rows: Sequence[Row], max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]
 ) -> dict[str, Judged]:
-    """What the duet says of each of these rows; nothing of any where it judged none."""
+    """The duet's verdicts of these rows; empty if it judged none."""
     from pytest_gpumem.commands.duet import ROUNDS, compare
     from pytest_gpumem.runs.decision import judged
     from pytest_gpumem.runs.reading import Wanted
@@ -245,7 +245,7 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
 
 
 def _places(output: Path, document: Document) -> dict[str, Place]:
-    """Where the tests stand that the screen's own code-quality report names."""
+    """The places of tests in the screen's own code-quality report."""
     from pytest_gpumem.reporting.concerns import Place, fingerprint
 
     try:

@@ -81,10 +81,10 @@ def _processes(
         for number, turn in enumerate(schedule):
             process = workers.run(schedule[number:], request.tests or None, 1)
             if process.error is not None:
-                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) crashed: {process.error}")
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].title}) crashed: {process.error}")
             if not process.rows and not process.outcomes:
                 # The next processes of this side would find no more.
-                raise NothingMeasured(f"{turn.side} ({trees[turn.side].what}) measured nothing: {_no_tests(request.tests)}")
+                raise NothingMeasured(f"{turn.side} ({trees[turn.side].title}) measured nothing: {_no_tests(request.tests)}")
             if process.facts:
                 facts[turn.side] = device_from_json(dict(process.facts))
             rows[turn.side] += process.rows
@@ -104,7 +104,7 @@ def _check_first_pair(
     """End if no test of a side measured anything: further processes would not either."""
     without = [side for side in (BASE, HEAD) if all(row.measurement is None for row in rows[side])]
     if without:
-        names = " and ".join(f"{side} ({trees[side].what})" for side in without)
+        names = " and ".join(f"{side} ({trees[side].title})" for side in without)
         raise NothingMeasured(
             f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}"
         )
@@ -152,7 +152,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
         rows += [with_medians(row) for row in found.rows if row.measurement is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
         if not rows:
-            raise NothingMeasured(f"{HEAD} ({tree.what}) measured nothing: its tests skipped or failed; the output of pytest is above")
+            raise NothingMeasured(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
     return _side(HEAD, tree, tree, request, rows, found.device, environment, echo)
 
 
@@ -187,4 +187,4 @@ def _side(
     except NotProfiled as reason:
         notes.append(str(reason))
     nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
-    return SideEvidence(tree.what, facts, measured, nodeids, profiles, traces, tuple(notes))
+    return SideEvidence(tree.title, facts, measured, nodeids, profiles, traces, tuple(notes))

@@ -1,1 +1,1 @@
-"""What pytest sees: the only place that imports it."""
+"""The pytest plugin: the only package that imports pytest."""

@@ -1,7 +1,7 @@
-"""One process of a duet, run as a script: pytest with its modules collected and its libraries imported, held until it may use the GPU.
+"""One process of a duet, run as a script: pytest collects its tests, imports their libraries, and waits until it may use the GPU.
 
-It imports nothing of this package, so that the tree under test brings its own. Two inherited pipes hold the conversation, in lines of
-JSON: it says that it is ready, is told which tests to run, and says how the session ended. It ends by itself when the other end is gone.
+It imports nothing of this package, so that the tree under test brings its own. Two inherited pipes carry lines of
+JSON: it reports that it is ready, receives the tests to run, and reports how the session ended. It ends when the other end is closed.
 PYTEST_DONT_REWRITE
 """
 
@@ -27,26 +27,26 @@ DECIDED = (0, 1, 5)
 
 
 class Gate:
-    """A pytest plugin that waits before the first test, and remembers what became of each."""
+    """A pytest plugin that waits before the first test, and records the outcome of each."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._told = os.fdopen(job["reads"], "r", encoding="utf-8")
-        self._say = os.fdopen(job["writes"], "w", encoding="utf-8")
+        self._commands = os.fdopen(job["reads"], "r", encoding="utf-8")
+        self._answers = os.fdopen(job["writes"], "w", encoding="utf-8")
         self._job = job
         self._early: bool = job["early"]
         self._tests: list[str] | None = None
         self.outcomes: dict[str, list[str]] = {}
-        """By node id of what did not pass: "failed" or "skipped", and why."""
+        """By node id of each test that did not pass: "failed" or "skipped", and why."""
 
     def say(self, **words: Any) -> None:
         """One line to the coordinator."""
-        self._say.write(json.dumps(words) + "\n")
-        self._say.flush()
+        self._answers.write(json.dumps(words) + "\n")
+        self._answers.flush()
 
     def leave(self, code: int) -> None:
-        """Say how the session ended, and end the process.
+        """Report how the session ended, and end the process.
 
-        Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.
+        The libraries' own clean-up is skipped: it costs GPU time and may crash, and the driver frees the process's memory.
         """
         job = self._job
         self.say(exit=code, outcomes=self.outcomes, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"]))
@@ -57,7 +57,7 @@ class Gate:
     def _wait(self, config: pytest.Config) -> None:
         _import_libraries(config)
         self.say(ready=True, strict=_ini(config, "gpumem_strict"))
-        line = self._told.readline()
+        line = self._commands.readline()
         if not line:
             os._exit(1)
         asked = json.loads(line)
@@ -66,8 +66,8 @@ class Gate:
         threading.Thread(target=self._end_with_the_coordinator, daemon=True).start()
 
     def _end_with_the_coordinator(self) -> None:
-        # Sleeps in the kernel until the pipe is closed: nobody is left to read the answer.
-        self._told.read()
+        # Blocks until the coordinator closes the pipe, and with it the need for an answer.
+        self._commands.read()
         os._exit(1)
 
     @pytest.hookimpl(tryfirst=True)  # before the plugins read them
@@ -97,7 +97,7 @@ class Gate:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
-        return {}  # nobody reads it, and py-cpuinfo starts a process for it, which takes a second
+        return {}  # unused, and py-cpuinfo starts a process for it, which takes a second
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -114,8 +114,8 @@ class Gate:
 class _Leaving:
     """Ends the process once the results are written.
 
-    The summary is for nobody, and the next process waits meanwhile: Hypothesis alone imports itself for it, which takes a second where
-    Python may not keep what it compiled.
+    No one reads the summary, and the next process waits for this one: Hypothesis alone imports itself for the summary, which takes a
+    second if Python may not write its bytecode.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -128,10 +128,10 @@ class _Leaving:
 
 
 def _last_line(text: str) -> str:
-    """What an assertion or an error says: pytest marks such lines with an E; else the first line."""
+    """The message of an assertion or an error, whose lines pytest marks with an E; else the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return (told or lines or ["no message"])[0][:REASON]
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (marked or lines or ["no message"])[0][:REASON]
 
 
 def _ini(config: pytest.Config, name: str) -> str | None:
@@ -143,7 +143,7 @@ def _ini(config: pytest.Config, name: str) -> str | None:
 
 
 def _import_libraries(config: pytest.Config) -> None:
-    """What opening the device will import, as far as the tree's plugin tells."""
+    """Import the libraries that opening the device needs, if the tree's plugin names them."""
     try:
         session = config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION]
         prepare = session.chosen.prepare
@@ -153,7 +153,7 @@ def _import_libraries(config: pytest.Config) -> None:
 
 
 def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[str]) -> list[str]:
-    """Modules that are of the other side, as sentences.
+    """Modules that come from the other side, as sentences.
 
     Args:
         names: top-level modules that this side brings.

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 
 PATIENCE = 3.0
-"""Seconds of waiting for a GPU after which the user is told who has it."""
+"""Seconds of waiting for a GPU after which a message names the process that uses it."""
 
 
 class LockUnusable(DeviceError):
@@ -63,7 +63,7 @@ def exclusive(facts: DeviceFacts, tell: Callable[[str], None] = lambda line: Non
 
 
 def lock_file(uuid: str) -> Path:
-    """The lock of a GPU, in a folder that nobody else can write to.
+    """The lock of a GPU, in a folder that only this user can write to.
 
     Raises:
         LockUnusable: there is no such folder, or the lock cannot be opened.
@@ -89,7 +89,7 @@ def lock_file(uuid: str) -> Path:
 
 
 def _not_ours(folder: Path) -> str | None:
-    """Why others can put something else in place of the folder or of what is in it; None if they cannot."""
+    """Why other users can replace the folder or its files; None if they cannot."""
     if not hasattr(os, "getuid"):
         return None
     own, parent = folder.lstat(), folder.parent.stat()

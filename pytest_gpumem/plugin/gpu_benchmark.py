@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *LIMITS)
-"""Keywords of a measurement; what is not among them goes to the function."""
+"""Keywords of a measurement; all others go to the function."""
 
 
 class GpuBenchmark:
-    """Takes the measurements of one test. Several are told apart by `label=`."""
+    """Measures for one test. `label=` names each of several measurements."""
 
     def __init__(self, test: GpuTest, sweeps: L2Sweeps, benchmark: object) -> None:
         """`benchmark` is pytest-benchmark's fixture."""
@@ -55,8 +55,8 @@ class GpuBenchmark:
     def stream(self) -> Stream:
         """The stream that this test's work is timed on, for libraries that have no current stream.
 
-        It has `handle`, the `cudaStream_t` as an integer, and on a GPU `__cuda_stream__`. What runs with `stream=` from
-        `persisting_stream` runs on that one. For a `Case` it is `memory.stream`.
+        It has `handle`, the `cudaStream_t` as an integer, and on a GPU `__cuda_stream__`. Work with `stream=` from
+        `persisting_stream` runs on that stream. For a `Case` it is `memory.stream`.
         """
         return self._test.arena.stream
 
@@ -186,18 +186,17 @@ class GpuBenchmark:
                 hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
                 measurement = structs.replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
         settings = test.session.settings
-        said = loosened(limits, settings)
         measurement = structs.replace(
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
-            notes=(*measurement.notes, *said),
+            notes=(*measurement.notes, *loosened(limits, settings)),
             taken=provenance,
         )
         test.measurements.append((measurement, limits))
         return Result(measurement, test.device.facts, self._claim)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
-        """Whether page faults are counted: where a limit on them is set, or whoever comes first of the call, the marker and the session."""
+        """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""
         if count_pages is not None and not isinstance(count_pages, bool):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
@@ -206,10 +205,10 @@ class GpuBenchmark:
         settings = test.session.settings
         if settings.explain:
             return True
-        return next(said for said in (count_pages, test.overrides.count_pages, settings.count_pages) if said is not None)
+        return next(one for one in (count_pages, test.overrides.count_pages, settings.count_pages) if one is not None)
 
     def _claim(self, label: str, other: str, by: float) -> None:
-        """Hold a measurement of this test to `Result.faster_than`, whose verdict the test's end gives."""
+        """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""
         test = self._test
         if test.judged:
             raise BadCall("this test was judged already: claim in its body, not while fixtures are torn down")
@@ -222,7 +221,7 @@ class GpuBenchmark:
         at = labels.index(label)
         measurement, limits = test.measurements[at]
         if limits.origin.get("faster_than") == "result":
-            raise BadCall(f"faster_than({other!r}): this measurement is held to {limits.faster_than} already")
+            raise BadCall(f"faster_than({other!r}): this measurement has the claim {limits.faster_than} already")
         origin = {**limits.origin, "faster_than": "result"}
         test.measurements[at] = (measurement, structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
@@ -235,7 +234,7 @@ class GpuBenchmark:
             raise BadCall(
                 f"label={label!r} was used for another measurement of this test"
                 if label
-                else "this test measures a second time without label=; pass a different label= to each, so that results can be told apart"
+                else "this test measures a second time without label=; pass a different label= to each, which names its result"
             )
         key = key_of(self._test.item.nodeid, label)
         if label and key in self._test.session.tests:

@@ -32,7 +32,7 @@ IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem", "GPU memory performance")
     for option in OPTIONS:
-        # Everything defaults to None, flags too: what the command line does not say is left to the environment and the ini file.
+        # Everything defaults to None, flags too: without a value here, the environment and the ini file decide.
         text = option.help.replace("%%", "%")
         if option.is_flag:
             group.addoption(option.flag, dest=option.key, action="store_true", default=None, help=text.replace("%", "%%"))
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mistake(item: pytest.Item) -> str | None:
-    """What is wrong with a test's markers."""
+    """The mistake in a test's markers; None if there is none."""
     try:
         keywords = marker_keywords(marks_of(item))
         marker_limits(keywords)

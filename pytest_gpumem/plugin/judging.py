@@ -26,7 +26,7 @@ from pytest_gpumem.records.verdict import Verdict
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
-    """Add the test's source to a row, and to its verdict's reason what has changed since the baseline."""
+    """Add the test's source to a row, and the changes since the baseline to its verdict's reason."""
     measurement = row.measurement
     source = source_of(item)
     if measurement is None:
@@ -42,7 +42,7 @@ def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
 def source_of(item: pytest.Item) -> str | None:
     """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one.
 
-    What the function calls, closes over or is given by fixtures is not followed.
+    Functions that it calls, its closure and its fixtures do not count.
     """
     function = getattr(item, "function", None)
     if function is None:
@@ -55,22 +55,22 @@ def source_of(item: pytest.Item) -> str | None:
 
 
 def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
-    """What moved since the baseline, one text for each row that has one, each with the command for what counters would add."""
-    said = []
+    """The causes of a slow-down since the baseline, one text a row, with the command for the causes that need counters."""
+    texts = []
     for row in rows:
         if row.measurement is None:
             continue
         past = [past for past in session.history(row).measurements if comparable(row.measurement, past)]
         if not past:
             continue
-        # The newest process of the baseline is what the newest code did; its counts need the option as well.
+        # The newest process of the baseline ran the newest code; its counts need the option as well.
         base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)
         found = explain(base, head, slow_down(past, row.measurement))
         lines = ["why: " + text(row.key, found)]
         if found.skipped:
             lines.append(f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
-        said.append("\n".join(lines))
-    return said
+        texts.append("\n".join(lines))
+    return texts
 
 
 PROPERTY = "gpumem"
@@ -84,7 +84,7 @@ READABLE = (
 
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
-    """Judge what the test measured.
+    """Judge the measurements of a test.
 
     Args:
         item: the test, whose body has ended.

@@ -1,4 +1,4 @@
-"""Sweeps of persisting L2 in a test: the fixture `l2_sweep`, and what `--gpumem-l2-sweep` adds to measurements on persisting streams."""
+"""Persisting streams and sweeps of persisting L2 in a test: the fixtures `persisting_stream` and `l2_sweep`, and `--gpumem-l2-sweep`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values(
 """Keywords of `persisting_stream`."""
 FIXTURE = "l2_sweep"
 NOTHING = (
-    "--gpumem-l2-sweep: nothing was swept; swept is what gpu_benchmark measures with stream= from persisting_stream, a Case with window=, "
-    "and what the fixture l2_sweep is given"
+    "--gpumem-l2-sweep: nothing was swept; a sweep needs gpu_benchmark with stream= from persisting_stream, a Case with window=, "
+    "or the fixture l2_sweep"
 )
 
 
 class L2Sweeps:
-    """The sweeps of one test. Calling it is what the fixture `l2_sweep` does."""
+    """The persisting streams and the sweeps of one test. The fixture `l2_sweep` is an instance; calling it sweeps."""
 
     def __init__(self, test: GpuTest) -> None:
         self._test = test
         self._due: list[Callable[[], Sweep]] = []
         self._seen: dict[tuple[object, ...], object] = {}
-        """What was swept or waits for it, by identity; the values keep the objects, so that no identity is used again."""
+        """Finished and waiting sweeps by the identities of their objects; the values keep the objects alive, so that no identity recurs."""
         self._open = 0
         """Persisting streams of the test that are open."""
 
@@ -104,7 +104,7 @@ class L2Sweeps:
         if not callable(build):
             raise BadCall(f"l2_sweep.case() takes a function that is given a memory and returns a Case, not {in_one_line(build)}")
         self._check(mode)
-        # Built once to see what it is; a device has one set-aside, so its own window is not opened for that.
+        # Built once for its name and its window, which is not opened: a device has one set-aside.
         target = test.conductor.case(build, arena=test.arena, persisting={"set_aside": "off"})
         try:
             name, stream = target.name, target.window
@@ -157,8 +157,8 @@ class L2Sweeps:
         """Search.
 
         Args:
-            target: what is measured, by the arguments of its persisting stream.
-            name: of what is launched.
+            target: gives the target of a measurement for the arguments of its persisting stream.
+            name: of the kernel or callable.
             nbytes: bytes under the window.
             mode: state of the cache before each sample.
         """
@@ -171,7 +171,7 @@ class L2Sweeps:
         plan = Plan(mode or plan.mode, plan.sampler, PLACEMENTS, PRECISION, min(plan.budget, BUDGET))
         begun = device.now()
         granted: dict[int, int] = {}
-        """What was set aside, where it is not what was asked for."""
+        """The set-aside that the driver granted, by the requested one, if they differ."""
         doubts: list[str] = []
         """The first reason why a measurement is unreliable, of each that is."""
 
@@ -192,8 +192,8 @@ class L2Sweeps:
         if granted:
             least = min(granted)
             note = (
-                f"the driver set aside {format_bytes(granted[least])} where {format_bytes(least)} were asked for, and something else than "
-                f"asked for at {len(granted)} of the set-asides: the map names what was asked for"
+                f"the driver set aside {format_bytes(granted[least])} for a request of {format_bytes(least)}, and another size than "
+                f"requested at {len(granted)} of the set-asides: the map shows the requested sizes"
             )
             found = replace(found, notes=(*found.notes, note))
         if doubts:
@@ -210,7 +210,7 @@ class L2Sweeps:
         kwargs: dict[str, Any],
         mode: Any,
     ) -> None:
-        """Sweep what was measured on a persisting stream once that is closed: a device has one set-aside."""
+        """Sweep a measurement's work after its persisting stream is closed: a device has one set-aside."""
         # The same launch on several streams, such as off and persisting, is one sweep.
         name = (function.name, function.blocks) if isinstance(function, BoundKernel) else (id(function), None)
         buffer, nbytes, asked = stream.buffer, stream.nbytes, stream.asked
@@ -222,7 +222,7 @@ class L2Sweeps:
             self._due.append(lambda: self._sweep_call(function, args, kwargs, buffer, mode, nbytes, options))
 
     def later_case(self, build: Callable[[Memory], Case], name: str, nbytes: int, mode: str | None) -> None:
-        """Sweep a case that was measured under its window, at once unless a persisting stream is open: a device has one set-aside."""
+        """Sweep a case with a window, at once unless a persisting stream is open: a device has one set-aside."""
         key = (id(build), mode)
         if key not in self._seen:
             self._seen[key] = build
@@ -257,7 +257,7 @@ class L2Sweeps:
 
     @contextmanager
     def _afterwards(self) -> Iterator[None]:
-        """Take the sweeps that wait for their stream's end, also where the test fails an assertion on it: then one is wanted most."""
+        """Run the sweeps that wait for the end of the stream, also after a failed assertion, which a sweep may explain."""
         self._open += 1
         try:
             yield
@@ -265,7 +265,7 @@ class L2Sweeps:
             self._open -= 1
             try:
                 self._catch_up()
-            except Exception as error:  # beside the failure, which it must not replace: of some errors a skip is made
+            except Exception as error:  # must not replace the failure; some errors would even become a skip
                 self._test.item.add_report_section("call", "gpumem", f"not swept: {error}")
             raise
         except BaseException:
@@ -283,7 +283,7 @@ class L2Sweeps:
 
 
 def check_serial(config: pytest.Config) -> None:
-    """Refuse workers of xdist where maps are wanted: they are drawn by the process that took them."""
+    """Refuse workers of xdist: the process that sweeps draws the maps."""
     if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
         raise pytest.UsageError("gpumem: --gpumem-l2-sweep and its map draw in the process that measures, not under xdist; leave out -n")
 
@@ -305,7 +305,7 @@ class SweepHooks(SummaryHooks):
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         settings = self._session.settings
         origin = settings.origins["l2_sweep_map"]
-        # An ini file or the environment may name a picture for the sessions that sweep.
+        # The ini file and the environment may name a file for those sessions that do sweep.
         if settings.l2_sweep or not origin.startswith("--") or session.config.option.collectonly:
             return
         if not any(uses(item, FIXTURE) and uses(item, TEST_FIXTURE) for item in session.items):

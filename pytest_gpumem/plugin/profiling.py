@@ -1,6 +1,6 @@
-"""Part of the commands that run tests under a profiler, loaded by them with `-p`: which tests run, and what their ranges are called.
+"""Options for commands that run tests under a profiler and load this module with `-p`: select tests, write the names of their ranges.
 
-With `--gpumem-ranges-file` the session only collects: it needs no device, and writes what it found. PYTEST_DONT_REWRITE
+With `--gpumem-ranges-file` the session only collects tests and writes the file; it needs no device. PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> l
     """The items that node ids select, each once.
 
     Args:
-        items: what was collected; a test that was named twice may be there twice.
+        items: the collected tests; a test that was named twice may occur twice.
         wanted: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
-        folder: what their files are relative to.
+        folder: to which their files are relative.
     """
     chosen = [((folder / file).resolve(), inside) for file, _, inside in (nodeid.partition("::") for nodeid in wanted)]
     kept: dict[str, pytest.Item] = {}

@@ -26,7 +26,7 @@ from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
 
 LEAST_SECONDS = 30.0
-"""What measuring again may take in any case; else as long as the session took so far."""
+"""The least time for measuring again. It may take as long as the session took so far."""
 
 
 def check_alone(config: pytest.Config) -> None:
@@ -69,7 +69,7 @@ class RepeatHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """What failed in a further process and is no failure of a test of this one fails the session."""
+        """Fail the session if a further process failed in a way that no test of this process reports."""
         for process in self._session.further:
             remarks = [process.failure_of(nodeid) for nodeid in process.failures if nodeid not in self._reported]
             remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
@@ -79,7 +79,7 @@ class RepeatHooks:
 
 
 class FurtherReports:
-    """In a further process: waits for its turn, and writes what becomes of each test, line by line, so that a crash loses no report."""
+    """In a further process: waits for its turn, and writes each report on a line at once, so that a crash loses none."""
 
     def __init__(self, path: Path, session: GpuSession) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -107,7 +107,7 @@ class FurtherReports:
         self._write(ENDED)
         self._file.close()
         if session.exitstatus == pytest.ExitCode.OK:
-            # Nobody reads the summary, the driver frees what the process held, and the next one waits meanwhile.
+            # No one reads the summary, the driver frees the memory, and the next process waits for this one.
             os._exit(0)
         return finished
 
@@ -239,7 +239,7 @@ class DecideHooks:
             reporter.write_line(line)
 
     def _progress(self, text: str) -> None:
-        """Show on a terminal how far it is, over what stood there before."""
+        """Replace the line of progress on a terminal."""
         reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None and reporter.verbosity >= 0 and reporter.isatty:
             reporter.rewrite(f"gpumem: {text}", erase=True)

@@ -30,7 +30,7 @@ class NotOurTimer(RuntimeError):
 class ReplayTimer:
     """A clock that reads out durations which were measured before, in seconds."""
 
-    __name__ = "gpumem_device_time"  # what pytest-benchmark writes into "options"
+    __name__ = "gpumem_device_time"  # pytest-benchmark writes it into "options"
 
     def __init__(self) -> None:
         self._ticks: deque[float] = deque()
@@ -134,7 +134,7 @@ class Replay:
 
 
 def _nothing() -> None:
-    """What the replayed rounds run."""
+    """The function of replayed rounds."""
 
 
 def default_storage(config: pytest.Config, key: str) -> None:
@@ -159,7 +159,7 @@ def check_machine(machine_info: Mapping[str, Any], compared: dict[str, Any]) -> 
     """Refuse to compare with another GPU's results, or simulated with real ones.
 
     Raises:
-        pytest.UsageError: the saved run was taken on a device with another key.
+        pytest.UsageError: the saved run is from a device with another key.
     """
     ours, theirs = machine_info["gpu"], compared.setdefault("machine_info", {}).get("gpu")
     if theirs is None:

@@ -1,4 +1,4 @@
-"""The session's rows, each with what pytest's reports say of its test."""
+"""The session's rows, each with the outcome of its test in pytest's reports."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Rows:
 
 
 def _end(report: pytest.TestReport) -> str | None:
-    """What a report that is no failure says of its test; None for a phase that decides nothing."""
+    """The outcome of a test by a report that is no failure; None if its phase decides nothing."""
     if report.skipped:
         return XFAILED if hasattr(report, "wasxfail") else SKIPPED
     if report.when != "call" or not report.passed:

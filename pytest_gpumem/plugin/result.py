@@ -1,4 +1,4 @@
-"""What a test gets from a measurement."""
+"""The result of a measurement, for assertions in a test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Result:
         (99 %, one-sided); else the test fails.
 
         Args:
-            label: of the other measurement, taken before.
+            label: of the other measurement, which must come first.
             by: times as fast, 1 or more.
 
         Raises:
@@ -88,7 +88,7 @@ class Result:
         """Compulsory bytes per second.
 
         Raises:
-            NoTraffic: nobody said how many bytes one launch of this callable moves.
+            NoTraffic: the bytes that one launch of this callable moves are unknown.
         """
         bandwidth = self.measurement.bandwidth
         if bandwidth is None:
@@ -103,7 +103,7 @@ class Result:
         """The parts of work that overlaps, each alone, and the bound, in seconds.
 
         Raises:
-            NoTraffic: nothing overlaps in what was measured, or a profiler was attached.
+            NoTraffic: the measured work does not overlap, or a profiler was attached.
         """
         overlap = self.measurement.overlap
         if overlap is None:
@@ -115,7 +115,7 @@ class Result:
         """Share of the time that the best overlap would hide which was hidden: 0 as slow as one after another, 1 at the bound.
 
         Raises:
-            NoTraffic: nothing overlaps in what was measured, or there is nothing to hide.
+            NoTraffic: the measured work does not overlap, or one part takes all of the time.
         """
         hidden = self.overlap.hidden(self.latency)
         if hidden is None:
@@ -126,8 +126,8 @@ class Result:
     def counts(self) -> Migrations | None:
         """Page faults and migrations of an untimed pass: `counts.launch.gpu_faults`, `counts.launch.migrated`, `counts.before` and more.
 
-        None where nobody asked (`count_pages=True`, `--gpumem-count-pages`, a limit). Where it could not be counted, `counts.not_counted`
-        says why and `counts.launch` is None.
+        None unless requested (`count_pages=True`, `--gpumem-count-pages`, a limit). If counting failed, `counts.not_counted`
+        gives the reason and `counts.launch` is None.
         """
         return self.measurement.migrations
 
@@ -158,12 +158,12 @@ class Result:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know besides."""
+        """Remarks on the figures."""
         return self.measurement.notes
 
     @property
     def checked(self) -> bool:
-        """Whether the result of one launch was compared before and after timing."""
+        """True if the result of one launch was compared before and after timing."""
         return self.measurement.checked
 
     def __repr__(self) -> str:

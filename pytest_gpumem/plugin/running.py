@@ -78,10 +78,10 @@ class RunningHooks:
             try:
                 return (yield)
             except Exception as error:
-                spoken = _spoken(error, item)
-                if spoken is None:
+                replaced = _replaced(error, item)
+                if replaced is None:
                     raise
-                raise spoken from None
+                raise replaced from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -90,17 +90,17 @@ class RunningHooks:
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
         except BaseException as error:  # pytest's own outcomes are no Exceptions
-            spoken = _spoken(error, item) or error
-            judge_test(item, self._session, spoken)
-            if spoken is error:
+            replaced = _replaced(error, item) or error
+            judge_test(item, self._session, replaced)
+            if replaced is error:
                 raise
-            raise spoken from None
+            raise replaced from None
         failing = judge_test(item, self._session, None)
         if failing and self._session.further_reports is None:
             facts = self._session.facts
-            said = [failure_text(row, facts) for row in failing]
-            said += explained(failing, self._session) if self._session.settings.explain else []
-            broken = pytest.fail.Exception("\n\n".join(said), pytrace=False)
+            texts = [failure_text(row, facts) for row in failing]
+            texts += explained(failing, self._session) if self._session.settings.explain else []
+            broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)
             raise broken
         return result
@@ -143,8 +143,8 @@ class RunningHooks:
         return shown
 
 
-def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:
-    """What pytest is to see instead of an error of ours: a skip, or a failure in one line with the place; None for other errors."""
+def _replaced(error: BaseException, item: pytest.Item) -> BaseException | None:
+    """The exception that replaces an error of ours: a skip, or a failure of one line with the place; None for other errors."""
     if isinstance(error, Unsupported):
         return pytest.skip.Exception(str(error), _use_item_location=True)
     if isinstance(error, (WrongResult, *MISTAKES)):
@@ -154,14 +154,14 @@ def _spoken(error: BaseException, item: pytest.Item) -> BaseException | None:
 
 
 _ENDS = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
-"""What ends the session, and is not to be replaced by anything else."""
+"""Exceptions that end the session; no other may replace them."""
 
 
 class LeftoverHooks:
     """Looks before and after each test once the device is open; registered only with `--gpumem`, and opens nothing itself.
 
-    What a fixture of a wider scope than one test changes is its own until it ends. So is, on its way out, what a fixture of any scope
-    puts back that was set up before the device was opened: what it had changed was not seen.
+    A change by a fixture of a wider scope than one test stays until that fixture ends. A fixture that was set up before the device was
+    opened may restore state at its end: its change was not seen.
     """
 
     def __init__(self, session: GpuSession) -> None:
@@ -205,7 +205,7 @@ class LeftoverHooks:
         fixturedef.addfinalizer(partial(self._ending, fixturedef))
         return result
 
-    @pytest.hookimpl(trylast=True)  # after the teardown of what an interrupted test had set up
+    @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
     def pytest_sessionfinish(self) -> None:
         if self._running is not None:
             with suppress(LeftBehind, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
@@ -220,7 +220,7 @@ class LeftoverHooks:
             self._session.watch.ended(fixturedef)
 
     def _settle(self, item: pytest.Item) -> None:
-        """Put back what the test left, and warn of it.
+        """Restore the state that the test changed, and warn of it.
 
         Raises:
             pytest.fail.Exception: it cannot be put back, under `--gpumem-strict`; or warnings of the class are errors.

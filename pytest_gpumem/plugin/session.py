@@ -35,7 +35,7 @@ WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
 
 SIMULATED = "simulated-"
-"""What the baseline key of a simulated device begins with."""
+"""Prefix of the baseline key of a simulated device."""
 
 DRIFTED = "gpumem_drifted"
 """Key of xdist's `workeroutput`: how the device changed while a worker measured."""
@@ -55,7 +55,7 @@ _SECTIONS = {
     "tox.ini": re.compile(r"^\[pytest\]", re.MULTILINE),
     "setup.cfg": re.compile(r"^\[tool:pytest\]", re.MULTILINE),
 }
-"""By the name of an ini file, in pytest's order, what makes it one
+"""By the name of an ini file, in pytest's order, the section that it must have
 (https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
@@ -136,7 +136,7 @@ def _choose(settings: Settings, folder: Path) -> Chosen:
         )
     if in_ci and not settings.device_chosen:
         raise pytest.UsageError(
-            f"gpumem: no GPU ({chosen.fallback_reason}), the variable CI is set, and nobody chose a device: a broken driver must not turn "
+            f"gpumem: no GPU ({chosen.fallback_reason}), the variable CI is set, and no device was chosen: a broken driver must not turn "
             "a pipeline green; choose --gpumem-device sim or auto if the simulated device is meant"
         )
     if settings.strict:
@@ -147,7 +147,7 @@ def _choose(settings: Settings, folder: Path) -> Chosen:
 
 
 def _counts(config: pytest.Config, settings: Settings, facts: DeviceFacts) -> Mapping[str, Counted]:
-    """What the file of `--gpumem-counted` holds, by `Row.key`."""
+    """The counts in the file of `--gpumem-counted`, by `Row.key`."""
     from pytest_gpumem.nsight.counting import BadFile, load
 
     origin = settings.origins["counted"]
@@ -172,9 +172,8 @@ def _place(config: pytest.Config, settings: Settings, name: str) -> Path:
 
 def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
     # An xdist worker inherits the controller's rewritten storage option: it cannot find the folder by itself.
-    told = getattr(config, "workerinput", {}).get(WORKER_BASELINE)
-    if told is not None:
-        return Path(told)
+    if (folder := getattr(config, "workerinput", {}).get(WORKER_BASELINE)) is not None:
+        return Path(folder)
     if settings.baseline is None:
         return replay.storage_folder(config).absolute()
     return _place(config, settings, "baseline")
@@ -186,7 +185,7 @@ class SessionHooks:
     def __init__(self, session: GpuSession) -> None:
         self._session = session
 
-    @pytest.hookimpl(tryfirst=True)  # before the terminal asks what to announce
+    @pytest.hookimpl(tryfirst=True)  # before the terminal announces the budget
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session.names = Names(item.nodeid for item in session.items)
         self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
@@ -227,7 +226,7 @@ class SessionHooks:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
-        # Nobody reads that of a further process, and py-cpuinfo starts a process for it, which takes a second.
+        # Unused in a further process, and py-cpuinfo starts a process for it, which takes a second.
         return {} if FURTHER_PROCESS in os.environ else None
 
     @pytest.hookimpl(optionalhook=True)
@@ -250,7 +249,7 @@ class SessionHooks:
 
 
 class LostHooks:
-    """Finds what is missing at the end of the session. A lost measurement fails a strict session."""
+    """Finds missing measurements at the end of the session. A lost one fails a strict session."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
@@ -280,8 +279,8 @@ class LostHooks:
         gpu = self._session
         known = gpu.baseline.expected(gpu.settings.mode)
         if gpu.is_worker:
-            held = {row.nodeid for row in known.values()}
-            gpu.config.workeroutput[DESELECTED] = sorted(self._deselected & held)  # type: ignore[attr-defined]
+            stored = {row.nodeid for row in known.values()}
+            gpu.config.workeroutput[DESELECTED] = sorted(self._deselected & stored)  # type: ignore[attr-defined]
             return
         # A session under a profiler judges nothing.
         if session.config.option.collectonly or gpu.ranges.tool_attached():
@@ -301,7 +300,7 @@ class LostHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _why(self, nodeid: str, *, complete: bool) -> tuple[Status, str] | None:
-        """Status and reason of a measurement that is missing; None if nobody asked for its test."""
+        """Status and reason of a measurement that is missing; None if its test was not requested."""
         end = self._session.rows.end(nodeid)
         if end is not None:
             return LOST, "its test passed without it" if end == PASSED else f"its test {self._session.rows.explain(nodeid)}"
@@ -316,7 +315,7 @@ class LostHooks:
         return LOST, "its test is no longer collected"
 
     def _asked_for(self, nodeid: str) -> bool:
-        """True if the command line selects a test that is not there. What -k or -m would do with it is not known."""
+        """True if the command line selects a test that does not exist; False under -k and -m, which cannot be applied to it."""
         config = self._session.config
         option = config.option
         if option.keyword or option.markexpr or getattr(option, "lf", False):
@@ -369,7 +368,7 @@ def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: P
     """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
 
     Args:
-        tests: what is to run, as it was given.
+        tests: the tests to run, as given.
         arguments: the whole command line.
         folder: where pytest was started.
         used: the ini file in use; None if there is none.
@@ -394,7 +393,7 @@ def _folders(tests: Iterable[str], folder: Path) -> Iterator[Path]:
 
 
 def _ini_file(folders: Sequence[Path]) -> Path | None:
-    """As pytest looks: from what all have in common upwards, then from each."""
+    """The file that pytest would find: from the common folder upwards, then from each folder."""
     for start in (Path(os.path.commonpath(folders)), *folders):
         for folder in (start, *start.parents):
             for name, section in _SECTIONS.items():

@@ -93,7 +93,7 @@ class SummaryHooks:
 
 
 class GpuSession:
-    """What lives as long as the session. The device is opened at its first use, so never in an xdist controller."""
+    """The state of a whole session. The device is opened at its first use, so never in an xdist controller."""
 
     def __init__(
         self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline, baseline_folder: Path

@@ -1,4 +1,4 @@
-"""What a session prints and stores at its start and end; in the xdist controller, not in its workers."""
+"""The output of a session on the terminal, and its baseline; in the xdist controller, not in its workers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
     """The smallest slow-down that is caught in any row of a baseline, as a share; None for an empty baseline.
 
     Args:
-        baseline: whose newest measurement of each row is taken for this run's.
-        max_regression: the limit that rows without one of their own are held to.
+        baseline: its newest measurement of each row stands for this run's.
+        max_regression: the limit of rows without one of their own.
         processes: of this run; the newest measurement may be of more.
     """
     shares = []
@@ -63,7 +63,7 @@ class TerminalHooks(SummaryHooks):
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
-        # Whoever names a history means to be compared with it: said also where -q leaves out the header.
+        # A named history means that the run is to be compared with it: printed even if -q leaves out the header.
         if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
             reporter.write_line(f"gpumem: nothing to compare with: {note}")
         if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
@@ -95,7 +95,7 @@ class TerminalHooks(SummaryHooks):
         ]
 
     def _budget(self) -> str | None:
-        """What became of a total budget; the workers of xdist keep their own accounts."""
+        """The use of a total budget; the workers of xdist keep their own accounts."""
         ledger = self._session.ledger
         if ledger is None or not ledger.spent:
             return None
@@ -122,7 +122,7 @@ class TerminalHooks(SummaryHooks):
                 fail(session)
 
     def _save(self, exitstatus: int) -> Iterator[str]:
-        """Store the accepted rows; says what was stored, and what not and why."""
+        """Store the accepted rows; lines about stored and refused rows."""
         gpu = self._session
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             yield "the session was interrupted, nothing is stored"
@@ -162,7 +162,7 @@ class TerminalHooks(SummaryHooks):
             return
         title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
         writer.section(title)
-        # -q shows what needs attention only.
+        # -q shows only rows that need attention.
         shown = rows if writer.verbosity >= 0 else [row for row in rows if row.failed or is_failure(row.verdict, True)]
         if shown:
             width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
@@ -179,7 +179,7 @@ class TerminalHooks(SummaryHooks):
 
 
 class ProgressHooks:
-    """Registered in the process that owns the terminal, unless that is to be quiet."""
+    """Shows the progress in the process that owns the terminal; not registered under -q."""
 
     def __init__(self, session: GpuSession, reporter: pytest.TerminalReporter) -> None:
         self._session, self._reporter = session, reporter
@@ -262,7 +262,7 @@ class ProgressHooks:
 
 
 def on_a_terminal(config: pytest.Config, reporter: pytest.TerminalReporter) -> bool:
-    """Whether a line below pytest's own can be kept: nobody but pytest writes to the terminal while tests run."""
+    """True if a line below pytest's own can be kept: only pytest writes to the terminal while tests run."""
     option = config.option
     shared = option.capture == "no" or option.usepdb or config.getini("log_cli") or getattr(option, "log_cli_level", None) is not None
     return reporter._tw._file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not shared

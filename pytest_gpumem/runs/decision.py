@@ -1,4 +1,4 @@
-"""What becomes of a run's rows once a duet has judged those that its screen flagged, and the exit code that follows."""
+"""The end of a gate: the rows of its screen with the verdicts of its duet, and the exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REGRESSION = (Code.SLOWER, Code.CREPT)
 
 @dataclass(frozen=True)
 class Judged:
-    """What the duet said of one row."""
+    """The duet's verdict of one row."""
 
     outcome: str | None
     """Its verdict's name; None: there was nothing to compare."""
@@ -34,7 +34,7 @@ class Judged:
 
 
 def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
-    """By `Row.key`, what a duet's document (`report.to_json`) says of each row."""
+    """By `Row.key`, the verdicts in a duet's document (`report.to_json`)."""
     return {one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"]) for one in document["verdicts"]}
 
 
@@ -46,7 +46,7 @@ class Decision:
     rows: tuple[Row, ...]
     """The run's rows, with the duet's verdict where it gave one."""
     remarks: tuple[str, ...]
-    """What decided it, a sentence each; the last one is the result."""
+    """The reasons, a sentence each; the last one is the result."""
 
 
 def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
@@ -78,12 +78,12 @@ def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
     if duet is None:
         # Without a duet the conditions alone are a warning.
         return row.verdict.code is not Code.CONDITIONS
-    said = duet.get(row.key)
-    return said is None or (said.outcome is None and not said.new)
+    judged = duet.get(row.key)
+    return judged is None or (judged.outcome is None and not judged.new)
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
-    """What a row is without its limit on slow-downs, if that is all that speaks against it as far as its figures tell; else None.
+    """The verdict of a row without its limit on slow-downs, if no other limit fails by its figures; else None.
 
     A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
     """
@@ -100,7 +100,7 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
 
 
 def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> list[Row]:
-    """Flagged rows of which a duet decides whether their test fails: not those that fail whatever it says.
+    """Flagged rows whose test fails or passes by the duet; the others fail whatever its verdict.
 
     Arguments as for `settled`.
     """
@@ -121,12 +121,12 @@ def _failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 
 
 def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
-    """The rows with the duet's verdict, by `Row.key`, where it judged one that the screen had flagged.
+    """The rows; flagged ones have the duet's verdict, if it judged them.
 
     Args:
         rows: of the screen.
         facts: of the device.
-        duet: what it said.
+        duet: its verdicts, by `Row.key`.
         strict: the screen failed every row that is no PASS.
     """
     failing = _failing_in_themselves(rows, strict)
@@ -140,18 +140,18 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged |
     if judged is None or row not in flagged(rows):
         return row
     old = row.verdict
-    screen = f"the screen had said {old.outcome.value}: {old.reason}"
-    said = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
+    screen = f"the screen: {old.outcome.value}, {old.reason}"
+    verdict = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
     if judged.outcome == Outcome.FAIL.value:
         return structs.replace(
-            row, failed=True, verdict=structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{said}; {screen}")
+            row, failed=True, verdict=structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{verdict}; {screen}")
         )
     rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
     if rest is None:
-        return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {said}"))
+        return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {verdict}"))
     besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
     return structs.replace(
-        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=rest.code, reason=f"{said}{besides}; {screen}")
+        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=rest.code, reason=f"{verdict}{besides}; {screen}")
     )
 
 
@@ -171,8 +171,8 @@ def decide(
         code: pytest's exit code of the screen.
         failures: failures and errors that pytest counted.
         rows: of the screen.
-        facts: of the device; None where pytest wrote no results.
-        duet: what the duet said, by `Row.key`; None where there was none.
+        facts: of the device; None if pytest wrote no results.
+        duet: its verdicts, by `Row.key`; None without a duet.
         strict: green takes a PASS of every row, on a real GPU.
         strict_screen: the screen failed every row that is no PASS.
     """
@@ -199,10 +199,10 @@ def decide(
     if code == Exit.FAILED and failures == 0:
         return Decision(Exit.FAILED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:
-        said = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
-        said += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
-        said += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
-        return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(said)}"))
+        causes = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
+        causes += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
+        causes += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
+        return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(causes)}"))
     if all(row.verdict.code is Code.CONDITIONS for row in after):
         return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
     if unjudged := [row for row in after if _unjudged(row, duet)]:
@@ -212,15 +212,13 @@ def decide(
             Exit.NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}")
         )
     doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
-    new = [row for row in doubtful if (said_of := (duet or {}).get(row.key)) is not None and said_of.new]
+    new = [row for row in doubtful if (judged := (duet or {}).get(row.key)) is not None and judged.new]
     undecided = [row for row in doubtful if row not in new and row.verdict.code is not Code.ACCEPTED]
     remarks += [f"new, base does not have it: {row.key}" for row in new]
     remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
     remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
-        remarks.append(
-            f"{free} of {len(after)} rows have no max_regression, so a slow-down of them is not looked for; see --max-regression"
-        )
+        remarks.append(f"{free} of {len(after)} rows have no max_regression, so no slow-down of them is detected; see --max-regression")
     if strict and (doubtful or facts.simulated):
         why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
         return Decision(Exit.NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))

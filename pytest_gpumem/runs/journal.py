@@ -1,4 +1,4 @@
-"""The journal: one line for each finished process, so that a duet that was ended at any moment goes on where it was.
+"""The journal: one line for each finished process, so that an interrupted duet resumes.
 
 A text file of JSON lines. The first names the arguments that everything after it was measured under; a line counts once it ends.
 """
@@ -26,15 +26,15 @@ class Journal:
 
         Args:
             path: of the file; its folder must exist.
-            arguments: what was asked for, as plain values.
+            arguments: the duet's, as plain values.
 
         Raises:
-            DuetError: it belongs to somebody else, to a duet that is running, to other arguments, or is no journal.
+            DuetError: it belongs to another user, a running duet or other arguments, or is no journal.
         """
         self.path = path
         """Of the file."""
         self.lines: list[dict[str, Any]] = []
-        """What finished processes answered, in their order."""
+        """The results of finished processes, in their order."""
         # Plain values as they come back from JSON, so that tuples equal lists.
         self._arguments: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
         try:
@@ -93,7 +93,7 @@ class Journal:
                 )
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add what one process answered; it is on disk when this returns."""
+        """Add the result of one process; it is on disk when this returns."""
         plain = json.loads(json.dumps(dict(line), allow_nan=False))
         self._append(plain)
         self.lines.append(plain)
@@ -106,8 +106,8 @@ class Journal:
         except OSError as error:
             raise DuetError(f"journal {self.path} cannot be written: {error.strerror or error}") from None
 
-    def held(self) -> int:
-        """Number of processes in the file; `lines` lacks the last one where a signal came between the two."""
+    def count(self) -> int:
+        """Number of processes in the file; after a signal `lines` may lack the last one."""
         return max(0, self.path.read_bytes().count(b"\n") - 1)
 
     def remove(self) -> None:

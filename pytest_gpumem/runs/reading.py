@@ -1,4 +1,4 @@
-"""What the finished processes of a duet say about each measurement: its pairs, or why it has none. Pure functions."""
+"""From the finished processes of a duet to the pairs of each measurement, or the reason for having none. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pytest_gpumem.units import parse_margin
 
 SIDES = (BASE, HEAD)
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
-"""Settings that base and head must share: they decide what a latency is."""
+"""Settings that base and head must share: latencies under different ones are not comparable."""
 WAY = ("mode", "sampler")
-"""Of a measurement: what makes its latency another one, and can be asked for."""
+"""Properties of a measurement that change its latency and can be imposed on it."""
 Way = Mapping[str, str]
 """A value for each of `WAY`."""
 DEFAULT_REGRESSION = "1%"
-"""Allowed slow-down of a test that states none, where the command line states none either."""
+"""Default allowed slow-down of a test."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which measurements are compared; everything where both are None."""
+    """The measurements to compare; all if both are None."""
 
     tests: frozenset[str] | None = None
     """Node ids; each selects as on pytest's command line, such as a test with all its parameters."""
@@ -62,14 +62,14 @@ class Wanted:
 
     @property
     def names(self) -> list[str]:
-        """What was asked for, without what another name among it selects too; empty where that is everything."""
+        """The requested names, without those that another one selects too; empty for everything."""
         if self.keys is not None:
             return sorted(self.keys)
         every = sorted(self.tests or ())
         return [name for name in every if not any(other != name and selects(other, name) for other in every)]
 
     def missing(self, rows: Iterable[Row]) -> list[str]:
-        """What was asked for and is none of these rows, nor selects one."""
+        """The requested names that select none of these rows."""
         every = list(rows)
         if self.keys is not None:
             return sorted(self.keys - {row.key for row in every})
@@ -127,7 +127,7 @@ def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> st
     for key in rows if open_ is None else open_:
         row = rows.get(key)
         if open_ is not None and (why := problem(row, process)) is not None:
-            return f"{key}: {_said(process, key, why)}"
+            return f"{key}: {_reason(process, key, why)}"
         if row is not None and row.verdict.code is Code.CONDITIONS:
             return f"{key}: {row.verdict.reason}"
     return None
@@ -178,36 +178,36 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
     found = {}
     for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
         why = {side: problem(rows[side].get(key), processes[side]) for side in SIDES}
-        said = [f"{side}: {_said(processes[side], key, reason)}" for side, reason in why.items() if reason is not None]
-        if said:
+        reasons = [f"{side}: {_reason(processes[side], key, reason)}" for side, reason in why.items() if reason is not None]
+        if reasons:
             fails = {side: _fails(key, rows[side].get(key), processes[side]) for side in SIDES}
             absent = key not in rows[BASE] and _nodeid_in(key, base) is None
             if absent and (instead := _instead(rows[HEAD][key], base, head)):
-                said.append(f"base measures {', '.join(instead)} in that test, which head does not")
+                reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
                 absent = False
             outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
-            found[key] = Unjudged(outcome, "; ".join(said), new=absent and outcome is None)
+            found[key] = Unjudged(outcome, "; ".join(reasons), new=absent and outcome is None)
         elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
             found[key] = Unjudged(Outcome.FAIL, changed)
     for key in wanted.missing(row for side in rows.values() for row in side.values()):
-        said = [f"{side}: {_said(processes[side], key, 'there is no such measurement')}" for side in SIDES]
+        reasons = [f"{side}: {_reason(processes[side], key, 'there is no such measurement')}" for side in SIDES]
         fails = {side: _fails(key, None, processes[side]) for side in SIDES}
-        found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(said))
+        found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(reasons))
     return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
 
 
 def _instead(row: Row, base: Process, head: Process) -> list[str]:
-    """What base measures in the test of a row of head, and head does not: the row may be one of these under another label."""
+    """Measurements of base that head lacks, in the test of a row of head: the row may be one of them under another label."""
     kept = {one.key for one in head.rows}
     return [one.key for one in base.rows if one.nodeid == row.nodeid and one.measurement is not None and one.key not in kept]
 
 
 def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, Unjudged]:
-    """Tests and files that fail in head alone and that no measurement stands for, such as a file that cannot be imported."""
+    """Tests and files without a measurement that fail in head alone, such as a file that cannot be imported."""
     if wanted.keys is not None:
         return {}
     return {
-        nodeid: Unjudged(Outcome.FAIL, f"head: {_said(head, nodeid, outcome)}")
+        nodeid: Unjudged(Outcome.FAIL, f"head: {_reason(head, nodeid, outcome)}")
         for nodeid, (outcome, _) in head.outcomes.items()
         if outcome == "failed"
         and wanted.holds(nodeid, nodeid)
@@ -217,7 +217,7 @@ def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: C
 
 
 def ways(base: Process, head: Process, wanted: Wanted) -> dict[str, Way]:
-    """How base measures what head measures in another way, by row key: both sides can be told to measure so."""
+    """By row key, the mode and sampler of base for measurements that differ in head: both sides can measure with them."""
     theirs, ours = rows_of(base, wanted), rows_of(head, wanted)
     both = [key for key, row in theirs.items() if problem(row, base) is None and key in ours and problem(ours[key], head) is None]
     return {
@@ -233,7 +233,7 @@ def _of(row: Row) -> Measurement:
 
 
 def _other_way(base: Measurement, head: Measurement) -> str | None:
-    """In what the two were measured differently, which makes their latencies incomparable."""
+    """The difference in mode or sampler that makes two latencies incomparable; None if there is none."""
     for name in WAY:
         was, now = getattr(base, name), getattr(head, name)
         if was != now:
@@ -257,8 +257,8 @@ def _nodeid_in(key: str, process: Process) -> str | None:
     return None
 
 
-def _said(process: Process, key: str, otherwise: str) -> str:
-    """What a process says about a row that it lacks."""
+def _reason(process: Process, key: str, otherwise: str) -> str:
+    """Why a process lacks a row; `otherwise` if it gives no reason."""
     if process.error is not None:
         return f"crashed: {process.error}"
     if (nodeid := _nodeid_in(key, process)) is None:
@@ -297,12 +297,12 @@ def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unju
     """
     rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
     for side, row in rows.items():
-        # Base comes first: what fails on both sides is not head's fault.
+        # Base comes first: a failure on both sides is not head's.
         failed = Outcome.FAIL if side == HEAD and _fails(key, row, sides[side]) else None
         if sides[side].error is not None:
             return Unjudged(failed, f"{side} crashed in round {number}: {sides[side].error}")
         if (why := problem(row, sides[side])) is not None:
-            return Unjudged(failed, f"{side} in round {number}: {_said(sides[side], key, why)}")
+            return Unjudged(failed, f"{side} in round {number}: {_reason(sides[side], key, why)}")
         if row is not None and row.verdict.code is Code.CONDITIONS:
             return Unjudged(Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
     base, head = rows[BASE], rows[HEAD]

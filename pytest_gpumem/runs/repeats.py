@@ -28,7 +28,7 @@ class RepeatFailed(Exception):
 
 @dataclass(frozen=True)
 class Further:
-    """What a further process measured and reported."""
+    """The rows and reports of a further process."""
 
     name: str
     """Such as "process 2 of 3 of --gpumem-processes"."""
@@ -55,7 +55,7 @@ class Further:
 def repeats(
     arguments: Sequence[str], folder: Path, count: int, device: str, *, environment: Mapping[str, str], only: Callable[[], list[str]] = list
 ) -> Iterator[Further]:
-    """Run pytest in fresh processes, one after another, and give what each measured as it ends.
+    """Run pytest in fresh processes, one after another; yields each one's rows and reports when it ends.
 
     They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
 
@@ -128,7 +128,7 @@ def _rows(results: Path, device: str, name: str) -> dict[str, Row]:
 
 
 def _reported(file: Path) -> tuple[bool, dict[str, str], frozenset[str]]:
-    """What a process wrote of its tests: whether its session came to its end, the failures, and the tests that were finished."""
+    """The reports of a process: True if its session ended, the failures by node id, and the finished tests."""
     failures: dict[str, str] = {}
     finished: set[str] = set()
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -1,4 +1,4 @@
-"""What a duet found: a table, a sentence for each verdict, a JSON document and an exit code."""
+"""The report of a duet: a table, a sentence for each verdict, a JSON document and the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
-from pytest_gpumem.runs.rounds import Result, Told
+from pytest_gpumem.runs.rounds import DuetVerdict, Result
 from pytest_gpumem.runs.schedule import BASE, HEAD
 from pytest_gpumem.runs.workers import Process
 from pytest_gpumem.runs.worktree import Side
@@ -25,48 +25,48 @@ _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
 def exit_code(result: Result, *, strict: bool) -> int:
-    """0 fine, 1 where something got slower, 6 where nothing was judged and, under `strict`, where anything was not or is simulated."""
-    if any(one.outcome is Outcome.FAIL for one in result.told):
+    """FINE, FAILED if a test got slower, NO_VERDICT if nothing was judged; under `strict` also if a row is no PASS of a real GPU."""
+    if any(one.outcome is Outcome.FAIL for one in result.verdicts):
         return Exit.FAILED
-    judged = [one for one in result.told if one.paired is not None]
+    judged = [one for one in result.verdicts if one.paired is not None]
     if not judged:
         return Exit.NO_VERDICT
     simulated = any(process.simulated for process in result.processes)
-    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.told)):
+    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.verdicts)):
         return Exit.NO_VERDICT
     return Exit.FINE
 
 
 def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
-    """The table and one sentence for each verdict, without a trailing line break; `sides` is None where they have been named already."""
+    """The table and one sentence for each verdict, without a trailing line break; `sides` is None if they were printed before."""
     device = next((process for process in result.processes if process.device), None)
     simulated = " (simulated)" if device is not None and device.simulated else ""
     lines = [] if sides is None else [named(sides)]
     if device is not None:
         driver = f", driver {device.driver}" if device.driver else ""
         lines.append(printable(f"{device.name}{simulated}{driver}"))
-    told = printable(list(result.told))
-    shown = [one for one in told if one.paired is not None or one.outcome is not None]
+    verdicts = printable(list(result.verdicts))
+    shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
     if shown:
         lines += ["", _table(shown, width, colour, simulated)]
     lines.append("")
-    for one in told:
+    for one in verdicts:
         name = one.outcome.value if one.outcome is not None else _NONE
         lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
     measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
-    resumed = f", {result.resumed} of them taken from the journal" if result.resumed else ""
+    resumed = f", {result.resumed} of them from the journal" if result.resumed else ""
     lines.append(f"{measured}{resumed}; intervals are of 99 %")
     return "\n".join(lines)
 
 
 def named(sides: Mapping[str, Side]) -> str:
-    """What is compared."""
-    return printable(f"base: {sides[BASE].what}; head: {sides[HEAD].what}")
+    """The two sides in words."""
+    return printable(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
 
 
-def _table(told: list[Told], width: int, colour: bool, simulated: str) -> str:
+def _table(verdicts: list[DuetVerdict], width: int, colour: bool, simulated: str) -> str:
     lines = []
-    for one in told:
+    for one in verdicts:
         paired = one.paired
         figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
         if paired is None:
@@ -86,11 +86,11 @@ def to_json(
     """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
 
     Args:
-        result: what was found.
+        result: the duet's.
         sides: by `BASE` and `HEAD`.
-        arguments: what was asked for, as the journal has it.
+        arguments: the duet's, as in the journal.
         utc: when the duet ended, ISO 8601.
-        seconds: what it took since this command was called.
+        seconds: since the command was called.
         code: the exit code.
     """
     device = next((process for process in result.processes if process.device), None)
@@ -101,17 +101,17 @@ def to_json(
         "seconds": seconds,
         "exit": code,
         "arguments": dict(arguments),
-        "base": {"what": sides[BASE].what, "identity": sides[BASE].identity},
-        "head": {"what": sides[HEAD].what, "identity": sides[HEAD].identity},
+        "base": {"what": sides[BASE].title, "identity": sides[BASE].identity},
+        "head": {"what": sides[HEAD].title, "identity": sides[HEAD].identity},
         "simulated": device.simulated if device is not None else None,
         "device": None if device is None else {"key": device.device, "name": device.name, "driver": device.driver, "uuid": device.uuid},
-        "verdicts": [_verdict(one) for one in result.told],
+        "verdicts": [_verdict(one) for one in result.verdicts],
         "resumed": result.resumed,
         "processes": [_process(process) for process in result.processes],
     }
 
 
-def _verdict(one: Told) -> dict[str, Any]:
+def _verdict(one: DuetVerdict) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "key": one.key,
         "outcome": one.outcome.value if one.outcome is not None else None,

@@ -1,4 +1,4 @@
-"""The duet itself: process after process until every measurement is decided, repeating what conditions spoilt."""
+"""The duet: runs processes until every measurement is decided, and repeats those under bad conditions."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pytest_gpumem.runs.workers import Process, Workers
 from pytest_gpumem.runs.worktree import Side
 
 ATTEMPTS = 3
-"""Times that a process is run at most before its conditions are taken as they are."""
+"""Runs of a process before it counts whatever its conditions."""
 
 
 @dataclass(frozen=True)
-class Told:
+class DuetVerdict:
     """One verdict."""
 
     key: str
@@ -56,7 +56,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a duet is."""
+    """The progress of a duet."""
 
     rounds: int
     """Rounds that are complete."""
@@ -67,31 +67,31 @@ class Progress:
     at_most: float | None
     """Seconds that are left if nothing is decided before the last round; None before the first process has ended."""
     note: str | None = None
-    """What happened, if it is worth a line."""
+    """An event to print."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a duet found."""
+    """The result of a duet."""
 
-    told: tuple[Told, ...]
+    verdicts: tuple[DuetVerdict, ...]
     """One verdict for each measurement, failures first."""
     processes: tuple[Process, ...]
     """All that were run, in their order, repeated ones too."""
     resumed: int
-    """How many of them the journal held."""
+    """How many of them come from the journal."""
     strict: bool
     """The ini file of head asks for strictness."""
 
     @property
     def open(self) -> bool:
         """True if more pairs could decide a measurement."""
-        return any(one.paired is not None and one.paired.outcome is None for one in self.told)
+        return any(one.paired is not None and one.paired.outcome is None for one in self.verdicts)
 
 
 @dataclass
 class Jury:
-    """Judges after every round; what it has decided stays."""
+    """Judges after every round; a decision is final."""
 
     family: Sequence[str]
     deltas: Mapping[str, float]
@@ -123,7 +123,7 @@ class Jury:
                 self.found.setdefault(key, paired)
 
     def judged(self) -> dict[str, Paired]:
-        """What the pairs so far show of each measurement that has some."""
+        """The verdicts by the pairs so far, of each measurement that has some."""
         return judge_pairs({key: self.pairs.get(key, []) for key in self.family}, self.deltas)
 
 
@@ -140,22 +140,22 @@ class Duet:
         max_regression: str | None,
         rounds_max: int,
         seed: int,
-        tell: Callable[[Progress], object],
+        on_progress: Callable[[Progress], object],
     ) -> None:
         """Nothing is run yet.
 
         Args:
             sides: by `BASE` and `HEAD`.
             workers: run the processes.
-            journal: what was measured before is taken from it, what is measured is added to it.
+            journal: gives finished processes and gets new ones.
             wanted: the measurements to compare.
             max_regression: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
             rounds_max: pairs at most.
             seed: of the order of base and head.
-            tell: called whenever there is progress.
+            on_progress: called after each process and at each event.
 
         Raises:
-            DuetError: the journal holds what cannot be read.
+            DuetError: the journal cannot be read.
         """
         self._sides = sides
         self._workers = workers
@@ -164,7 +164,7 @@ class Duet:
         self._max_regression = max_regression
         self._last = rounds_max
         self._seed = seed
-        self._tell = tell
+        self._on_progress = on_progress
         self._known: dict[Turn, list[Process]] = defaultdict(list)
         for line in journal.lines:
             process = Process.from_json(line)
@@ -177,7 +177,7 @@ class Duet:
         self._complete = 0
         self._tests: list[str] | None = sorted(wanted.tests) if wanted.tests is not None else None
         self._ways: dict[str, Way] = {}
-        """How to measure what head would measure in another way than base."""
+        """Mode and sampler imposed on measurements that head would take in another way than base."""
         self._unlike: dict[Turn, int] = {}
         """Processes of the first pair that measured in different ways, and are left out."""
 
@@ -252,7 +252,7 @@ class Duet:
                 break
             if others_on_the_gpu(process) and not self._workers.early:
                 self._workers.wait_early()
-            again = "repeated" if attempt < left_out + ATTEMPTS else "taken as it is"
+            again = "repeated" if attempt < left_out + ATTEMPTS else "counted as it is"
             self._report(f"round {turn.round}, {turn.side}, {again}: {why}")
         self._report()
         return process
@@ -266,32 +266,32 @@ class Duet:
     def _unchanged(self) -> None:
         for name, side in self._sides.items():
             if side.current() != side.identity:
-                raise DuetError(f"{name} ({side.what}) was changed while it was measured; begin anew")
+                raise DuetError(f"{name} ({side.title}) was changed while it was measured; begin anew")
 
     def _report(self, note: str | None = None) -> None:
-        taken = len({process.turn for process in self._all})
+        done = len({process.turn for process in self._all})
         each = statistics.median([process.seconds for process in self._all[-8:]]) if self._all else None
-        at_most = None if each is None else each * max(0, 2 * self._last - taken)
-        self._tell(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
+        at_most = None if each is None else each * max(0, 2 * self._last - done)
+        self._on_progress(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
 
     def _result(self, rounds: Rounds, out: Mapping[str, Unjudged]) -> Result:
-        told = [Told(key, why.outcome, why.sentence, new=why.new) for key, why in out.items()]
+        verdicts = [DuetVerdict(key, why.outcome, why.sentence, new=why.new) for key, why in out.items()]
         if self._jury is not None:
             last = self._jury.judged()
-            told += [self._told(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
-        told.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
+            verdicts += [self._verdict(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
+        verdicts.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
         head = rounds.get(1, {}).get(HEAD)
-        return Result(tuple(told), tuple(self._all), self._resumed, head is not None and head.strict)
+        return Result(tuple(verdicts), tuple(self._all), self._resumed, head is not None and head.strict)
 
-    def _told(self, key: str, found: Paired | Unjudged, rounds: Rounds) -> Told:
+    def _verdict(self, key: str, found: Paired | Unjudged, rounds: Rounds) -> DuetVerdict:
         base, head = (self._series(key, rounds, side) for side in (BASE, HEAD))
         was, now = (statistics.median(_latencies(side)) if side else None for side in (base, head))
         if isinstance(found, Unjudged):
-            return Told(key, found.outcome, found.sentence, None, was, now)
+            return DuetVerdict(key, found.outcome, found.sentence, None, was, now)
         notes = changes(base[1], head[1])
         if (way := self._ways.get(key)) is not None:
             notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")
-        return Told(key, found.outcome or Outcome.UNDECIDED, "; ".join([found.sentence, *notes]), found, was, now)
+        return DuetVerdict(key, found.outcome or Outcome.UNDECIDED, "; ".join([found.sentence, *notes]), found, was, now)
 
     @staticmethod
     def _series(key: str, rounds: Rounds, side: str) -> dict[int, Row]:

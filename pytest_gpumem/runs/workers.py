@@ -50,7 +50,7 @@ class Process:
 
     turn: Turn
     attempt: int
-    """1, or more where it was repeated."""
+    """1, or more if it was repeated."""
     utc: str
     """When it got the GPU, ISO 8601."""
     seconds: float
@@ -70,7 +70,7 @@ class Process:
     rows: tuple[Row, ...] = ()
     """Each placement stands as its median."""
     outcomes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By node id of what did not pass: "failed" or "skipped", and why."""
+    """By node id of each test that did not pass: "failed" or "skipped", and why."""
     strict: bool = False
     """The side's ini file asks for strictness."""
 
@@ -82,15 +82,15 @@ class Process:
             "facts": dict(self.facts),
             "settings": dict(self.settings),
             "rows": [row_to_json(row) for row in self.rows],
-            "outcomes": {name: list(said) for name, said in self.outcomes.items()},
+            "outcomes": {name: list(outcome) for name, outcome in self.outcomes.items()},
         }
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Process:
-        """What `to_json` wrote.
+        """The process of a line that `to_json` wrote.
 
         Raises:
-            DuetError: it is something else.
+            DuetError: it is no such line.
         """
         try:
             if unknown := sorted(plain.keys() - Process.__dataclass_fields__.keys()):
@@ -150,7 +150,7 @@ class Workers:
         Args:
             sides: by `BASE` and `HEAD`.
             arguments: pytest's.
-            files: test files that are to be collected too, where a side has them.
+            files: further test files to collect, on each side that has them.
             environment: all environment variables.
             ahead: processes that get ready while one measures.
         """
@@ -175,7 +175,7 @@ class Workers:
         Args:
             turns: the process to run now, and those that will follow.
             tests: node ids to run; None: all that were collected.
-            attempt: how often this turn was taken, from 1 on.
+            attempt: number of this run of the turn, from 1 on.
             ways: by row key, mode and sampler that the process measures with, whatever its tests ask for.
 
         Raises:
@@ -199,7 +199,7 @@ class Workers:
         self._end_waiting()
 
     def close(self) -> None:
-        """End what still runs."""
+        """End all processes."""
         self._end_waiting()
         self._stack.close()
 
@@ -235,7 +235,7 @@ class _Worker:
         self._child = child = Background(within)
         pipes = {"reads": child.reads, "writes": child.writes}
         job = job | pipes | {"arguments": [*job["arguments"], f"--benchmark-json={child.results}"]}
-        # Ctrl-C reaches the duet alone, which then ends what it started.
+        # Ctrl-C reaches the duet alone, which then ends its processes.
         child.start([side.python, str(SCRIPT), json.dumps(job)], environment, side.folder, own_group=True)
 
     def run(self, tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]]) -> Process:
@@ -253,24 +253,24 @@ class _Worker:
             return replace(done, error=f"exit status {code}: {self._errors()}")
         if last["strays"]:
             raise DuetError(
-                f"{self.turn.side} ({self._side.what}) did not run its own code: {last['strays'][0]}; install the project for editing, "
-                "or take what is in the way off PYTHONPATH"
+                f"{self.turn.side} ({self._side.title}) did not run its own code: {last['strays'][0]}; install the project for editing, "
+                "or remove the other side from PYTHONPATH"
             )
         if last["exit"] in (Exit.INTERNAL_ERROR, Exit.USAGE) and not (first or {}).get("ready"):
-            raise DuetError(f"{self.turn.side} ({self._side.what}): pytest ended with {last['exit']}: {self._errors()}")
-        outcomes = {name: (said[0], said[1]) for name, said in last["outcomes"].items()}
+            raise DuetError(f"{self.turn.side} ({self._side.title}): pytest ended with {last['exit']}: {self._errors()}")
+        outcomes = {name: (outcome, why) for name, (outcome, why) in last["outcomes"].items()}
         done = replace(done, outcomes=outcomes, strict=str((first or {}).get("strict")).lower() in ("1", "true", "yes", "on"))
         return self._with_rows(done)
 
     def _with_rows(self, done: Process) -> Process:
-        """The rows from pytest's results, if it wrote any: it writes none where no test measured."""
+        """The rows from pytest's results, which it writes only if a test measured."""
         if not self._child.results.exists() or not self._child.results.stat().st_size:
             return done
         try:
             document = document_from_json(json.loads(self._child.results.read_text(encoding="utf-8")).get("gpumem"))
         except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
             kind = "of another version of this plugin" if isinstance(error, SchemaError) else "no results"
-            raise DuetError(f"{self.turn.side} ({self._side.what}) wrote {kind}: {error}") from None
+            raise DuetError(f"{self.turn.side} ({self._side.title}) wrote {kind}: {error}") from None
         facts = document.device
         return replace(
             done,
@@ -292,7 +292,7 @@ class _Worker:
         return " | ".join((errors or lines)[-3:]) or "it printed nothing"
 
     def close(self) -> None:
-        """End it, if it still runs, with what it started."""
+        """End it and its children."""
         self._child.close()
 
 

@@ -1,4 +1,4 @@
-"""The two sides of a duet: where their tests run, by which interpreter, and what tells one state of a side from another.
+"""The two sides of a duet: where their tests run, by which interpreter, and the identity of a state of its code.
 
 A side is a git revision (a worktree of its own, removed at the end), a folder, or a wheel. A revision, a wheel, and a folder that is not
 the working tree get an environment of their own if they hold a project that can be installed: a virtual environment that sees the
@@ -34,19 +34,19 @@ OWNER = "made-by-gpumem-duet"
 TREE = Path("base", "tree")
 """In a temporary folder: the worktree of a revision."""
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
-"""Untracked files that tell one state of a tree from another: code and settings, not what tests write."""
-SAID = 1500
-"""Characters of a failed command's last words."""
+"""Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
+LAST_CHARACTERS = 1500
+"""Of a failed command's output that are kept."""
 
 
 @dataclass(frozen=True)
 class Side:
     """One side, ready to run."""
 
-    what: str
+    title: str
     """For people: "revision main (1a2b3c4d5e)", "working tree at 1a2b3c4d5e, with uncommitted changes"."""
     identity: str
-    """What a journal knows it by: another state of the code has another identity."""
+    """Another state of the code has another identity."""
     folder: Path
     """Where pytest runs."""
     root: Path
@@ -70,7 +70,7 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
     Args:
         base: a git revision of the project around `here`, a folder, or a wheel.
         head: a folder or a wheel; None: the working tree.
-        here: where the command was called.
+        here: the folder in which the command was called.
         ignored: files whose content is no part of a tree's state, such as the journal.
 
     Raises:
@@ -138,7 +138,7 @@ def _temporary() -> Path:
 
 
 def _abandoned(folder: Path) -> bool:
-    """Whether a duet made a folder, and nobody holds its lock any more."""
+    """True if a duet made a folder, and no process has its lock any more."""
     if not _ours(folder):
         return False
     lock = FileLock(folder / LOCK)
@@ -169,7 +169,7 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
     except FileNotFoundError:
         raise DuetError("git is not installed; without it BASE is a folder or a wheel") from None
     if check and done.returncode:
-        raise DuetError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-SAID:]}")
+        raise DuetError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}")
     return done
 
 
@@ -201,9 +201,9 @@ def _kind(base: str, here: Path) -> str:
     if commit is None:
         # Git's own words, such as "detected dubious ownership" where the folder is another user's.
         words = _git(here, "rev-parse", "--show-toplevel", check=False).stderr.decode(errors="replace").strip().partition("\n")[0]
-        said = f" ({words})" if words else ""
+        reason = f" ({words})" if words else ""
         raise DuetError(
-            f"BASE {base} is no revision of {here}{said}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
+            f"BASE {base} is no revision of {here}{reason}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
         )
     return commit
 
@@ -228,13 +228,13 @@ def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitSt
 
 
 def _remove(top: Path, tree: Path) -> None:
-    """Take a worktree away, entry and folder. What was never made is no mistake."""
+    """Remove a worktree, entry and folder, if it exists."""
     _git(top, "worktree", "remove", "--force", "--force", str(tree), check=False)
     shutil.rmtree(tree, ignore_errors=True)
 
 
 def remove_leftovers(top: Path) -> None:
-    """Remove worktrees of duets that were killed, and what git knows of those whose folder is gone already."""
+    """Remove the worktrees of duets that were killed, and git's entries of those whose folder is gone."""
     listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout
     for entry in listed.split(b"\0"):
         if not entry.startswith(b"worktree "):
@@ -254,8 +254,8 @@ def remove_leftovers(top: Path) -> None:
 def _tree(here: Path, ignored: tuple[Path, ...]) -> Side:
     """The working tree, in this environment."""
     root = _top(here) or here
-    what, identity = _state(here, ignored)
-    return Side(what, identity, here, root, sys.executable, lambda: _state(here, ignored)[1])
+    title, identity = _state(here, ignored)
+    return Side(title, identity, here, root, sys.executable, lambda: _state(here, ignored)[1])
 
 
 def _folder(folder: Path, place: Path, ignored: tuple[Path, ...]) -> Side:
@@ -331,23 +331,25 @@ def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path
         return sys.executable, None, ()
     folder = place / "environment"
     place.mkdir(exist_ok=True)
-    _said(_run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]), f"{who}: no virtual environment")
+    _checked(_run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]), f"{who}: no virtual environment")
     python = str(folder / "bin" / "python")
-    packages = Path(_said(_run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]), f"{who}: no interpreter").strip())
+    packages = Path(
+        _checked(_run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]), f"{who}: no interpreter").strip()
+    )
     # "System" means the interpreter behind this environment, if this is a virtual one: its own packages are seen by this file. They come
     # after the project's own, and their .pth files are read, by which other projects are installed for editing.
     lines = [f"import site; site.addsitedir({path!r})" for path in _site_packages()]
     (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if _run([python, "-c", "import pip"]).returncode:
-        _said(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
+        _checked(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
     before = set(packages.iterdir())
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--ignore-installed", "--no-input"]
     done = _run([*install, "--no-build-isolation", str(project)])
-    if done.returncode and project.suffix != ".whl":  # what builds it is not installed here
+    if done.returncode and project.suffix != ".whl":  # its build backend is not installed here
         alone, done = done, _run([*install, str(project)])
         if done.returncode:
             raise DuetError(f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}")
-    _said(done, f"{who} cannot be installed")
+    _checked(done, f"{who} cannot be installed")
     found = (path for path in set(packages.iterdir()) - before if path.suffix not in (".dist-info", ".egg-info", ".pth"))
     names = (path.name.partition(".")[0] for path in found)
     return python, folder, tuple(sorted(name for name in names if not name.startswith("__")))
@@ -360,24 +362,24 @@ def _site_packages() -> list[str]:
 
 
 def spared() -> list[str]:
-    """Where the packages of this environment are, which both sides see, also if it lies inside a tree."""
+    """Folders of this environment's packages, which both sides see, even if the environment lies inside a tree."""
     return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # What a caller put on the path is for its own code, and an outer environment is not the new one's.
+    # A caller's path is for its own code, and an outer environment is not the new one.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")}
     return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
 
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
-    said = (done.stderr.strip() or done.stdout.strip())[-SAID:]
-    return " ".join(said.split()) or f"exit status {done.returncode}"
+    output = (done.stderr.strip() or done.stdout.strip())[-LAST_CHARACTERS:]
+    return " ".join(output.split()) or f"exit status {done.returncode}"
 
 
-def _said(done: subprocess.CompletedProcess[str], what: str) -> str:
+def _checked(done: subprocess.CompletedProcess[str], failure: str) -> str:
     if done.returncode:
-        raise DuetError(f"{what}: {_words(done)}")
+        raise DuetError(f"{failure}: {_words(done)}")
     return done.stdout
 
 

@@ -193,7 +193,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
 
     # A journal that is complete gives its verdict again; that of other arguments is refused.
     again = project.duet(*asked)
-    assert "22 of them taken from the journal" in again.stdout
+    assert "22 of them from the journal" in again.stdout
     other = project.duet(*asked[:-2], "--seed", "1")
     assert f"journal {journal} is of other arguments: seed was 0 and is now 1" in complaint(other)
     project.write("kern.py", "NBYTES = 1 << 20\n")

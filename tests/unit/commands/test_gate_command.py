@@ -82,9 +82,7 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
     result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
-    assert line.startswith(
-        "::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: the duet: FAIL, so the duet; the screen had said"
-    )
+    assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: the duet: FAIL, so the duet; the screen: ")
     (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
     assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
     assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
@@ -168,11 +166,11 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     broken = row(Code.SLOWER, max_latency="1 us")
     alone = run(rows=(broken, row(name="b")))
     assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fail\n")
-    assert alone.stderr == "gpumem gate: the screen flags 1 row; what a duet would say changes nothing for it\n"
+    assert alone.stderr == "gpumem gate: the screen flags 1 row; a duet would change nothing for it\n"
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
     assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fail"]
-    assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever it says" in beside.stderr
+    assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measur
 from pytest_gpumem.runs.schedule import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
-TREES: Any = [SimpleNamespace(what=what) for what in ("revision main", "working tree")]
+TREES: Any = [SimpleNamespace(title=title) for title in ("revision main", "working tree")]
 
 
 class Workers:
@@ -75,7 +75,7 @@ def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[object] = []
-    tree: Any = SimpleNamespace(what="working tree", folder=tmp_path, root=tmp_path, python="python")
+    tree: Any = SimpleNamespace(title="working tree", folder=tmp_path, root=tmp_path, python="python")
     monkeypatch.setattr(processes.child, "run", lambda *given, **named: runs.append(given))
     monkeypatch.setattr(processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
     with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):

@@ -102,7 +102,7 @@ def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
     assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 rows")
     (after,) = cleared.rows
     assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
-    assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen had said FAIL: said by the screen of a"
+    assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen: FAIL, said by the screen of a"
     for undecided in (UNDECIDED, Judged(None, "head: the test fails")):
         decision = decided(row(Code.CREPT), a=undecided)
         assert (decision.code, decision.rows[0].verdict.code) == (Exit.FAILED, Code.CREPT)

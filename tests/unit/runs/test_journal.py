@@ -27,7 +27,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     written(tmp_path / "j")
     journal = Journal(tmp_path / "j", ASKED)
     assert journal.lines == [{"n": 1}, {"n": 2}]
-    assert journal.held() == 2
+    assert journal.count() == 2
     journal.close()
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
 

@@ -48,7 +48,7 @@ def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted:
     players = players or Players(answer)
     told: list[Progress] = changes.pop("told", [])
     own_sides = changes.pop("sides", sides())
-    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "tell": told.append, **changes}
+    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "on_progress": told.append, **changes}
     journal = Journal(tmp_path / "journal", {"asked": "this"})
     try:
         return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted:
 
 
 def outcomes(result: Result) -> dict[str, Outcome | None]:
-    return {one.key: one.outcome for one in result.told}
+    return {one.key: one.outcome for one in result.verdicts}
 
 
 def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert players.played[0][1] is None
     assert {tests for turn, tests in players.played if 1 < turn.round <= 8} == {(A, B)}
     assert {tests for turn, tests in players.played if turn.round > 8} == {(B,)}
-    assert {one.key: one.paired.pairs for one in result.told if one.paired is not None} == {A: 8, B: 11}
+    assert {one.key: one.paired.pairs for one in result.verdicts if one.paired is not None} == {A: 8, B: 11}
     assert len(players.played) == 22
     assert report.exit_code(result, strict=False) == 1
-    (slow,) = (one for one in result.told if one.key == B)
+    (slow,) = (one for one in result.verdicts if one.key == B)
     assert slow.paired is not None
     assert slow.paired.change == pytest.approx(0.02, abs=0.002)
     assert slow.head_latency == pytest.approx(25.5e-6, rel=0.01)
@@ -86,7 +86,7 @@ def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tm
         (tmp_path / str(count) / "journal").write_bytes(b"".join(lines[:count]))
         players = Players(plain)
         again = play(tmp_path / str(count), plain, players)
-        assert again.told == whole.told
+        assert again.verdicts == whole.verdicts
         assert again.resumed == count - 1
         assert len(players.played) == 23 - count
 
@@ -101,8 +101,8 @@ def test_limits_are_the_tests_own_unless_the_command_says_otherwise(tmp_path: Pa
     assert outcomes(play(tmp_path, loose, max_regression="1%")) == {B: Outcome.FAIL}
     (tmp_path / "journal").unlink()
     absolute = play(tmp_path, loose, max_regression="1% + 5 us")
-    assert absolute.told[0].paired is not None
-    assert absolute.told[0].paired.delta == pytest.approx(0.01 + 5 / 25, rel=0.02)
+    assert absolute.verdicts[0].paired is not None
+    assert absolute.verdicts[0].paired.delta == pytest.approx(0.01 + 5 / 25, rel=0.02)
 
 
 def test_launch_overhead_is_levelled(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_launch_overhead_is_levelled(tmp_path: Path) -> None:
 
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.PASS}
-    assert result.told[0].paired is not None
-    assert abs(result.told[0].paired.change) < 1e-9
+    assert result.verdicts[0].paired is not None
+    assert abs(result.verdicts[0].paired.change) < 1e-9
 
 
 def test_a_throttled_process_is_repeated_and_then_undecided(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_throttled_process_is_repeated_and_then_undecided(tmp_path: Path) -> N
     result = play(tmp_path, always)
     assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
     assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
-    assert "head in round 3, also when repeated: because" in result.told[0].sentence
+    assert "head in round 3, also when repeated: because" in result.verdicts[0].sentence
     assert report.exit_code(result, strict=False) == 0
     assert report.exit_code(result, strict=True) == 6
 
@@ -153,7 +153,7 @@ def test_what_is_on_one_side_only_is_no_verdict_and_what_fails_in_head_alone_is_
         return process(turn, rows, attempt, outcomes={"test_x.py": ("failed", "its collection failed: SyntaxError")})
 
     result = play(tmp_path, answer)
-    said = {one.key: (one.outcome, one.sentence) for one in result.told if one.key != A}
+    said = {one.key: (one.outcome, one.sentence) for one in result.verdicts if one.key != A}
     assert said == {
         "test_x.py::test_new": (None, "base: its collection failed: SyntaxError"),
         B: (Outcome.FAIL, "head: failed, assert 0"),
@@ -195,7 +195,7 @@ def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(tmp_pa
 
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.PASS, B: Outcome.FAIL}
-    assert [one.sentence for one in result.told if one.key == B] == ["head in round 8: failed, wrong"]
+    assert [one.sentence for one in result.verdicts if one.key == B] == ["head in round 8: failed, wrong"]
 
 
 def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head_lacks(tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head
         return process(turn, [*rows, *new], attempt, outcomes=skipped)
 
     result = play(tmp_path, answer)
-    assert {one.key: one.new for one in result.told} == {
+    assert {one.key: one.new for one in result.verdicts} == {
         f"{A}[one]": False,
         f"{A}[other]": False,
         f"{A}[renamed]": False,
         B: True,
         "test_x.py::test_s": False,
     }
-    (renamed,) = (one.sentence for one in result.told if one.key == f"{A}[renamed]")
+    (renamed,) = (one.sentence for one in result.verdicts if one.key == f"{A}[renamed]")
     assert renamed == f"base: it measured nothing; base measures {A}[other] in that test, which head does not"
 
 
@@ -245,7 +245,7 @@ def test_a_test_that_fails_in_one_round_is_repeated_and_then_no_verdict(tmp_path
 
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.PASS, B: None}
-    assert [one.sentence for one in result.told if one.key == B] == ["base in round 5: failed, flaky"]
+    assert [one.sentence for one in result.verdicts if one.key == B] == ["base in round 5: failed, flaky"]
     assert sum(one.turn == Turn(5, BASE) for one in result.processes) == ATTEMPTS
 
 
@@ -255,14 +255,14 @@ def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
 
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.FAIL, B: Outcome.FAIL}
-    assert "head crashed: exit status -11: Segmentation fault" in result.told[0].sentence
+    assert "head crashed: exit status -11: Segmentation fault" in result.verdicts[0].sentence
     assert report.exit_code(result, strict=False) == 1
 
 
 def test_a_test_that_nobody_has_is_named(tmp_path: Path) -> None:
     result = play(tmp_path, plain, wanted=Wanted(frozenset([A, "test_x.py::test_gone"])))
     assert outcomes(result) == {A: Outcome.PASS, "test_x.py::test_gone": None}
-    assert [one.sentence for one in result.told if one.outcome is None] == [
+    assert [one.sentence for one in result.verdicts if one.outcome is None] == [
         "base: there is no such measurement; head: there is no such measurement"
     ]
 
@@ -276,7 +276,7 @@ def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Pat
     asked = Wanted(frozenset([name, f"{P}[1]"]))
     result = play(tmp_path, lambda turn, attempt: process(turn, every, attempt), wanted=asked)
     expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
-    assert sorted(one.key for one in result.told) == expected + ([f"{P}ast"] if P not in name else [])
+    assert sorted(one.key for one in result.verdicts) == expected + ([f"{P}ast"] if P not in name else [])
     assert set(outcomes(result).values()) == {Outcome.PASS}
     # What one name selects and another too is one.
     assert asked.names == [name]
@@ -285,7 +285,7 @@ def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Pat
 def test_a_name_whose_tests_measured_nothing_has_their_reason(tmp_path: Path) -> None:
     skipped = {f"{P}[1]": ("skipped", "no cuFFT")}
     result = play(tmp_path, lambda turn, attempt: process(turn, [], attempt, outcomes=skipped), wanted=Wanted(frozenset([P])))
-    assert [(one.key, one.sentence) for one in result.told] == [(P, "base: skipped, no cuFFT; head: skipped, no cuFFT")]
+    assert [(one.key, one.sentence) for one in result.verdicts] == [(P, "base: skipped, no cuFFT; head: skipped, no cuFFT")]
 
 
 def test_a_crash_names_what_the_other_side_measured_and_nothing_twice(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_only_the_flagged_measurement_of_a_test_is_judged(tmp_path: Path) -> Non
 
 def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
     result = play(tmp_path, lambda turn, attempt: [])
-    assert result.told == ()
+    assert result.verdicts == ()
     assert report.exit_code(result, strict=False) == 6
 
 
@@ -344,13 +344,13 @@ def test_what_head_measures_in_another_way_is_measured_as_base_is_or_red(tmp_pat
     players.answer = answer
     result = play(tmp_path, answer, players)
     assert players.ways == {A: {"mode": "clean-cold", "sampler": "blocked"}}
-    said = {one.key: one for one in result.told}
+    said = {one.key: one for one in result.verdicts}
     assert (said[A].outcome, said[B].outcome) == (Outcome.FAIL, Outcome.PASS)
     assert ("both sides are measured as base is" if obeys else "sampler was blocked in base and is host in head") in said[A].sentence
     assert report.exit_code(result, strict=False) == 1
     # The first pair is in the journal, and leads to the same when it is read again.
     again = play(tmp_path, answer, Players(lambda turn, attempt: []))
-    assert again.told == result.told
+    assert again.verdicts == result.verdicts
     assert again.resumed == len(players.played)
 
 
@@ -358,7 +358,7 @@ def test_other_work_is_said(tmp_path: Path) -> None:
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
         return [row(A, NOISE(turn, 1), **({"traffic": Traffic(4, 2)} if turn.side == HEAD else {}))]
 
-    (said,) = play(tmp_path, answer).told
+    (said,) = play(tmp_path, answer).verdicts
     assert said.outcome is Outcome.PASS
     assert "its traffic has changed from 3 B to 6 B" in said.sentence
 
@@ -384,7 +384,7 @@ def test_noise_that_hides_a_percent_is_undecided_until_more_pairs_show_it(tmp_pa
     assert (outcomes(extended), extended.open, extended.resumed) == ({A: Outcome.FAIL, B: Outcome.PASS}, False, 24)
     assert {(turn.round > 12, tests) for turn, tests in players.played} == {(True, (A,))}
     (tmp_path / "journal").unlink()
-    assert play(tmp_path, answer, rounds_max=300).told == extended.told
+    assert play(tmp_path, answer, rounds_max=300).verdicts == extended.verdicts
 
 
 def test_too_few_rounds_are_refused_before_and_after_the_family_is_known(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_too_few_rounds_are_refused_before_and_after_the_family_is_known(tmp_pat
 
 def test_a_gross_change_is_decided_by_three_pairs_and_nothing_by_eight(tmp_path: Path) -> None:
     result = play(tmp_path, lambda turn, attempt: [row(A, NOISE(turn, 1, 0.5)), row(B, NOISE(turn, 2))])
-    found = {one.key: (one.outcome, one.paired.pairs, one.paired.gross) for one in result.told if one.paired is not None}
+    found = {one.key: (one.outcome, one.paired.pairs, one.paired.gross) for one in result.verdicts if one.paired is not None}
     assert found == {A: (Outcome.FAIL, 3, True), B: (Outcome.PASS, 8, False)}
     assert len(result.processes) == 16
 

@@ -74,8 +74,8 @@ def test_a_revision_gets_a_worktree_that_is_gone_afterwards(repository: Path) ->
     (repository / "mine.py").write_text("VALUE = 3\n")
     with two_sides("HEAD~1", None, repository) as (base, head):
         assert (seen(base, "mine.VALUE"), seen(head, "mine.VALUE")) == ("1", "3")
-        assert base.what.startswith("revision HEAD~1 (")
-        assert head.what.endswith("with uncommitted changes")
+        assert base.title.startswith("revision HEAD~1 (")
+        assert head.title.endswith("with uncommitted changes")
         assert worktrees(repository) == 2
     assert worktrees(repository) == 1
     assert not temporary(repository)
@@ -123,7 +123,7 @@ def test_a_name_that_is_both_is_asked_back(repository: Path) -> None:
     with two_sides("./main", None, repository) as (base, _):
         assert base.folder == repository / "main"
     with two_sides("refs/heads/main", None, repository) as (base, _):
-        assert base.what.startswith("revision")
+        assert base.title.startswith("revision")
 
 
 def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
