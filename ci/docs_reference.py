@@ -84,7 +84,7 @@ def _walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
 
 def schema() -> str:
     """Every record of the results with its fields, from the JSON Schema that `gpumem schema` prints."""
-    from pytest_gpumem.records.json_schema import json_schema
+    from pytest_gpumem.records.schema import json_schema
 
     whole = json_schema()
     parts = [_record("The value of `gpumem`", whole)]

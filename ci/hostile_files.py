@@ -254,9 +254,9 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.devices.opening import choose
     from pytest_gpumem.judging.judge import comparable, judge
     from pytest_gpumem.plugin.terminal import catches
-    from pytest_gpumem.records.result_file import load
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.table import table
+    from pytest_gpumem.result_files import load
 
     facts = choose("sim").facts
     folder = path.parent / "baseline" / facts.key / "gpumem"

@@ -39,7 +39,7 @@ from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Repeat, Taken, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Verdict
 
@@ -224,7 +224,7 @@ class Source:
             floor=1.3e-6,
             conditions=CONDITIONS,
             overhead=first.overhead,
-            taken=Taken(begun(day), "a card", first.controls),
+            provenance=Provenance(begun(day), "a card", first.controls),
             further=tuple(processes[1:]),
         )
 

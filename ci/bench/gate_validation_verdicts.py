@@ -30,7 +30,7 @@ from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Taken, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Traffic
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import parse_share
@@ -145,7 +145,7 @@ class Data:
             floor=process["floor"] * UNIT,
             conditions=(Conditions(), Conditions()),
             overhead=process["overhead"] * UNIT if "sampler" not in seen else None,
-            taken=Taken(process["utc"], self.device.uuid, read),
+            provenance=Provenance(process["utc"], self.device.uuid, read),
         )
 
 

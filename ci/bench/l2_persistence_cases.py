@@ -21,6 +21,7 @@ from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
 from pytest_gpumem.records.l2_sweep import OFF, Setting
+from pytest_gpumem.reporting.l2_text import sweep_sentences
 
 ROUNDS = 6
 """Placements on which the settings are compared."""
@@ -216,7 +217,7 @@ def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gp
         {
             "sweep": {
                 "recommend": found.recommend(),
-                "sentences": list(found.sentences),
+                "sentences": list(sweep_sentences(found)),
                 "points": [[*point.setting, point.latency, point.half_width] for point in found.points],
                 "confirmed": [[*point.setting, point.latency, point.half_width] for point in (found.off, found.best)],
                 "gain": [found.gain.share, found.gain.low, found.gain.high],

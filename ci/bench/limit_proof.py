@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.records.result_file import FileError, load
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.units import format_time
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,7 +34,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Taken, Traffic
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Verdict
 
@@ -90,7 +90,7 @@ class Cost:
 def rows(count: int, seed: int) -> list[Row]:
     """One process's: a row of each test."""
     random = np.random.default_rng(seed)
-    taken = Taken(f"2026-11-{1 + seed % 28:02}T10:00:00+00:00", FACTS.uuid)
+    provenance = Provenance(f"2026-11-{1 + seed % 28:02}T10:00:00+00:00", FACTS.uuid)
     made = []
     for index in range(count):
         latency = 10e-6 * (1 + index % 37) * float(np.exp(random.normal(0, 1e-3)))
@@ -108,7 +108,7 @@ def rows(count: int, seed: int) -> list[Row]:
             floor=1.28e-6,
             conditions=(CLOCKS, CLOCKS),
             overhead=2e-6,
-            taken=taken,
+            provenance=provenance,
             kernel_source="a" * 64,
         )
         verdict = Verdict(Outcome.NEW, "made up", simulated=True)

@@ -32,7 +32,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.spread import corrected_latencies, difference, readings
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
-from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
+from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
 from pytest_gpumem.units import KiB, MiB
 
 EXTRA_MIB = (3, 37, 129)
@@ -42,7 +42,7 @@ PLANS = {"one placement": Plan(placements=1), "default": Plan()}
 """One placement comes first: the other moves the arrays about, and what it frees would be given out again."""
 TINY_PLAN = Plan(budget=0.05)
 CONFIDENCE = 0.95
-SESSION = Taken("2026-11-21T00:00:00+00:00")
+SESSION = Provenance("2026-11-21T00:00:00+00:00")
 """Of both sides of a pair, which follow each other on one card within seconds."""
 AHEAD = 3
 WORKER_SECONDS = 120.0
@@ -149,7 +149,7 @@ def _measured(case: dict[str, Any]) -> Measurement:
         floor=0.0,
         conditions=(calm, calm),
         overhead=case["overhead"],
-        taken=SESSION,
+        provenance=SESSION,
     )
 
 

@@ -17,9 +17,9 @@ from pytest_gpumem.baselines.history import Accepted, Process
 from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Taken
-from pytest_gpumem.records.result_file import FileError, content, document_in, parsed, revision_of, time_of
-from pytest_gpumem.records.schema import is_time
+from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
+from pytest_gpumem.records.record import is_time
+from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"
 """`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
@@ -189,7 +189,9 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
             left_out[row.key] = why or "nothing was measured"
             continue
         # Whole: the judge asks a run's own measurement more than a baseline keeps of one.
-        measurement = replace(row.measurement, taken=row.measurement.taken or Taken(process.utc.isoformat(), found.device.uuid))
+        measurement = replace(
+            row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
+        )
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
     _refuse_twice(rows)
     held_to = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}

@@ -245,7 +245,7 @@ def _flagged(path: Path) -> list[Row]:
     Raises:
         DuetError: the file cannot be read, or holds no results of this plugin.
     """
-    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
+    from pytest_gpumem.result_files import FileError, content, document_in, parsed
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.decision import flagged
 

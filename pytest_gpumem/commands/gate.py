@@ -182,7 +182,7 @@ class Screened:
 
 
 def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
-    from pytest_gpumem.records.result_file import FileError, load
+    from pytest_gpumem.result_files import FileError, load
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults

@@ -15,9 +15,10 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.migrations import PageCounts, said
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.reporting.page_text import page_counts_text
 from pytest_gpumem.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _profile(one: TestProfile) -> Iterator[str]:
     for copy in (*one.copies, *one.memsets):
         yield f"  {_copy(copy)}"
     if one.migrations is not None and one.migrations != PageCounts():
-        yield f"  pages: {said(one.migrations)}"
+        yield f"  pages: {page_counts_text(one.migrations)}"
     clocks = [f"{name} {hz / 1e6:.0f} MHz" for name, hz in (("SM", one.sm_clock_hz), ("memory", one.memory_clock_hz)) if hz is not None]
     if clocks:
         yield f"  clocks: {', '.join(clocks)}"
@@ -84,7 +85,7 @@ def _besides(title: str, rest: Besides) -> Iterator[str]:
         parts.append(f"{_count(sum(k.launches for k in rest.kernels), 'kernel')} in {format_time(nanoseconds / 1e9)}")
     parts += [_copy(copy) for copy in (*rest.copies, *rest.memsets)]
     if rest.migrations is not None and rest.migrations != PageCounts():
-        parts.append(f"pages: {said(rest.migrations)}")
+        parts.append(f"pages: {page_counts_text(rest.migrations)}")
     if parts:
         yield f"{title}: {'; '.join(parts)}"
 
@@ -118,8 +119,8 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     from pytest_gpumem.nsight import reading
     from pytest_gpumem.nsight.recording import BadReport
     from pytest_gpumem.nsight.tools import ToolMissing
-    from pytest_gpumem.records.profile import profiles_to_json
-    from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
+    from pytest_gpumem.records.schema import profiles_to_json
+    from pytest_gpumem.result_files import FileError, content, document_in, parsed
 
     rows: tuple[Row, ...] = ()
     if results is not None:

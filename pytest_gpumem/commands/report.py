@@ -15,10 +15,10 @@ from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.commands import examples
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.result_file import FileError, ResultsError, content, parsed, revision_of, time_of
+from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.schema import is_time
 from pytest_gpumem.reporting.plots.samples import Past
+from pytest_gpumem.result_files import FileError, ResultsError, content, parsed, revision_of, time_of
 
 MOST = 60
 """Newest files and processes of a row that are shown."""
@@ -188,8 +188,8 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
     history.
     """
     from pytest_gpumem.files import unwritable, write_whole
-    from pytest_gpumem.records.result_file import ResultsError, load_results
     from pytest_gpumem.reporting.html import page
+    from pytest_gpumem.result_files import ResultsError, load_results
 
     if results.is_dir():
         raise click.ClickException(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")

@@ -19,9 +19,9 @@ from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.profile import TestProfile, profiles_from_json, profiles_to_json
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document, document_from_json
+from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.verdict import Verdict
 
 

@@ -27,8 +27,8 @@ from pytest_gpumem.nsight.tools import (
 )
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.result_file import FileError, load
 from pytest_gpumem.records.schema import Document
+from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import child
 from pytest_gpumem.runs.workers import environment_of
 from pytest_gpumem.runs.worktree import Side as Tree

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import Finding, basis, find
+from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -73,7 +74,7 @@ def _min_bandwidth(one: _Judged) -> Finding:
         return one.not_judged("min_bandwidth", "the traffic is unknown (give `moved=`)")
     origin = one.origin
     if isinstance(least, Share):
-        if (why := one.measurement.no_share_of_peak(one.facts)) is not None:
+        if (why := no_share_text(one.measurement, one.facts)) is not None:
             return one.not_judged("min_bandwidth", f'{why}; give a rate such as "900 GB/s"')
         least = least.value * one.facts.peak_bandwidth
         origin = f"{one.written}, {origin}"

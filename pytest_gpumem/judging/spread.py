@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
-from pytest_gpumem.records.measurement import Measurement, Taken
+from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.verdict import ENOUGH
 
 # Latency in seconds, standard deviation of its logarithm.
@@ -134,7 +134,7 @@ class Reading(NamedTuple):
     """Seconds of launch overhead in `latency`; None if unknown."""
     sampler: str
     """How samples were taken."""
-    taken: Taken | None
+    provenance: Provenance | None
     """When and on which card."""
 
 
@@ -142,7 +142,7 @@ def readings(measurement: Measurement) -> list[Reading]:
     """One reading a process of a run; the first process comes first."""
     first = (measurement.medians, measurement.overhead)
     every = [first, *((repeat.medians, repeat.overhead) for repeat in measurement.further)]
-    return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.taken) for medians, over in every]
+    return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.provenance) for medians, over in every]
 
 
 def corrected_latencies(known: Sequence[Reading]) -> list[float]:
@@ -285,8 +285,8 @@ def sessions(known: Sequence[Reading]) -> list[Hashable]:
     found: list[Hashable] = [None] * len(known)
     by_card: dict[str | None, list[tuple[float, int]]] = {}
     for index, one in enumerate(known):
-        if one.taken is not None and (began := _seconds(one.taken.utc)) is not None:
-            by_card.setdefault(one.taken.card, []).append((began, index))
+        if one.provenance is not None and (began := _seconds(one.provenance.utc)) is not None:
+            by_card.setdefault(one.provenance.card, []).append((began, index))
     for card, starts in by_card.items():
         first = -math.inf
         for began, index in sorted(starts):

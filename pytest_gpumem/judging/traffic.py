@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.units import format_rate, format_share
@@ -70,7 +71,7 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
     difference = counted.total / traffic.total - 1 if traffic.total else None
     change = f" ({format_share(difference, sign=True)})" if difference is not None else ""
     figures = f"declared {size(traffic.total)}, counted {size(counted.total)} by {counted.source}{change}"
-    if (reason := measurement.no_share_of_peak(facts)) is not None:
+    if (reason := no_share_text(measurement, facts)) is not None:
         return Account(Finding.UNJUDGED, difference, f"{figures}; not judged: {reason}")
     if missing := _missing(measurement, traffic, counted, facts):
         return Account(

@@ -14,8 +14,8 @@ from pytest_gpumem.nsight.nsys_tables import Tables
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, place_of_row
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find, ncu_error
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.result_file import FileError, content
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.result_files import FileError, content
 from pytest_gpumem.runs import child
 
 ACCEPTED = ".nsys-rep, .sqlite of `nsys export`, .ncu-rep, or what `ncu --csv --page raw` wrote"

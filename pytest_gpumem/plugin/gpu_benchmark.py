@@ -190,7 +190,7 @@ class GpuBenchmark:
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
             notes=(*measurement.notes, *loosened(limits, settings)),
-            taken=provenance,
+            provenance=provenance,
         )
         test.measurements.append((measurement, limits))
         return Result(measurement, test.device.facts, self._claim)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -22,9 +22,9 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, in_one_line, open_streams, persisting
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
+from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.reporting.l2_map import drawn, l2_svg
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
@@ -54,7 +54,7 @@ class L2Sweeps:
 
     def __init__(self, test: GpuTest) -> None:
         self._test = test
-        self._due: list[Callable[[], Sweep]] = []
+        self._due: list[Callable[[], SweepResult]] = []
         self._seen: dict[tuple[object, ...], object] = {}
         """Finished and waiting sweeps by the identities of their objects; the values keep the objects alive, so that no identity recurs."""
         self._open = 0
@@ -62,7 +62,7 @@ class L2Sweeps:
 
     def __call__(
         self, function: BoundKernel | Callable[..., object], /, *args: Any, window: Any, mode: str | None = None, **kwargs: Any
-    ) -> Sweep:
+    ) -> SweepResult:
         """Search for the set-aside and hit ratio at which `function` is fastest with `window` persisting in L2.
 
         Args:
@@ -91,7 +91,7 @@ class L2Sweeps:
         self._check(mode)
         return self._sweep_call(function, args, kwargs, buffer, mode, buffer.nbytes, {})
 
-    def case(self, build: Callable[[Memory], Case], *, mode: str | None = None) -> Sweep:
+    def case(self, build: Callable[[Memory], Case], *, mode: str | None = None) -> SweepResult:
         """The same for a `Case` with `window=`, built anew by `build(memory)` for each placement.
 
         Args and errors as for the short form.
@@ -133,7 +133,7 @@ class L2Sweeps:
         mode: str | None,
         nbytes: int,
         options: dict[str, Any],
-    ) -> Sweep:
+    ) -> SweepResult:
         """Args as for the fixture, but the bytes under the window, and further arguments of each persisting stream."""
         __tracebackhide__ = True
         test = self._test
@@ -146,14 +146,16 @@ class L2Sweeps:
         name = function.name if isinstance(function, BoundKernel) else getattr(function, "__name__", type(function).__name__)
         return self._sweep(target, name, nbytes, mode)
 
-    def _sweep_case(self, build: Callable[[Memory], Case], name: str, nbytes: int, mode: str | None) -> Sweep:
+    def _sweep_case(self, build: Callable[[Memory], Case], name: str, nbytes: int, mode: str | None) -> SweepResult:
         __tracebackhide__ = True
         test = self._test
         return self._sweep(
             lambda setting: nullcontext(test.conductor.case(build, arena=test.arena, persisting=setting)), name, nbytes, mode
         )
 
-    def _sweep(self, target: Callable[[dict[str, Any]], AbstractContextManager[Target]], name: str, nbytes: int, mode: str | None) -> Sweep:
+    def _sweep(
+        self, target: Callable[[dict[str, Any]], AbstractContextManager[Target]], name: str, nbytes: int, mode: str | None
+    ) -> SweepResult:
         """Search.
 
         Args:
@@ -200,7 +202,7 @@ class L2Sweeps:
             note = f"{len(doubts)} measurements of the sweep are unreliable: {doubts[0]}"
             found = replace(found, notes=(*found.notes, note))
         test.session.sweeps.append((test.item.nodeid, found))
-        return found
+        return SweepResult(**asdict(found))
 
     def later(
         self,

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
+from pytest_gpumem.reporting.l2_text import sweep_sentence
 from pytest_gpumem.units import format_rate, format_share, format_time
 
 
@@ -178,3 +180,12 @@ class Result:
         if self.device.simulated:
             parts.append("simulated")
         return f"<Result {', '.join(parts)}>"
+
+
+class SweepResult(Sweep, frozen=True):
+    """The result of `l2_sweep`."""
+
+    @property
+    def sentence(self) -> str:
+        """Whether persistence pays, with the gain of the best setting."""
+        return sweep_sentence(self)

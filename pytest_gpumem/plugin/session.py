@@ -25,9 +25,7 @@ from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
-from pytest_gpumem.records.schema import device_to_json, document, row_from_json
-from pytest_gpumem.records.sweep_schema import KEY as SWEEPS
-from pytest_gpumem.records.sweep_schema import sweeps_to_json
+from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 
@@ -245,7 +243,7 @@ class SessionHooks:
         session = self._session
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
         if session.sweeps:
-            output_json[SWEEPS] = sweeps_to_json(session.sweeps)
+            output_json[SWEEPS_KEY] = sweeps_to_json(session.sweeps)
 
 
 class LostHooks:

@@ -40,7 +40,7 @@ from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Taken
+from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
@@ -228,11 +228,11 @@ class GpuSession:
     # Control kernels, which tell whether the device changed
 
     @cached_property
-    def provenance(self) -> Taken:
+    def provenance(self) -> Provenance:
         """When and on which device this process measures, with its control readings, which the first use takes."""
         # The latency tells the variant of the card, which is the same in a further process.
         controls = self._controls(latency=FURTHER_PROCESS not in os.environ)
-        return Taken(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
+        return Provenance(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
 
     @property
     def reads_controls(self) -> bool:

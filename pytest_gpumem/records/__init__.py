@@ -1,1 +1,1 @@
-"""Plain data that every floor shares: frozen, without behaviour beyond arithmetic on their own fields."""
+"""Plain data that all rooms share: frozen msgspec Structs with arithmetic on their own fields, and their JSON."""

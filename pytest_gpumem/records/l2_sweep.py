@@ -1,26 +1,22 @@
-"""What a sweep of persisting L2 found: the map, the best setting measured again, and what to pass to `persisting_stream`."""
+"""Result of a sweep of persisting L2: the map, the best setting measured again, and the arguments for `persisting_stream`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_gpumem.records.record import Record
-from pytest_gpumem.units import format_bytes, format_share, format_shares
+from pytest_gpumem.records.record import LaunchTime, Record
 
 LEAST_GAIN = 0.01
-"""Gain below which persistence is not recommended: what is set aside is missing for everything else that runs."""
+"""Least gain at which persistence is recommended: the L2 that is set aside is missing for all other work."""
 
 
 class Setting(NamedTuple):
     """One place of the map."""
 
     set_aside: int
-    """Bytes of L2 set aside; 0: off, no window either."""
+    """Bytes of L2 set aside; 0 without a set-aside and a window."""
     hit_ratio: float
-    """Share of the window's accesses that get the persisting property; 0 where it is off."""
-
-    def __str__(self) -> str:
-        return f"{format_bytes(self.set_aside)} at hit ratio {self.hit_ratio:.3g}" if self.set_aside else "off"
+    """Share of the window's accesses with the persisting property; 0 without a window."""
 
 
 OFF = Setting(0, 0.0)
@@ -28,17 +24,17 @@ OFF = Setting(0, 0.0)
 
 
 class Point(Record, frozen=True):
-    """One setting, measured."""
+    """One measured setting."""
 
     setting: Setting
-    latency: float
+    latency: LaunchTime
     """Seconds of one launch."""
     half_width: float | None
     """Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown."""
 
 
 class Change(Record, frozen=True):
-    """How one setting compares with another, with its 95 % confidence interval."""
+    """Latency of one setting against another, with its 95 % confidence interval."""
 
     share: float
     """0.25: the latency of the one is 1.25 times the other's."""
@@ -47,29 +43,29 @@ class Change(Record, frozen=True):
 
 
 class Textbook(Record, frozen=True):
-    """A setting that guides recommend whatever the kernel, measured beside the best."""
+    """A setting that guides recommend for every kernel, measured beside the best."""
 
     name: str
-    """What the guide says: "the maximum", "the maximum (3/4 of L2)", or "3/4 of L2"."""
+    """The guide's name for it: "the maximum", "the maximum (3/4 of L2)", or "3/4 of L2"."""
     point: Point
     """Measured on the fresh samples."""
     loss: Change
-    """What it takes longer than what `Sweep.recommend` gives; negative where it is faster."""
+    """Its latency against the recommended setting's; negative where it is faster."""
 
 
 class Sweep(Record, frozen=True):
-    """Set-aside and hit ratio of one kernel and window, searched for the least latency."""
+    """Search for the set-aside and hit ratio of least latency, for one kernel and window."""
 
     target: str
-    """What was launched."""
+    """Name of the kernel or the callable."""
     device: str
     """Name of the device."""
     simulated: bool
-    """The device is a model: its best setting says nothing of a GPU."""
+    """The device is simulated: the result says nothing about a GPU."""
     window_bytes: int
     """Bytes under the window."""
     points: tuple[Point, ...]
-    """The settings that were measured, in the order in which the search took them."""
+    """The measured settings, in the order of the search."""
     grid: int
     """Settings of the full grid: every step of L2/16 up to the maximum at each of five hit ratios, and off."""
     off: Point
@@ -77,15 +73,15 @@ class Sweep(Record, frozen=True):
     best: Point
     """The best setting with a set-aside, on the fresh samples."""
     gain: Change
-    """What `off` takes longer than `best`: 0.25 is 1.25 times as fast with persistence."""
+    """Latency of `off` against `best`: 0.25 is 1.25 times as fast with persistence."""
     textbook: tuple[Textbook, ...]
-    """What guides recommend: the maximum, and 3/4 of L2 where the maximum allows it; at the fitted hit ratio."""
+    """Settings that guides recommend: the maximum, and 3/4 of L2 where the maximum allows it; at the fitted hit ratio."""
     notes: tuple[str, ...] = ()
-    """What a reader must know besides."""
+    """Remarks for the reader."""
 
     @property
     def pays(self) -> bool:
-        """Whether persistence is worth its set-aside: the gain's interval lies above 0, and the gain is 1 % or more."""
+        """True if the gain's interval lies above 0, and the gain is 1 % or more."""
         return self.gain.low > 0 and self.gain.share >= LEAST_GAIN
 
     def recommend(self) -> dict[str, int | float | str]:
@@ -95,35 +91,5 @@ class Sweep(Record, frozen=True):
         return {"set_aside": self.best.setting.set_aside, "hit_ratio": self.best.setting.hit_ratio}
 
     def fitted(self, setting: Setting) -> bool:
-        """Whether a setting's hit ratio is the largest that does not thrash."""
+        """True if a setting's hit ratio is the largest that does not thrash."""
         return setting.hit_ratio == min(1.0, setting.set_aside / self.window_bytes)
-
-    @property
-    def sentence(self) -> str:
-        """What was found, in one sentence."""
-        gain = f"{format_share(self.gain.share, sign=True)} against off, 95 % interval {_interval(self.gain)}"
-        if self.pays:
-            return f"persistence pays: {self.best.setting} gains {gain}"
-        if self.gain.high < 0:
-            why = "it costs"
-        elif self.gain.low <= 0:
-            why = "the interval of the gain includes 0"
-        else:
-            why = f"the gain is below {format_share(LEAST_GAIN)}"
-        return f"persistence does not pay, leave it off: {why}; the best setting, {self.best.setting}, gains {gain}"
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The finding, what the textbook's settings lose, what the search took, and notes."""
-        losses = (f"{book.name}, {book.point.setting}: {self._loss(book)}" for book in self.textbook)
-        took = f"{len(self.points)} of {self.grid} settings measured, then the best, off and the textbook's again on fresh samples"
-        return (self.sentence, *losses, took, *self.notes)
-
-    def _loss(self, book: Textbook) -> str:
-        if self.pays and book.point.setting == self.best.setting:
-            return "it is what is recommended"
-        return f"latency {format_share(book.loss.share, sign=True)} against what is recommended, 95 % interval {_interval(book.loss)}"
-
-
-def _interval(change: Change) -> str:
-    return " to ".join(format_shares(change.low, change.high))

@@ -1,53 +1,57 @@
-"""What ran at once in one measurement: how long its parts take alone, and how much of that was hidden."""
+"""Work that overlaps: the time of each part alone, and the hidden share of the time that overlap can hide."""
 
 from __future__ import annotations
 
 from pytest_gpumem.records.record import Record
 
 NOTHING_TO_HIDE = 0.02
-"""Share of the sequential time below which a share of what is hidden would be noise."""
+"""Share of the sequential time; where overlap can hide no more than this, the hidden share is noise."""
 
 
 class Part(Record, frozen=True):
-    """One part, measured by itself."""
+    """One part, measured alone."""
 
     name: str
     """Such as "host to device"."""
     seconds: float
-    """Its latency alone."""
+    """Its latency alone, in seconds."""
 
 
 class Overlap(Record, frozen=True):
-    """The parts of work that overlaps. All times are seconds, measured in the same way as the overlapping work itself."""
+    """Parts of work that overlaps. All times are in seconds, measured in the same way as the overlapping work."""
 
     parts: tuple[Part, ...]
     """Each part alone."""
     sequential: float
-    """All parts, one after another."""
+    """Seconds of all parts, one after another."""
     bound: float
-    """What no overlap can beat: the longest part, or the sum of those that share an engine."""
+    """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an engine."""
     streams: int
-    """Streams that the work was spread over."""
+    """Streams that the work is spread over."""
     chunks: int | None = None
-    """Pieces that the data was cut into; None where the parts are whole and independent."""
+    """Pieces that the data is cut into; None where the parts are whole and independent."""
 
     @property
     def estimate(self) -> float | None:
-        """The text's rough estimate, tE + tT/n or tT + tE/n: the bound, and an n-th part of everything else (Best Practices Guide, 9.1.2).
+        """Estimate of the guide in seconds, tE + tT/n or tT + tE/n: the bound, and an n-th part of the rest (Best Practices Guide, 9.1.2).
 
-        None where nothing was cut into pieces.
+        None where nothing is cut into pieces.
         """
         return None if self.chunks is None else self.bound + (sum(part.seconds for part in self.parts) - self.bound) / self.chunks
 
     @property
     def hideable(self) -> float | None:
-        """Time that the best overlap would hide: the sequential time over the bound; None where there is next to nothing."""
+        """Seconds that the best overlap hides: sequential less bound; None where this is next to nothing."""
         seconds = self.sequential - self.bound
         return seconds if seconds > NOTHING_TO_HIDE * self.sequential else None
 
     def hidden(self, latency: float) -> float | None:
-        """Share of the hideable time that is hidden at a latency: 0 as slow as one after another, 1 at the bound.
+        """Hidden share of the time that can be hidden: 0 at the sequential time, 1 at the bound, below 0 for slower than sequential.
 
-        Below 0 where the overlapping work is slower than the sequential one; None where there is nothing to hide.
+        Args:
+            latency: of the overlapping work, in seconds.
+
+        Returns:
+            The share; None where there is nothing to hide.
         """
         return None if self.hideable is None else (self.sequential - latency) / self.hideable

@@ -1,9 +1,35 @@
-"""The base of all records."""
+"""The base of all records, and the types of their fields.
+
+The text below a field describes it; the JSON Schema has the same text. The limits of a type hold when JSON is read and written, not when a
+record is made.
+"""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+LEAST_TIME, LONGEST_TIME = 1e-12, 1e9
+"""Seconds of a launch. No clock resolves less, and nobody waits longer. Beyond these bounds ratios and squares of times overflow or
+vanish."""
+_LARGEST = 2**63 - 1
+
+Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Launches = Annotated[int, Meta(ge=1, le=_LARGEST)]
+"""A number of launches that figures are of; figures of no launch mean nothing."""
+Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
+LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]
+"""Seconds of one launch."""
+LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Plain data: frozen, and strict when it is read from JSON."""
+class Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """Plain data: frozen, and without unknown fields when it is read from JSON."""
+
+
+def is_time(seconds: float) -> bool:
+    """Whether a launch can take this long."""
+    return LEAST_TIME <= seconds <= LONGEST_TIME

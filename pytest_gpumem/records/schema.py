@@ -1,24 +1,28 @@
-"""Rows and devices as JSON, schema 2: strict in both directions. Results of schema 1, with other verdicts, are still read.
+"""Records as JSON: runs in schema 2, profiles and sweeps; and the JSON Schema of a run. Results of schema 1 are still read.
 
-What is written can be read back to an equal record. Reading refuses what it does not know: a wrong type, an unknown key,
-a number that is not finite or cannot be a time. A field that has a default may be missing, so that fields can be added.
-Derived figures (latency, bandwidth) are written for readers of the file, and ignored on reading.
+Conversion is strict in both directions: JSON that is written is read back to an equal record. A wrong type, an unknown key and a number
+that is not finite or beyond the limits of its field are refused. A field with a default may be missing, so that fields can be added.
+Derived figures such as a latency are written for readers of the file, and ignored when it is read.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+import reprlib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import structs
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Missing, Row
 
@@ -31,61 +35,92 @@ _OUTCOMES_OF_FIRST = {
     "UNRELIABLE": (Outcome.UNDECIDED, Code.CONDITIONS),
     "NO BASELINE": (Outcome.NEW, Code.NO_BASELINE),
 }
-"""Outcomes of schema 1, each with what it is called now."""
+"""Outcomes of schema 1 and their names in schema 2."""
+PROFILE_SCHEMA = 1
+"""Version of the layout of profiles; no other is read."""
+SWEEPS_KEY = "gpumem_l2_sweeps"
+"""Key of the sweeps in pytest-benchmark's file, beside the run."""
 
-LEAST_TIME, LONGEST_TIME = 1e-12, 1e9
-"""Seconds of a launch: no clock resolves less, and nobody waits longer."""
-
-DERIVED_ROW = ("key",)
-DERIVED_MISSING = ("key",)
-DERIVED_MEASUREMENT = ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread")
-DERIVED_DEVICE = ("key",)
-_PAGES = tuple(field.name for field in structs.fields(PageCounts) if field.type in (int, float, int | None))
-"""Counts of pages that are plain numbers."""
+DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    Row: ("key",),
+    Missing: ("key",),
+    Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread"),
+    DeviceFacts: ("key",),
+}
+"""Properties that are written after the fields of a record."""
 
 _T = TypeVar("_T")
 
 
 class SchemaError(ValueError):
-    """JSON that is not of this schema, or a record that cannot be written; names the path of the value."""
+    """JSON that is not of this schema, or a record that cannot be written. The message names the path of the value."""
 
 
-class Document(Record, frozen=True):
-    """What one run wrote."""
+class Document(msgspec.Struct, frozen=True):
+    """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI units."""
 
     device: DeviceFacts
-    """The device that it ran on."""
+    """The measured device."""
     settings: dict[str, Any]
-    """Its settings, as plain values."""
+    """Settings of the run by the names of the options, as plain values."""
     rows: tuple[Row, ...]
-    """Its rows."""
+    """A row for each measurement."""
     missing: tuple[Missing, ...] = ()
-    """Measurements that the baseline holds and the run did not take."""
+    """Measurements of the baseline that the run did not take."""
+
+
+def to_plain(record: object, path: str = "$") -> Any:
+    """A record as plain values, without derived figures.
+
+    Args:
+        record: any record.
+        path: place of the record in the document, for errors.
+
+    Raises:
+        SchemaError: a value that could not be read back.
+    """
+    plain = msgspec.to_builtins(record)
+    from_plain(plain, type(record), path)
+    return plain
+
+
+def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
+    """The record of `kind` that `to_plain` wrote.
+
+    Raises:
+        SchemaError: a value that does not fit, with its path.
+    """
+    _refuse_unplain(value, path)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise SchemaError(_located(str(error), value, path)) from None
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise SchemaError(f"{path}: {error}") from None
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """A row as plain values, with its derived figures.
 
     Raises:
-        SchemaError: a number that is not finite, a measurement without samples or with a time that cannot be.
+        SchemaError: a number that is not finite, a measurement without samples or with an impossible time.
     """
-    _refuse_impossible(row, "$")
-    plain: dict[str, Any] = msgspec.to_builtins(row)
-    plain["key"] = row.key
+    plain: dict[str, Any] = to_plain(row)
+    _refuse_other_label(row, "$")
     if row.measurement is not None:
-        for name in DERIVED_MEASUREMENT:
-            plain["measurement"][name] = getattr(row.measurement, name)
-    _refuse_unplain(plain, "$")
-    return plain
+        plain["measurement"] |= _derived(row.measurement, "$.measurement")
+    return plain | _derived(row, "$")
 
 
 def row_from_json(value: object) -> Row:
     """The row that `row_to_json` wrote.
 
     Raises:
-        SchemaError: with the path of the value that does not fit.
+        SchemaError: a value that does not fit, with its path.
     """
-    return _row(value, "$")
+    row = from_plain(_without_derived(value, Row), Row)
+    _refuse_other_label(row, "$")
+    return row
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
@@ -94,65 +129,59 @@ def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
     Raises:
         SchemaError: a number that is not finite.
     """
-    plain: dict[str, Any] = msgspec.to_builtins(facts)
-    plain["key"] = facts.key
-    _refuse_unplain(plain, "$")
-    return plain
+    plain: dict[str, Any] = to_plain(facts)
+    return plain | _derived(facts, "$")
 
 
 def device_from_json(value: object) -> DeviceFacts:
     """The device that `device_to_json` wrote.
 
     Raises:
-        SchemaError: with the path of the value that does not fit.
+        SchemaError: a value that does not fit, with its path.
     """
-    return _device(value, "$")
+    return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
 def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Missing] = ()) -> dict[str, Any]:
-    """A run as plain values: what stands under the key `gpumem` of pytest-benchmark's JSON, and in a baseline.
+    """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
 
     Raises:
         SchemaError: a number that is not finite, or a setting that is no plain value.
     """
-    plain = {
+    _refuse_unplain(dict(settings), "$.settings")
+    return {
         "schema": SCHEMA,
         "device": device_to_json(facts),
         "simulated": facts.simulated,
         "settings": dict(settings),
         "rows": [row_to_json(row) for row in rows],
-        "missing": [{**to_plain(one, "$.missing"), "key": one.key} for one in missing],
+        "missing": [to_plain(one, "$.missing") | _derived(one, "$.missing") for one in missing],
     }
-    _refuse_unplain(plain["settings"], "$.settings")
-    return plain
 
 
 def document_from_json(value: object) -> Document:
-    """The run that `document` wrote; further keys at the top level are the caller's.
+    """The run that `document` wrote. Further keys at the top level belong to the caller.
 
     Raises:
-        SchemaError: another schema, a key that is missing, simulated and real mixed, or the path of a value that does not fit.
+        SchemaError: another schema, simulated and real mixed, or a value that does not fit, with its path.
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
     if (schema := value.get("schema")) not in (_FIRST, SCHEMA) or isinstance(schema, bool):
         raise SchemaError(f"$.schema: {schema!r}; this version reads {_FIRST} and {SCHEMA}")
-    for key, kind in (("device", dict), ("simulated", bool), ("settings", dict), ("rows", list)):
-        if not isinstance(value.get(key), kind):
-            raise SchemaError(f"$.{key}: missing, or not a JSON {kind.__name__}")
-    device = _device(value["device"], "$.device")
-    if value["simulated"] is not device.simulated:
+    plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
+    plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
+    for name, kind in (("rows", Row), ("missing", Missing)):
+        if isinstance(listed := plain.get(name), list):
+            plain[name] = [_without_derived(_upgraded(one) if schema == _FIRST else one, kind) for one in listed]
+    found = from_plain(plain, Document)
+    if value.get("simulated") is not found.device.simulated:
         raise SchemaError("$.simulated: contradicts $.device.simulated")
-    given = [_upgraded(row) for row in value["rows"]] if schema == _FIRST else value["rows"]
-    rows = tuple(_row(row, f"$.rows[{index}]") for index, row in enumerate(given))
-    for index, row in enumerate(rows):
-        if row.verdict.simulated is not device.simulated:
+    for index, row in enumerate(found.rows):
+        _refuse_other_label(row, f"$.rows[{index}]")
+        if row.verdict.simulated is not found.device.simulated:
             raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
-    missing = value.get("missing", [])
-    if not isinstance(missing, list):
-        raise SchemaError("$.missing: not a JSON list")
-    found = (from_plain(_without(one, DERIVED_MISSING), Missing, f"$.missing[{index}]") for index, one in enumerate(missing))
-    return Document(device, value["settings"], rows, tuple(found))
+    return found
 
 
 def _upgraded(row: object) -> object:
@@ -161,7 +190,6 @@ def _upgraded(row: object) -> object:
         return row
     fails, other_variant = (verdict.get(name) is True for name in ("fails", "another_sort"))
     verdict = _without(verdict, ("fails", "another_sort"))
-    assert isinstance(verdict, dict)
     if fails:  # a claim of the test that did not hold
         verdict["outcome"] = Outcome.FAIL.value
     elif (known := _OUTCOMES_OF_FIRST.get(str(verdict.get("outcome")))) is not None:
@@ -169,71 +197,85 @@ def _upgraded(row: object) -> object:
         verdict["code"] = (Code.OTHER_CARD_VARIANT if other_variant else known[1]).value
     if isinstance(comparison := verdict.get("comparison"), dict):
         kept = _without(comparison, ("resolvable", "sessions", "errors", "drift", "without_slowest"))
-        assert isinstance(kept, dict)
         verdict["comparison"] = kept | {"catches": comparison.get("resolvable"), "runs": comparison.get("sessions", 1)}
     return {**row, "verdict": verdict}
 
 
-def to_plain(record: object, path: str) -> Any:
-    """A frozen record as plain values.
-
-    Args:
-        record: an instance of a `Record`.
-        path: where it stands in the document, for errors.
+def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
+    """Profiles as plain values, with the version of their layout.
 
     Raises:
         SchemaError: a number that is not finite.
     """
-    plain = msgspec.to_builtins(record)
-    _refuse_unplain(plain, path)
+    return {"schema": PROFILE_SCHEMA, "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)]}
+
+
+def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
+    """The profiles that `profiles_to_json` wrote.
+
+    Raises:
+        SchemaError: another version, or a value that does not fit, with its path.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
+        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem read --json` writes")
+    if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {PROFILE_SCHEMA}")
+    return from_plain(value["profiles"], tuple[TestProfile, ...], "$.profiles")
+
+
+class _TestSweep(Record, frozen=True):
+    nodeid: str
+    sweep: Sweep
+
+
+def sweeps_to_json(sweeps: Iterable[tuple[str, Sweep]]) -> list[dict[str, Any]]:
+    """Each sweep with its test's id, as plain values.
+
+    Raises:
+        SchemaError: a number that is not finite.
+    """
+    return [to_plain(_TestSweep(nodeid, sweep), f"$.{SWEEPS_KEY}[{index}].sweep") for index, (nodeid, sweep) in enumerate(sweeps)]
+
+
+def sweeps_from_json(value: object) -> tuple[tuple[str, Sweep], ...]:
+    """The sweeps that `sweeps_to_json` wrote.
+
+    Raises:
+        SchemaError: a value that does not fit, with its path, or a map without a measurement of off, to which gains refer.
+    """
+    found = from_plain(value, tuple[_TestSweep, ...], f"$.{SWEEPS_KEY}")
+    for index, one in enumerate(found):
+        if all(point.setting.set_aside for point in one.sweep.points):
+            raise SchemaError(f"$.{SWEEPS_KEY}[{index}].sweep.points: none of them is off")
+    return tuple((one.nodeid, one.sweep) for one in found)
+
+
+def _derived(record: Record, path: str) -> dict[str, Any]:
+    figures = {name: getattr(record, name) for name in DERIVED[type(record)]}
+    _refuse_unplain(figures, path)
+    return figures
+
+
+def _without_derived(value: object, kind: type[Record]) -> object:
+    if not isinstance(value, dict):
+        return value
+    plain = _without(value, DERIVED[kind])
+    if kind is Row and "measurement" in plain:
+        plain["measurement"] = _without_derived(plain["measurement"], Measurement)
     return plain
 
 
-def from_plain(value: object, kind: type[_T], path: str) -> _T:
-    """The record of `kind` that `to_plain` wrote; a field that has a default may be missing.
-
-    Raises:
-        SchemaError: with the path of the value that does not fit.
-    """
-    return _converted(value, kind, path)
+def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {k: v for k, v in value.items() if k not in keys}
 
 
-def _row(value: object, path: str) -> Row:
-    value = _without(value, DERIVED_ROW)
-    if isinstance(value, dict) and "measurement" in value:
-        value["measurement"] = _without(value["measurement"], DERIVED_MEASUREMENT)
-    row = _converted(value, Row, path)
-    _refuse_impossible(row, path)
-    return row
-
-
-def _device(value: object, path: str) -> DeviceFacts:
-    return _converted(_without(value, DERIVED_DEVICE), DeviceFacts, path)
-
-
-def _without(value: object, keys: tuple[str, ...]) -> object:
-    return {k: v for k, v in value.items() if k not in keys} if isinstance(value, dict) else value
-
-
-def _converted(value: object, kind: type[_T], path: str) -> _T:
-    _refuse_unplain(value, path)
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
-        raise SchemaError(_located(str(error), path)) from None
-
-
-def _located(message: str, path: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.a.b`" with the path in front."""
-    what, _, where = message.partition(" - at `$")
-    path += where.rstrip("`")
-    if (unknown := re.fullmatch("Object contains unknown field `(.*)`", what, re.DOTALL)) is not None:
-        return f"{path}.{unknown[1]}: unknown"
-    return f"{path}: {what}"
+def _refuse_other_label(row: Row, path: str) -> None:
+    if row.measurement is not None and row.label != row.measurement.label:
+        raise SchemaError(f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}")
 
 
 def _refuse_unplain(value: object, path: str) -> None:
-    """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes without a word."""
+    """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes without an error."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SchemaError(f"{path}: {value!r} is not a finite number")
@@ -249,74 +291,67 @@ def _refuse_unplain(value: object, path: str) -> None:
         raise SchemaError(f"{path}: {type(value).__name__} is not a JSON value")
 
 
-def _refuse_impossible(row: Row, path: str) -> None:
-    if row.measurement is None:
-        return
-    if row.label != row.measurement.label:
-        raise SchemaError(f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}")
-    refuse_impossible(row.measurement, f"{path}.measurement")
+def _located(message: str, value: Any, path: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as "PATH.a[0]: 'x'; expected `int`, got `str`"."""
+    problem, _, where = message.partition(" - at `$")
+    where = where.rstrip("`")
+    if (unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)) is not None:
+        return f"{path}{where}.{unknown[1]}: unknown"
+    if problem.startswith("Object missing"):
+        return f"{path}{where}: {problem}"
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", where):  # "[...]" stands for any key: the mapping is shown
+        value = value[name or int(index)]
+    return f"{path}{where}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"
 
 
-def is_time(seconds: float) -> bool:
-    """Whether a launch can take so long. Beyond these bounds ratios and squares of times overflow, or vanish."""
-    return LEAST_TIME <= seconds <= LONGEST_TIME
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a run, the value of the key `gpumem` of a `--benchmark-json` file (draft 2020-12)."""
+    _, definitions = msgspec.json.schema_components((Document,), ref_template="#/$defs/{name}")
+    known: list[type[msgspec.Struct]] = [Document, *Record.__subclasses__()]
+    kinds = {kind.__name__: kind for kind in known}
+    for name, definition in definitions.items():
+        definition["description"] = _one_line(definition.get("description", ""))
+        if name in kinds:
+            _describe(definition, kinds[name])
+    run = definitions.pop("Document")
+    # Further keys belong to the writer of the file, such as the maps of sweeps.
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **run,
+        "title": "pytest-gpumem results",
+        "properties": {
+            "schema": {"const": SCHEMA, "description": "Version of this layout."},
+            "simulated": {"type": "boolean", "description": "True if the device is simulated: all times are computed."},
+            **run["properties"],
+        },
+        "required": ["schema", "simulated", *run["required"]],
+        "$defs": dict(sorted(definitions.items())),
+    }
 
 
-def refuse_impossible(measurement: Measurement, path: str) -> None:
-    """Refuse figures of the right type that no measurement can have.
-
-    Raises:
-        SchemaError: with `path` and what is below it.
-    """
-    if not measurement.placements:
-        raise SchemaError(f"{path}.placements: empty")
-    for index, placement in enumerate(measurement.placements):
-        if not placement:
-            raise SchemaError(f"{path}.placements[{index}]: empty")
-        for sample in placement:
-            # A median of 0 s would have no logarithm and no bandwidth.
-            if not is_time(sample):
-                raise SchemaError(f"{path}.placements[{index}]: {sample!r} s is no time of a launch")
-    for index, repeat in enumerate(measurement.further):
-        if not repeat.medians:
-            raise SchemaError(f"{path}.further[{index}].medians: empty")
-        for median in repeat.medians:
-            if not is_time(median):
-                raise SchemaError(f"{path}.further[{index}].medians: {median!r} s is no time of a launch")
-    every = [("taken", measurement.controls), *((f"further[{index}]", one.controls) for index, one in enumerate(measurement.further))]
-    for place, controls in every:
-        for name in ("dram", "l2", "launch", "latency"):
-            reading = getattr(controls, name, None)
-            if reading is not None and not is_time(reading):
-                raise SchemaError(f"{path}.{place}.controls.{name}: {reading!r} s is no time of a launch")
-    if measurement.half_width is not None and measurement.half_width < 0:
-        raise SchemaError(f"{path}.half_width: {measurement.half_width!r} is negative")
-    for name, count in _counts(measurement):
-        if count is not None and count < 0:
-            raise SchemaError(f"{path}.{name}: {count!r} is negative")
-    if measurement.counted is not None and measurement.counted.launches < 1:
-        raise SchemaError(f"{path}.counted.launches: {measurement.counted.launches!r}; figures of no launch mean nothing")
+def _describe(definition: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Add the descriptions of fields, and the derived figures, which are written always."""
+    texts = _texts(kind)
+    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        if name in texts:
+            definition["properties"][written]["description"] = texts[name]
+    for name in DERIVED.get(kind, ()):
+        getter = getattr(kind, name).fget
+        described = {"description": _one_line(inspect.getdoc(getter) or "")}
+        definition["properties"][name] = msgspec.json.schema(get_type_hints(getter)["return"]) | described
+        definition["required"].append(name)
 
 
-def _counts(measurement: Measurement) -> Iterator[tuple[str, float | None]]:
-    yield "floor", measurement.floor
-    yield "overhead", measurement.overhead
-    yield "footprint", measurement.footprint
-    yield "discarded", measurement.discarded
-    yield "accesses_per_launch", measurement.accesses_per_launch
-    yield "sectors_per_request", measurement.sectors_per_request
-    yield "requested", measurement.requested
-    for index, repeat in enumerate(measurement.further):
-        yield f"further[{index}].overhead", repeat.overhead
-    if measurement.traffic is not None:
-        yield "traffic.reads", measurement.traffic.reads
-        yield "traffic.writes", measurement.traffic.writes
-    if measurement.counted is not None:
-        for name in ("reads", "writes", "l2_reads", "l2_writes"):
-            yield f"counted.{name}", getattr(measurement.counted, name)
-    if measurement.migrations is not None:
-        for part in ("before", "launch"):
-            if (pages := getattr(measurement.migrations, part)) is not None:
-                for name in _PAGES:
-                    yield f"migrations.{part}.{name}", getattr(pages, name)
-                yield from ((f"migrations.{part}.causes.{cause}", nbytes) for cause, nbytes in pages.causes.items())
+def _texts(kind: type) -> dict[str, str]:
+    """The text below each field. Python keeps none for fields, so they are read from the source."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for one, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, ast.Expr):
+            found[one.target.id] = _one_line(ast.literal_eval(text.value))
+    return found
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

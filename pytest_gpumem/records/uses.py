@@ -1,15 +1,15 @@
-"""How a kernel, a copy or a memset was used: launches of one shape, copies of one kind, with what was seen of them."""
+"""Kernels, copies and memsets: all launches of one shape or all copies of one kind, with their counters."""
 
 from __future__ import annotations
 
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
-"""Which way a copy went: host, device, array, or from one device to another ("P2P"). Migrations of managed memory are not among them:
-they are `TestProfile.migrations`."""
+"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them; they are in
+`TestProfile.migrations`."""
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
-"""What memory a side of a copy was in (CUPTI, `CUpti_ActivityMemoryKind`)."""
+"""Kind of memory on one side of a copy (CUPTI, `CUpti_ActivityMemoryKind`)."""
 
 
 class KernelUse(Record, frozen=True):
@@ -21,10 +21,10 @@ class KernelUse(Record, frozen=True):
     """Blocks in x, y and z."""
     block: tuple[int, int, int]
     """Threads of a block in x, y and z."""
-    launches: int
-    """How often it was launched with this shape."""
-    nanoseconds: int
-    """Its running time in nanoseconds, summed over `launches`."""
+    launches: Launches
+    """Launches with this shape."""
+    nanoseconds: Nanoseconds
+    """Running time in nanoseconds, summed over `launches`."""
     registers: int | None = None
     """Registers of a thread."""
     shared: int | None = None
@@ -40,24 +40,24 @@ class KernelUse(Record, frozen=True):
     l2_written: int | None = None
     """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`."""
     l2_hit_rate: float | None = None
-    """Share of all sectors asked of L2 that it had, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
+    """L2 hit rate of all sectors, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
     l2_read_hit_rate: float | None = None
-    """The same of what the SMs read. The overall rate counts writes too, which nearly always hit."""
+    """L2 hit rate of reads of the SMs, 0 to 1. The overall rate includes writes, which nearly always hit."""
     sectors_per_request: float | None = None
-    """Sectors of 32 bytes that one load of a warp from global memory touches: 4 for 4-byte elements side by side, 32 at worst."""
+    """Sectors of 32 bytes that one load of a warp from global memory touches: 4 for adjacent 4-byte elements, 32 at worst."""
     sectors_per_store: float | None = None
-    """The same of stores to global memory."""
+    """The same for stores to global memory."""
     used_of_load: float | None = None
-    """Share of the bytes of these sectors that the threads asked for, 0 to 1: 1 for elements side by side, 0.5 at a stride of two. It tells
-    wider elements, which take more sectors too, from scattered ones. Loads of global memory."""
+    """Share of the bytes of these sectors that the threads load, 0 to 1: 1 for adjacent elements, 0.5 at a stride of two. Wider elements
+    take more sectors too; this share tells them from scattered ones."""
     used_of_store: float | None = None
-    """The same of stores to global memory."""
+    """The same for stores to global memory."""
     l1_load: int | None = None
     """Bytes of the sectors that loads of global memory touch, before L1 serves any of them, summed over `launches`."""
     l1_store: int | None = None
-    """The same of stores to global memory."""
+    """The same for stores to global memory."""
     occupancy: float | None = None
-    """Achieved occupancy: active warps over the most that an SM holds, 0 to 1, the mean over the time in which SMs were active."""
+    """Achieved occupancy, 0 to 1: active warps over the most that an SM can have, the mean over the time in which SMs were active."""
     sm_clock_hz: float | None = None
     """SM clock in hertz while it ran, the mean over `launches`."""
     memory_clock_hz: float | None = None
@@ -75,39 +75,39 @@ class CopyUse(Record, frozen=True):
     kind: str
     """One of `COPY_KINDS`; "memset" for a memset."""
     source: str
-    """What is read, one of `MEMORY_KINDS`; "" for a memset."""
+    """Memory that is read, one of `MEMORY_KINDS`; "" for a memset."""
     destination: str
-    """What is written, one of `MEMORY_KINDS`."""
-    count: int
-    """How many there were."""
-    nbytes: int
+    """Memory that is written, one of `MEMORY_KINDS`."""
+    count: Count
+    """Number of copies or memsets."""
+    nbytes: Bytes
     """Bytes, summed over `count`."""
-    nanoseconds: int
+    nanoseconds: Nanoseconds
     """Running time in nanoseconds, summed over `count`; copies that overlap count each."""
 
 
 class Activity(Record, frozen=True):
-    """One untimed pass of a measurement (`--gpumem-explain`): a single launch, watched.
+    """One untimed pass of a measurement (`--gpumem-explain`) that traces a single launch.
 
-    Watching slows a launch down, so its times say how the parts compare with each other, not what the launch takes.
+    Tracing slows a launch down: its times compare the parts with each other and are not the latency of the launch.
     """
 
     kernels: tuple[KernelUse, ...] = ()
-    """Kernels of the launch in the order in which each first ran; counters of hardware are None."""
+    """Kernels of the launch in the order of their first launch; hardware counters are None."""
     copies: tuple[CopyUse, ...] = ()
     """Copies of the launch, the longest first."""
     memsets: tuple[CopyUse, ...] = ()
     """Memsets of the launch, the longest first."""
     arguments: tuple[tuple[str, str], ...] = ()
-    """Name and kind of memory of each buffer among the arguments that is not plain device memory, such as ("source", "pageable")."""
+    """Name and kind of memory of each buffer argument that is not plain device memory, such as ("source", "pageable")."""
     set_aside: int | None = None
-    """Bytes of L2 that were set aside, whether or not a window used them; None where it was not asked."""
+    """Bytes of L2 that are set aside, whether or not a window uses them; None where this is unknown."""
     source: str = ""
-    """What counted: "CUPTI" or "the model"."""
+    """Source of the trace: "CUPTI" or "the model"."""
     not_counted: str | None = None
-    """Why kernels, copies and memsets were not seen; they are empty then."""
+    """Why kernels, copies and memsets were not traced; they are empty then."""
 
     @property
     def kernel_launches(self) -> int:
-        """Kernels that the launch consists of."""
+        """Kernel launches that the measured launch consists of."""
         return sum(kernel.launches for kernel in self.kernels)

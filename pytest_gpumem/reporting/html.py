@@ -23,6 +23,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import caption_of, families
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.l2_map import l2_grid
+from pytest_gpumem.reporting.l2_text import sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
@@ -176,7 +177,7 @@ def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tupl
     if len(rungs := [rung for one in rows if (rung := _rung(one)) is not None]) > 1:
         yield _Figure("latency of one access", ladder(rungs))
     for nodeid, sweep in sweeps:
-        yield _Figure(f"{_short(nodeid)}: persisting L2 of {sweep.target}", l2_grid(sweep), notes=sweep.sentences)
+        yield _Figure(f"{_short(nodeid)}: persisting L2 of {sweep.target}", l2_grid(sweep), notes=sweep_sentences(sweep))
 
 
 def _delta(one: RowFacts) -> Delta | None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Point, Setting, Sweep
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.l2_text import setting_text, sweep_sentences
 from pytest_gpumem.reporting.plots.svg import CHARACTER, WIDTH, box, drawing, fitted, number, static, text
 from pytest_gpumem.units import MiB, format_bytes, format_time
 
@@ -72,7 +73,7 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
     table = Columns("hit ratio", [f"{set_aside / MiB:.3g}" for set_aside in grid.columns], "", lines)
     heading = f"{name}: {grid.title}; gain in % against off ({format_time(grid.off)}) by set-aside in MiB, * the best"
     arguments = ", ".join(f"{name}={value!r}" for name, value in sweep.recommend().items())
-    sentences = [*sweep.sentences, f"recommended: persisting_stream(buffer, {arguments})"]
+    sentences = [*sweep_sentences(sweep), f"recommended: persisting_stream(buffer, {arguments})"]
     below = [line for sentence in sentences for line in wrapped(sentence, width)]
     return "\n".join([*wrapped(heading, width), table.drawn(width, colour), *below])
 
@@ -127,7 +128,7 @@ def _plot(grid: _Map) -> tuple[float, list[str]]:
         gain = grid.gain(point)
         shade = sum(abs(gain) >= least for least in _SHADES)
         style = f"{'up' if gain > 0 else 'down'}{shade}" if shade else "even"
-        tip = f"{point.setting}: {format_time(point.latency)}, {gain:+.1f} % against off"
+        tip = f"{setting_text(point.setting)}: {format_time(point.latency)}, {gain:+.1f} % against off"
         parts.append(box(x + 1, y + 1, width - 2, _CELL - 2, f"cell {style}{' best' * grid.is_best(point)}", tip))
         figure = f"{round(gain) + 0:+d}"
         if len(figure) * CHARACTER < width:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted
+from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.traffic import Account, account, size
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
-from pytest_gpumem.records.migrations import kernel_formula, sentences
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.groups import COALESCED, function_of
+from pytest_gpumem.reporting.page_text import kernel_formula, migrations_text
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
@@ -233,13 +234,13 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
     if traffic is not None and bandwidth is not None:
         apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
         share = measurement.share_of_peak(device)
-        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {measurement.no_share_of_peak(device)}"
+        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
         yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
     if account is not None:
         yield "traffic", account.sentence
     if measurement.migrations is not None:
         yield "kernel", kernel_formula(measurement)
-        for sentence in sentences(measurement.migrations):
+        for sentence in migrations_text(measurement.migrations):
             yield "pages", sentence
     if pattern := sectors_text(measurement):
         yield "access pattern", f"{pattern} ({COALESCED} where coalesced)"
@@ -255,8 +256,8 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
         yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
     yield from _conditions(measurement)
-    if measurement.taken is not None:
-        yield "measured", " ".join(part for part in (measurement.taken.utc, measurement.taken.card) if part)
+    if measurement.provenance is not None:
+        yield "measured", " ".join(part for part in (measurement.provenance.utc, measurement.provenance.card) if part)
     for note in measurement.notes:
         yield "note", note
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.outcomes import Exit
-from pytest_gpumem.records.result_file import FileError, content, document_in, parsed
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.result_files import FileError, content, document_in, parsed
 from pytest_gpumem.runs.child import Background, for_a_part, pytest_command
 from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jsonschema
 import pytest
 
-from pytest_gpumem.records.json_schema import json_schema
+from pytest_gpumem.records.schema import json_schema
 
 Run = Callable[..., pytest.RunResult]
 

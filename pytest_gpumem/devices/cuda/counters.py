@@ -12,18 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pytest_gpumem.devices.cuda import activity
+from pytest_gpumem.devices.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, MAPPED, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
-from pytest_gpumem.records.migrations import (
-    BETWEEN_DEVICES,
-    CPU_FAULT,
-    GPU_FAULT,
-    MAPPED,
-    TO_DEVICE,
-    TO_HOST,
-    PageCounts,
-    PageEvent,
-    page_counts,
-)
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 BUFFER_BYTES = 8 * 2**20

@@ -15,7 +15,7 @@ from pytest_gpumem.records.verdict import Comparison, Verdict
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
 SIMULATED = replace(H100, simulated=True)
 
-MEASURED = ("mode", "sampler", "target", "profiled", "conditions", "overhead", "kernel_source", "taken", "notes")
+MEASURED = ("mode", "sampler", "target", "profiled", "conditions", "overhead", "kernel_source", "provenance", "notes")
 """Arguments of `row` that belong to its measurement."""
 
 

@@ -14,7 +14,7 @@ from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assembl
 from pytest_gpumem.judging.screen import compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin.terminal import catches
-from pytest_gpumem.records.measurement import Controls, Repeat, Taken
+from pytest_gpumem.records.measurement import Controls, Provenance, Repeat
 
 
 def _baseline() -> Baseline:
@@ -45,11 +45,11 @@ def test_measurements_of_other_cards_and_samplers_do_not_count() -> None:
     """A run is not compared with them."""
     (rows,) = _baseline().rows.values()
 
-    def read(seconds: float) -> Taken:
-        return Taken("2026-11-01T00:00:00+00:00", None, Controls(latency=seconds, source="1"))
+    def read(seconds: float) -> Provenance:
+        return Provenance("2026-11-01T00:00:00+00:00", None, Controls(latency=seconds, source="1"))
 
-    for unlike in ({"taken": read(353e-9)}, {"sampler": "host"}):
-        newest = replace(rows[-1], measurement=structs.replace(rows[-1].measurement, taken=read(340e-9)))
+    for unlike in ({"provenance": read(353e-9)}, {"sampler": "host"}):
+        newest = replace(rows[-1], measurement=structs.replace(rows[-1].measurement, provenance=read(340e-9)))
         others = tuple(replace(one, measurement=structs.replace(one.measurement, **unlike)) for one in rows[:-1])
         alone = catches(Baseline({newest.key: (newest,)}), "5%", 1)
         assert alone is not None

@@ -98,8 +98,8 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
     ):
         assert getattr(after, name) == getattr(before, name)
     assert (after.notes, after.sampler_reason) == ((), "")
-    assert after.taken is not None
-    assert (after.taken.utc, after.taken.card) == (stored.process.utc.isoformat(timespec="seconds"), H100.uuid)
+    assert after.provenance is not None
+    assert (after.provenance.utc, after.provenance.card) == (stored.process.utc.isoformat(timespec="seconds"), H100.uuid)
 
 
 def test_a_file_of_300_rows_is_small(tmp_path: Path) -> None:
@@ -435,14 +435,14 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: measured(c).update(profiled=True), "may not be in a baseline: it was measured under a profiler"),
         (lambda c: measured(c)["conditions"][0].update(throttle_reasons=["x"]), "under throttling (x)"),
         (lambda c: c["rows"].append(c["rows"][0]), "holds tests/test_a.py::test_triad twice"),
-        (lambda c: measured(c).update(placements=[[-1e-3]]), "$.content.rows[0].measurement.placements[0]: -0.001 s is no time"),
-        (lambda c: measured(c).update(placements=[[0]]), "placements[0]: 0.0 s is no time of a launch"),
-        (lambda c: measured(c).update(placements=[]), "placements: empty"),
-        (lambda c: measured(c).update(half_width=-1.0), "half_width: -1.0 is negative"),
-        (lambda c: measured(c).update(overhead=-1.0), "overhead: -1.0 is negative"),
+        (lambda c: measured(c).update(placements=[[-1e-3]]), "$.content.rows[0].measurement.placements[0][0]: -0.001; expected"),
+        (lambda c: measured(c).update(placements=[[0]]), "placements[0][0]: 0; expected"),
+        (lambda c: measured(c).update(placements=[]), "placements: []; expected"),
+        (lambda c: measured(c).update(half_width=-1.0), "half_width: -1.0; expected"),
+        (lambda c: measured(c).update(overhead=-1.0), "overhead: -1.0; expected"),
         (lambda c: measured(c).update(latency=1.0), "$.content.rows[0].measurement.latency: unknown"),
         (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
-        (lambda c: measured(c).update(mode=3), "Expected `str`, got `int`"),
+        (lambda c: measured(c).update(mode=3), "mode: 3; expected `str`"),
         (lambda c: c.update(device=None), "$.content.device: null, but there are rows"),
         (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is not a time"),
         (lambda c: c.update(utc="2026-11-21T10:00:00"), "is not a time with a zone"),

@@ -97,9 +97,9 @@ def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path,
     data = verdicts.Data(card)
     base, more = (data.measurement(1, name, "copy-2") for name in ("copy-2", "copy-2+10"))
     assert base is not None
-    assert base.taken is not None
-    assert base.taken.controls is not None
-    assert base.taken.controls.latency == pytest.approx(process["controls"][4] * collect.UNIT)
+    assert base.provenance is not None
+    assert base.provenance.controls is not None
+    assert base.provenance.controls.latency == pytest.approx(process["controls"][4] * collect.UNIT)
     assert more is not None
     assert base.traffic == more.traffic  # of the twin nobody is told that it moves more
     assert len(base.medians) == 16

@@ -18,7 +18,7 @@ from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Repeat, Taken
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
 from pytest_gpumem.records.verdict import Verdict
 
 Compare = Callable[..., Result]
@@ -239,8 +239,8 @@ def test_heads_of_two_variants_of_a_card_are_not_averaged(folder: Folder, compar
     def write(name: str, latency: float, access: float, day: int) -> None:
         row = folder.row(latency)
         assert row.measurement is not None
-        taken = Taken(f"2026-11-{day:02}T10:00:00+00:00", f"GPU-{access}", Controls(latency=access, source="1"))
-        folder.write(name, [replace(row, measurement=replace(row.measurement, taken=taken))])
+        provenance = Provenance(f"2026-11-{day:02}T10:00:00+00:00", f"GPU-{access}", Controls(latency=access, source="1"))
+        folder.write(name, [replace(row, measurement=replace(row.measurement, provenance=provenance))])
 
     for index in range(6):
         write(f"base{index}.json", 268e-6, 340e-9, 1 + index)
@@ -248,10 +248,10 @@ def test_heads_of_two_variants_of_a_card_are_not_averaged(folder: Folder, compar
     base = side(str(folder.path / "base*.json"))
     (row,) = compare_sides(base, side(str(folder.path / "head*.json")), "5%", force=False).rows
     assert row.measurement is not None
-    assert row.measurement.taken is not None
-    assert row.measurement.taken.controls is not None
+    assert row.measurement.provenance is not None
+    assert row.measurement.provenance.controls is not None
     assert len(row.measurement.further) == 2
-    same = row.measurement.taken.controls.latency == 340e-9
+    same = row.measurement.provenance.controls.latency == 340e-9
     assert row.verdict.code is (None if same else Code.OTHER_CARD_VARIANT)
     # The figure beside a change is that of the processes that it is against.
     write("base9.json", 268e-6 * 1.1, 353e-9, 9)

@@ -14,7 +14,7 @@ from result_files import Folder
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
-from pytest_gpumem.records.sweep_schema import KEY, sweeps_from_json, sweeps_to_json
+from pytest_gpumem.records.schema import SWEEPS_KEY, sweeps_from_json, sweeps_to_json
 
 SWEEP = Sweep(
     "reset_data",
@@ -55,13 +55,13 @@ def test_sweeps_are_drawn(folder: Folder) -> None:
     folder.write("now.json", [folder.row()])
     value = json.loads((folder.path / "now.json").read_text())
     assert sweeps_from_json(sweeps_to_json([("t.py::t", SWEEP)])) == (("t.py::t", SWEEP),)
-    folder.put("now.json", {**value, KEY: sweeps_to_json([("t.py::test_l2", SWEEP)])})
+    folder.put("now.json", {**value, SWEEPS_KEY: sweeps_to_json([("t.py::test_l2", SWEEP)])})
     assert report(folder, "now.json").exit_code == 0
     assert "test_l2: persisting L2 of reset_data" in page(folder)
-    folder.put("now.json", {**value, KEY: [{"nodeid": "t.py::t", "sweep": {"target": 1}}]})
+    folder.put("now.json", {**value, SWEEPS_KEY: [{"nodeid": "t.py::t", "sweep": {"target": 1}}]})
     result = report(folder, "now.json")
     assert result.exit_code == 4
-    assert f"$.{KEY}: " in result.output
+    assert f"$.{SWEEPS_KEY}[0].sweep" in result.output
 
 
 def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:

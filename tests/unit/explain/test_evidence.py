@@ -41,7 +41,7 @@ def test_evidence_comes_back_whole(tmp_path: Path) -> None:
     before = side(window=window())
     after = load(written(before, tmp_path / "base.json"))
     kept = after.measured[KEY]
-    assert structs.replace(kept, taken=None) == before.measured[KEY]
+    assert structs.replace(kept, provenance=None) == before.measured[KEY]
     assert after.profiles == before.profiles
     assert after.facts == H100
 

@@ -11,7 +11,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat, Taken, Traffic
+from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance, Repeat, Traffic
 
 DAY = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
 
@@ -32,8 +32,8 @@ class Bench:
         """A run of a process and of further ones, each slower than the first by a factor; of a session of its own where it has a day."""
         one = self.measurement(latency, **changes)
         further = tuple(Repeat(tuple(median * factor for median in one.medians), one.overhead) for factor in factors)
-        taken = Taken((DAY + timedelta(days=day)).isoformat(), card) if day is not None else one.taken
-        return replace(one, further=further, taken=taken)
+        provenance = Provenance((DAY + timedelta(days=day)).isoformat(), card) if day is not None else one.provenance
+        return replace(one, further=further, provenance=provenance)
 
     def baseline(self, runs: int, processes: int = 1, latency: float = 268e-6, **changes: Any) -> list[Measurement]:
         """Runs that agree, each of a session of its own."""

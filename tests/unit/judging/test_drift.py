@@ -12,13 +12,13 @@ from pytest_gpumem.judging.drift import between, drift_of, kind_of
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Taken
+from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.verdict import Verdict
 
 
 def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:
-    taken = run.taken or Taken("2026-11-01T10:00:00+00:00", "GPU-a")
-    return replace(run, taken=replace(taken, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)))
+    provenance = run.provenance or Provenance("2026-11-01T10:00:00+00:00", "GPU-a")
+    return replace(run, provenance=replace(provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)))
 
 
 def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source: str = "1") -> Verdict:

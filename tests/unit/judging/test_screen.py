@@ -115,7 +115,7 @@ def test_host_times_are_judged_by_three_runs(bench: Any, endless: DeviceFacts, r
 def test_runs_of_one_session_can_leave_undecided_what_as_many_sessions_decide(bench: Any, endless: DeviceFacts) -> None:
     apart = bench.baseline(3, 3, SHORT)
     now = bench.run(SHORT * 1.004, 1, 1, day=30)
-    together = [replace(one, taken=apart[0].taken) for one in apart]
+    together = [replace(one, provenance=apart[0].provenance) for one in apart]
     verdicts = [judge(now, limited(), endless, history, strict=False) for history in (apart, together)]
     assert [decided(one) for one in verdicts] == [(PASS, None), (UNDECIDED, Code.NOISY)]
     widths = [one.comparison.high - one.comparison.low for one in verdicts if one.comparison is not None]

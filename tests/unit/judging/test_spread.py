@@ -25,7 +25,7 @@ from pytest_gpumem.judging.spread import (
     session_spread,
     sessions,
 )
-from pytest_gpumem.records.measurement import Measurement, Repeat, Taken
+from pytest_gpumem.records.measurement import Measurement, Provenance, Repeat
 
 SHORT = 25e-6
 """A kernel of 32 MiB."""
@@ -104,8 +104,8 @@ def test_what_runs_differ_by_beyond_the_prior_does_not_shrink(bench: Any) -> Non
 @pytest.mark.parametrize("runs", [3, 20])
 def test_runs_of_one_session_count_as_one(bench: Any, runs: int) -> None:
     days = bench.baseline(runs, latency=SHORT)
-    together = [replace(one, taken=Taken(f"2026-11-01T10:{index:02}:00+00:00", "GPU-a")) for index, one in enumerate(days)]
-    unknown = [replace(one, taken=None) for one in days]
+    together = [replace(one, provenance=Provenance(f"2026-11-01T10:{index:02}:00+00:00", "GPU-a")) for index, one in enumerate(days)]
+    unknown = [replace(one, provenance=None) for one in days]
     apart, same, nobody_knows = (difference(bench.run(SHORT, day=50), history) for history in (days, together, unknown))
     assert same.base == nobody_knows.base == pytest.approx(runs * apart.base)
     assert (same.session, same.process) == (apart.session, apart.process)
@@ -116,7 +116,7 @@ def test_an_hour_and_a_card_make_a_session(bench: Any) -> None:
     times += ["2026-11-21T10:20:00", "", "yesterday"]
     cards = ["GPU-a"] * 3 + ["GPU-b"] + ["GPU-a"] * 3
     one = readings(bench.measurement())[0]
-    found = sessions([one._replace(taken=Taken(utc, card) if utc else None) for utc, card in zip(times, cards, strict=True)])
+    found = sessions([one._replace(provenance=Provenance(utc, card) if utc else None) for utc, card in zip(times, cards, strict=True)])
     assert found[0] == found[1] == found[4]
     assert len({found[0], found[2], found[3], found[5]}) == 4
     assert found[5] is found[6] is None
@@ -173,7 +173,8 @@ def test_intervals_hold_what_they_promise(runs: int, bench: Any) -> None:
         centre = rng.normal(0, scale[0]) + rng.normal(0, scale[1])
         medians = SHORT * np.exp(centre + rng.normal(0, scale[2], 8))
         return replace(
-            bench.of(tuple((float(median),) for median in medians), overhead=2e-6), taken=Taken(f"2026-11-{day:02}T10:00:00Z", None)
+            bench.of(tuple((float(median),) for median in medians), overhead=2e-6),
+            provenance=Provenance(f"2026-11-{day:02}T10:00:00Z", None),
         )
 
     trials, beyond = 1500, 0

@@ -19,9 +19,9 @@ SEEN, OTHER = 340e-9, 353e-9
 
 
 def on_card(run: Measurement, latency: float | None, source: str = "1") -> Measurement:
-    assert run.taken is not None
+    assert run.provenance is not None
     controls = Controls(dram=60e-6, l2=20e-6, launch=3e-6, latency=latency, source=source)
-    return replace(run, taken=replace(run.taken, card=f"GPU-{latency}", controls=controls))
+    return replace(run, provenance=replace(run.provenance, card=f"GPU-{latency}", controls=controls))
 
 
 def judged(bench: Any, facts: DeviceFacts, latency: float | None, *cards: float | None, limit: str | None = "1%") -> Verdict:

@@ -28,6 +28,7 @@ from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Setting
+from pytest_gpumem.reporting.l2_text import sweep_sentence
 from pytest_gpumem.units import MiB
 
 Landscape = Callable[[int, float], float]
@@ -160,8 +161,8 @@ def test_two_valleys() -> None:
 def test_a_kernel_that_does_not_care_is_left_alone() -> None:
     found = sweep(noisy(lambda *_: 1e-3, 3, 0.001), H100, 8 * MiB, target="triad")
     assert found.recommend() == {"set_aside": "off"}
-    assert "does not pay" in found.sentence
-    assert "the interval of the gain includes 0" in sweep(quiet(lambda *_: 1e-3), H100, 8 * MiB, target="triad").sentence
+    assert "does not pay" in sweep_sentence(found)
+    assert "the interval of the gain includes 0" in sweep_sentence(sweep(quiet(lambda *_: 1e-3), H100, 8 * MiB, target="triad"))
 
 
 def test_of_a_plateau_the_smallest_set_aside_is_taken() -> None:
@@ -173,13 +174,13 @@ def test_a_gain_below_one_percent_does_not_pay_however_sure_it_is() -> None:
     found = sweep(quiet(lambda set_aside, _: 0.995 if set_aside else 1.0), H100, 8 * MiB, target="triad")
     assert found.gain.low > 0
     assert not found.pays
-    assert "the gain is below 1" in found.sentence
+    assert "the gain is below 1" in sweep_sentence(found)
 
 
 def test_a_set_aside_that_costs_is_called_so_and_losses_are_against_off() -> None:
     found = sweep(quiet(lambda set_aside, _: 1.0 + set_aside / H100.l2_bytes), H100, 8 * MiB, target="triad")
     assert found.best.setting == Setting(STEP, found.best.setting.hit_ratio)
-    assert "it costs" in found.sentence
+    assert "it costs" in sweep_sentence(found)
     assert found.textbook[0].loss.share == pytest.approx(0.625)
 
 

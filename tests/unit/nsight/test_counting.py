@@ -117,11 +117,11 @@ def test_the_file_is_read_back(tmp_path: Path) -> None:
         ('{"schema": 2, "rows": []}', "schema 1"),
         ('{"schema": 1, "rows": [{}]}', "missing required field `key`"),
         ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t"}]}', "missing required field `counted`"),
-        ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t", "counted": {"reads": "1"}}]}', "Expected `int`, got `str`"),
+        ('{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t", "counted": {"reads": "1"}}]}', "reads: '1'; expected `int`"),
         (
             '{"schema": 1, "device": {"key": "k"}, "rows": [{"key": "t", "counted": {"reads": -1, "writes": 1, "l2_reads": null, '
             '"l2_writes": null, "launches": 5, "source": "ncu"}}]}',
-            "t: ",
+            "rows[0].counted.reads: -1; expected",
         ),
     ],
 )

@@ -11,8 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_gpumem.records.json_schema import json_schema
-from pytest_gpumem.records.schema import document, document_from_json
+from pytest_gpumem.records.schema import document, document_from_json, json_schema
 
 RECORD = Path(__file__).parents[3] / "ci" / "records" / "nvidia-h200" / "suite.json"
 Break = Callable[[dict[str, Any]], object]

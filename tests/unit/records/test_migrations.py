@@ -1,10 +1,10 @@
-"""What a counting pass found, in figures, in words and in JSON."""
+"""What a counting pass found, in figures."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts, sentences
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.units import MiB
 
 FAULTING = PageCounts(
@@ -16,7 +16,6 @@ FAULTING = PageCounts(
     to_device_seconds=1e-3,
     mapped=2 * MiB,
     causes={"fault": 10 * MiB, "speculation": 6 * MiB, "eviction": 0},
-    groups=(FaultGroup(0x7F0000000000, 24, "write"),),
 )
 
 
@@ -24,23 +23,3 @@ def test_duplicates_migrated_bytes_and_rates_follow() -> None:
     assert (FAULTING.duplicates, FAULTING.migrated) == (9, 16 * MiB)
     assert FAULTING.to_device_bandwidth == pytest.approx(16 * MiB / 1e-3)
     assert FAULTING.to_host_bandwidth is None
-
-
-def test_both_parts_of_a_pass_are_said() -> None:
-    back = PageCounts(to_host=16 * MiB, to_host_seconds=0.5e-3, causes={"prefetch": 16 * MiB})
-    assert list(sentences(Migrations(before=back, launch=FAULTING, source="CUPTI"))) == [
-        "one launch, counted by CUPTI: 159 GPU page faults in 26 groups on 150 pages (9 duplicates), 48 CPU page faults, "
-        "16 MiB to the device in 1.000 ms = 16.78 GB/s, 0 B to the host, 2 MiB mapped where it was, "
-        "moved by fault 10 MiB, speculation 6 MiB",
-        "before it, not timed: 0 GPU page faults, 0 CPU page faults, 0 B to the device, 16 MiB to the host in 500.0 us = 33.55 GB/s, "
-        "moved by prefetch 16 MiB",
-    ]
-
-
-def test_a_pass_that_put_nothing_back_says_one_sentence() -> None:
-    for mapped in (0, None):
-        assert len(list(sentences(Migrations(PageCounts(mapped=mapped), PageCounts(mapped=mapped), "CUPTI")))) == 1
-
-
-def test_what_was_not_counted_says_why() -> None:
-    assert list(sentences(Migrations(not_counted="no cupti-python"))) == ["not counted: no cupti-python"]

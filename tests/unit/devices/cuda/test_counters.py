@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("cupy")
 
 from pytest_gpumem.devices.cuda.counters import CudaCounters, Event, counted
+from pytest_gpumem.devices.page_events import busy
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts, busy
+from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)

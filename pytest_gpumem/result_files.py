@@ -1,26 +1,42 @@
-"""Reading the file that pytest-benchmark writes of a run with this plugin: whoever takes one says the same of a bad one."""
+"""Read the file that pytest-benchmark writes of a run with this plugin. All commands refuse a bad file in the same words."""
 
 from __future__ import annotations
 
 import json
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.record import Record
-from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
-from pytest_gpumem.records.sweep_schema import KEY, sweeps_from_json
+from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document_from_json, sweeps_from_json
 from pytest_gpumem.revisions import DIRTY
 
 LARGEST = 1 << 30
-"""Bytes of a file from which on it is not read: results hold every sample."""
+"""Bytes of the largest file that is read: results hold every sample."""
 
 
 class FileError(ValueError):
     """A file that cannot be read, or holds no results: one line, without the file's name."""
+
+
+class ResultsError(Exception):
+    """A file without usable results; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The content of one file."""
+
+    document: Document
+    utc: str
+    """Time of writing, ISO 8601."""
+    revision: str | None
+    """Revision of the measured code; None if unknown."""
+    sweeps: tuple[tuple[str, Sweep], ...]
+    """Sweeps of persisting L2, each with its test's id."""
 
 
 def content(path: Path) -> bytes:
@@ -43,7 +59,11 @@ def content(path: Path) -> bytes:
 
 
 def parsed(text: bytes) -> Any:
-    """The JSON value of a file. Raises `FileError` where it is none."""
+    """The JSON value of a file.
+
+    Raises:
+        FileError: it is not JSON.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -54,7 +74,7 @@ def document_in(value: object) -> Document:
     """The run in the value of a file.
 
     Raises:
-        FileError: it holds none, or values that cannot be.
+        FileError: it holds none, or impossible values.
     """
     if not isinstance(value, Mapping) or "gpumem" not in value:
         raise FileError("holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them")
@@ -76,8 +96,24 @@ def load(path: Path) -> Document | None:
     return document_in(parsed(text)) if text.strip() else None
 
 
+def load_results(path: Path) -> Results:
+    """Everything that a session with `--gpumem` wrote to the file of `--benchmark-json`.
+
+    Raises:
+        ResultsError: the file cannot be read, is something else, or holds impossible values.
+    """
+    try:
+        value = parsed(content(path))
+        document = document_in(value)
+        sweeps = sweeps_from_json(value.get(SWEEPS_KEY, []))
+    except (FileError, SchemaError, RecursionError) as error:
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+    utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
+    return Results(document, utc, revision_of(value.get("commit_info")), sweeps)
+
+
 def revision_of(info: object) -> str | None:
-    """The commit in what pytest-benchmark writes as `commit_info`, with "-dirty" for uncommitted changes; None where it knew none."""
+    """The commit in pytest-benchmark's `commit_info`, with "-dirty" for uncommitted changes; None if unknown."""
     commit = info.get("id") if isinstance(info, Mapping) else None
     if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
         return None
@@ -85,40 +121,9 @@ def revision_of(info: object) -> str | None:
 
 
 def time_of(written: object, path: Path) -> datetime:
-    """When a file was written, as pytest-benchmark says it in `datetime`; where it says nothing, when the file was last changed."""
+    """Time of writing: pytest-benchmark's `datetime`, or the file's last change where that is no time."""
     try:
         utc = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
     except ValueError:
         return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
-
-
-class ResultsError(Exception):
-    """A file that cannot be shown; one line that names it."""
-
-
-class Results(Record, frozen=True):
-    """What one file holds."""
-
-    document: Document
-    utc: str
-    """When it was written, ISO 8601."""
-    revision: str | None
-    """Of the code that was measured; None if unknown."""
-    sweeps: tuple[tuple[str, Sweep], ...]
-
-
-def load_results(path: Path) -> Results:
-    """What `--benchmark-json` wrote in a session with `--gpumem`.
-
-    Raises:
-        ResultsError: the file cannot be read, is something else, or holds values that cannot be.
-    """
-    try:
-        value = parsed(content(path))
-        document = document_in(value)
-        sweeps = sweeps_from_json(value.get(KEY, []))
-    except (FileError, SchemaError, RecursionError) as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
-    utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-    return Results(document, utc, revision_of(value.get("commit_info")), sweeps)
