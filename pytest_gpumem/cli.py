@@ -49,8 +49,8 @@ class _Commands(click.Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
-            said = _in_one_line(error).rstrip(".")
-            click.echo(f"gpumem: {said}{'' if said.endswith('?') else '.'} Try '{path} --help'.", err=True)
+            message = _in_one_line(error).rstrip(".")
+            click.echo(f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
         except click.ClickException as error:
             click.echo(f"gpumem: {_in_one_line(error)}", err=True)

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` under a temporary name beside `path` that ends in `.tmp`, then rename it: nobody sees half a file.
+    """Write `text` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
 
-    What a link leads to is replaced, and not the link. What is no file, such as a pipe, `/dev/stdout` or `/dev/null`, is written to.
+    The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
 
     Raises:
-        OSError: the folder is missing or cannot be written; `path` is as it was.
+        OSError: the folder is missing or not writable; `path` is unchanged.
     """
     if _is_special(path):
         with open(path, "w", encoding="utf-8") as special:
@@ -22,7 +22,7 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        # Opened anew and by the umask: results are shared like any other file of a project.
+        # Created with the permissions of the umask, as other files of a project are.
         with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -33,17 +33,17 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append `text` to a file that others append to as well, in one write: what they write does not end up within it.
+    """Append `text` to a file in one write, so that text which other processes append does not end up inside it.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file is not writable.
     """
     with open(path, "ab", buffering=0) as file:
         file.write(text.encode())
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a file cannot be written, for a look before long work; None if nothing speaks against it."""
+    """The reason why a file cannot be written, to check before long work; None if there is none."""
     if _is_special(path):
         return None if os.access(path, os.W_OK) else "no permission to write to it"
     folder = path.resolve().parent
@@ -51,10 +51,10 @@ def unwritable(path: Path) -> str | None:
         return f"there is no folder {folder}"
     if path.is_dir():
         return "it is a folder"
-    # A new file takes the place of what is there, so the folder counts.
+    # A new file replaces the old one, so the permission of the folder decides.
     return None if os.access(folder, os.W_OK) else f"no permission to write in {folder}"
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is there, and neither a file nor a folder: a device that took the place of a file would be gone."""
+    """True for a device or a pipe, which a rename would destroy."""
     return path.exists() and not path.is_file() and not path.is_dir()

@@ -1,4 +1,4 @@
-"""What a judgement can be: outcomes, their order and colour, their codes; and the exit codes of pytest --gpumem and of the commands."""
+"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem and of the commands."""
 
 from __future__ import annotations
 

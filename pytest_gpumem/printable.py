@@ -1,8 +1,7 @@
-"""Text that is safe to print, whatever it was made from.
+"""Make text from tests, result files and profilers safe to print.
 
-Test ids, labels, reasons and file names come from anybody: test files, result files, reports of profilers. A line break among them would
-begin a line of its own in a log, where a CI may take it for a command. An escape sequence would command the terminal. A lone surrogate
-cannot be written at all.
+A line break in a test id starts a new line in a log, where a CI service may read it as a command. An escape sequence controls the
+terminal. A lone surrogate cannot be encoded.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _T = TypeVar("_T")
 
 
 def printable(value: _T) -> _T:
-    r"""Text with every character that does not show shown as an escape: `\n`, `\x1b`, `\u202e`, `\udcff`.
+    r"""Replace each character that is not printable by an escape: `\n`, `\x1b`, `\u202e`, `\udcff`.
 
-    Of a record, a list, a tuple or a mapping, the same with all text in it replaced. What holds nothing to replace is returned as it is.
+    In a record, a list, a tuple or a mapping, all text is replaced. A value without such characters is returned unchanged.
     """
     made: Any = _printable(value)
     return made  # type: ignore[no-any-return]

@@ -1,8 +1,4 @@
-"""Which stored revisions are part of the history that a change is built on: asked of git, in four calls however many there are.
-
-The only module besides `duet` and `nsight` that starts a process: neither is there in a plain session, and git is the authority on its
-own history.
-"""
+"""Sort stored revisions by the git history that contains them, in four calls of git for any number of revisions."""
 
 from __future__ import annotations
 
@@ -13,28 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DIRTY = "-dirty"
-"""What a revision ends in where uncommitted changes were measured: no commit says what that code was."""
+"""Suffix of a revision that was measured with uncommitted changes: no commit holds that code."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SECONDS = 60
-"""After which git is taken to hang, such as on a file system that is gone."""
+"""Time-out of a git call, such as on a file system that does not respond."""
 
 
 class RevisionError(Exception):
-    """A revision that cannot be used, or no git to ask; one line."""
+    """The revision cannot be used, or git cannot run; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Ancestry:
-    """Where stored revisions stand to the commit that is tested and to the one that it is compared with."""
+    """Stored revisions by history: that of the merge base, and that of the tested commit."""
 
     merge_base: str
-    """The commit where the tested one left the history that it is compared with."""
+    """The newest commit that HEAD and the base have in common."""
     base: frozenset[str]
-    """Those that `merge_base` has in its history, itself included."""
+    """Revisions in the history of `merge_base`, itself included."""
     head: frozenset[str]
-    """Those that the tested commit has in its history, itself included."""
+    """Revisions in the history of HEAD, itself included."""
     unknown: frozenset[str]
-    """Those that the repository does not hold: another repository's, cut off in a shallow clone, or no commits at all."""
+    """Revisions that the repository does not contain: from another repository, missing from a shallow clone, or no commits."""
 
 
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
@@ -42,8 +38,8 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
 
     Args:
         of: branch, tag or commit that HEAD is to be merged into.
-        revisions: stored ones; what is no commit id is unknown.
-        folder: inside the repository.
+        revisions: stored revisions. Text that is no commit id counts as unknown.
+        folder: a folder inside the repository.
 
     Raises:
         RevisionError: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
@@ -52,7 +48,7 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
     hint = " (this clone is shallow: fetch its history)" if shallow else ""
     merge_base = _git(folder, ["merge-base", "HEAD", commit.strip()], f"HEAD and {of!r} have no history in common{hint}").strip()
-    # Stored text goes to git by its standard input and only where it cannot be an option or an expression.
+    # Stored text reaches git by standard input only, and only if it cannot be an option or an expression.
     asked = sorted(r for r in set(revisions) if _COMMIT.fullmatch(r))
     answers = _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=asked).splitlines() if asked else []
     known = [revision for revision, answer in zip(asked, answers, strict=True) if answer == "commit"]
@@ -61,7 +57,7 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
 
 
 def head(folder: Path) -> str | None:
-    """Commit id of HEAD, with `DIRTY` where tracked files are changed; None outside a repository or without git."""
+    """Commit id of HEAD, with `DIRTY` if tracked files have changed; None outside a repository or without git."""
     try:
         commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
         changed = _git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
@@ -71,27 +67,27 @@ def head(folder: Path) -> str | None:
 
 
 def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
-    """Those of `known` that are `commit` or come before it."""
+    """Revisions of `known` in the history of `commit`, itself included."""
     if not known:
         return frozenset()
-    # What is reachable from them and not from the commit: a list as long as the branches, not as the project's history.
+    # Commits that are reachable from them and not from `commit`: as many as on the branches, not as in the whole history.
     outside = _git(folder, ["rev-list", "--stdin"], given=[*known, f"^{commit}"]).split()
-    # A stored id may be an abbreviation.
+    # A stored id may be abbreviated.
     return frozenset(revision for revision in known if not any(full.startswith(revision) for full in outside))
 
 
-def _git(folder: Path, arguments: Sequence[str], sentence: str = "", *, given: Sequence[str] = ()) -> str:
-    """What git prints; `sentence` is the error where it says no without a word of its own."""
+def _git(folder: Path, arguments: Sequence[str], error_text: str = "", *, given: Sequence[str] = ()) -> str:
+    """Run git and return its standard output. `error_text` begins the error's message."""
     text = "".join(f"{line}\n" for line in given)
     try:
         run = subprocess.run(
             ["git", *arguments], cwd=folder, input=text, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
         )
     except FileNotFoundError:
-        raise RevisionError(f"git is not to be found (or {folder} is not)") from None
+        raise RevisionError(f"git is not installed, or {folder} does not exist") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RevisionError(f"git cannot be asked: {error}") from None
+        raise RevisionError(f"git cannot run: {error}") from None
     if run.returncode != 0:
-        said = " ".join(run.stderr.split())
-        raise RevisionError(": ".join(part for part in (sentence, said) if part) or f"git {arguments[0]} failed with {run.returncode}")
+        message = " ".join(run.stderr.split())
+        raise RevisionError(": ".join(part for part in (error_text, message) if part) or f"git {arguments[0]} failed with {run.returncode}")
     return run.stdout

@@ -91,7 +91,7 @@ def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ancestry("main", set(), tmp_path)
     assert head(tmp_path) is None
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RevisionError, match="git is not to be found"):
+    with pytest.raises(RevisionError, match="git is not installed"):
         ancestry("main", set(), tmp_path)
 
 
