@@ -10,13 +10,13 @@ class Outcome(str, Enum):
     """The result of judging one measurement against its limits."""
 
     PASS = "PASS"
-    """Within every limit, beyond doubt."""
+    """Within every limit."""
     FAIL = "FAIL"
-    """Outside of a limit, beyond doubt."""
+    """Outside a limit beyond doubt, or wrong."""
     UNDECIDED = "UNDECIDED"
     """Neither; `Verdict.code` names the reason."""
     NEW = "NEW"
-    """There is nothing to compare with."""
+    """The baseline has no row to compare with."""
 
     @property
     def rank(self) -> int:

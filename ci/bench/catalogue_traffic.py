@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.traffic import SHARE, Finding
+from pytest_gpumem.judging.traffic import SHARE, Agreement
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight import counting
 from pytest_gpumem.nsight.tools import ToolMissing
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         write_whole(asked.json, json.dumps(record, indent=1) + "\n")
     print(table(record))
-    wrong = [row for row in record["rows"] if row.get("finding") == Finding.WRONG.value]
+    wrong = [row for row in record["rows"] if row.get("finding") == Agreement.WRONG.value]
     return 1 if wrong or record["absent"] else 0
 
 

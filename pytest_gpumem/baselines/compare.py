@@ -1,4 +1,4 @@
-"""One side's rows against the other's: which can be compared, and what the judge says of each. Pure."""
+"""Two sides of result files: the rows that can be compared, each judged. Pure."""
 
 from __future__ import annotations
 
@@ -23,37 +23,36 @@ OPTION = "--max-regression"
 
 @dataclass(frozen=True)
 class Pair:
-    """One row on both sides, or on one."""
+    """One row, on both sides or on one."""
 
     row: Row
-    """Of the second side, judged against the first; without a measurement where only the first has it."""
+    """Of the second side, judged against the first; without a measurement if only the first side has the row."""
     base: float | None
-    """Seconds: the first side's mean over its processes; None where only the second has it."""
+    """Seconds: the mean over the processes of the first side; None if only the second side has the row."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
     forced: str | None
-    """Why the sides are not comparable, where that was overruled."""
+    """Why the sides are not comparable, if --force overrules it."""
     unknown: tuple[str, ...]
-    """What the files do not say."""
+    """Sentences on facts that the files lack."""
 
     @property
     def rows(self) -> list[Row]:
-        """The second side's, judged."""
+        """The judged rows of the second side."""
         return [pair.row for pair in self.pairs]
 
     def exit_code(self, *, strict: bool) -> int:
-        """1 where something got slower; 6 where nothing is common, where the sides had to be forced, and under `strict` unless every row
-        of a real GPU was held to a limit and passed it; else 0."""
+        """As `outcomes.EXIT_CODES` of `compare`; under `strict` every row needs a limit and a PASS of a real GPU."""
         if any(row.verdict.outcome is Outcome.FAIL for row in self.rows):
             return Exit.FAILED
         if self.forced is not None or not any(pair.base is not None and pair.row.measurement is not None for pair in self.pairs):
             return Exit.NO_VERDICT
-        undecided = any(row.verdict.outcome is not Outcome.PASS or not _held(row) or row.verdict.simulated for row in self.rows)
+        undecided = any(row.verdict.outcome is not Outcome.PASS or not _limited(row) or row.verdict.simulated for row in self.rows)
         return Exit.NO_VERDICT if strict and undecided else Exit.FINE
 
 
@@ -61,13 +60,13 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
     """Judge every row of `head` against `base`.
 
     Args:
-        base: the processes that count as the baseline.
-        head: the others.
-        max_regression: allowed slow-down of every row, as written; None: what each row of `head` was held to by its test.
-        force: compare also where the GPUs differ.
+        base: the side that serves as the baseline.
+        head: the other side.
+        max_regression: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
+        force: compare results of different GPUs too.
 
     Raises:
-        SideError: the sides are not comparable, or hold the same file.
+        SideError: the sides are not comparable, or share a file.
         QuantityError: a limit that cannot be read.
     """
     _refuse_same_file(base, head)
@@ -80,7 +79,7 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
     pairs = []
     for key in keys:
         pair = _pair(key, base, head, max_regression, family)
-        family = family.after(pair.row.verdict) if _held(pair.row) else family
+        family = family.after(pair.row.verdict) if _limited(pair.row) else family
         pairs.append(pair)
     return Compared(tuple(pairs), why, tuple(_unknown(base, head)))
 
@@ -93,7 +92,7 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         verdict = Verdict(Outcome.UNDECIDED, why, simulated=_simulated(base, head), code=Code.NOT_MEASURED)
         return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
     measurement, facts = merged(now), now[-1].process.device
-    limits = _limits(written, head.held_to.get(key))
+    limits = _limits(written, head.limits.get(key))
     absent = base.left_out.get(key)
     verdict = judge(
         measurement,
@@ -109,7 +108,7 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
     changed = changes(measurement, facts, now[-1].test_source, past)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
-    # What stands beside the change is what the change is against.
+    # The time in the column beside the change is the one that the change is against.
     same = [one.measurement for one in past if comparable(measurement, one.measurement)]
     return Pair(row, baseline_latency(same) if same else _latency(past))
 
@@ -120,7 +119,7 @@ def _limits(written: str | None, own: str | None) -> Limits:
     return Limits(max_regression=own, origin={"max_regression": "of its test"} if own is not None else {})
 
 
-def _held(row: Row) -> bool:
+def _limited(row: Row) -> bool:
     return row.limits.max_regression is not None
 
 
@@ -136,14 +135,14 @@ def _refuse_same_file(base: Side, head: Side) -> None:
     theirs = {file.digest: file.path for file in base.files}
     for file in head.files:
         if file.digest in theirs and file.device is not None:
-            raise SideError(f"{file.path}: the same as {theirs[file.digest]} on the other side: a process is no second one")
+            raise SideError(f"{file.path}: the same file as {theirs[file.digest]} on the other side")
 
 
 def _incomparable(base: Side, head: Side) -> str | None:
-    """Why the sides are of different GPUs; None where they are of one kind.
+    """Why the sides are of different GPUs; None if they are of one kind.
 
     Raises:
-        SideError: simulated and real, which nothing makes comparable.
+        SideError: one is simulated and one is real.
     """
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:

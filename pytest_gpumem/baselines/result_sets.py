@@ -1,4 +1,4 @@
-"""Result files as they are written by this plugin, by stock pytest-benchmark and into baselines: one side of a comparison."""
+"""One side of a comparison: result files of this plugin, of stock pytest-benchmark, and of baselines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_gpumem.records.record import is_time
 from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"
-"""`Measurement.mode` of what stock pytest-benchmark wrote: it knows of no cache state."""
+"""`Measurement.mode` of files of stock pytest-benchmark, which knows no cache state."""
 UNKNOWN_GPU = DeviceFacts(
     name="unknown GPU",
     simulated=False,
@@ -43,14 +43,12 @@ UNKNOWN_GPU = DeviceFacts(
     integrated=False,
 )
 """The device of a file that names none."""
-
-
 SHOWN = 3
-"""Folders that an error names."""
+"""Most folders that an error names."""
 
 
 class SideError(Exception):
-    """Files that cannot be compared; one line that names the file or the argument."""
+    """Files that cannot be compared; the message is one line with the file or the argument."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,14 @@ class File:
 
     path: Path
     digest: str
-    """Of its bytes: two files of the same are copies."""
+    """SHA-256 of its bytes: files with the same digest are copies."""
     device: DeviceFacts | None
-    """`UNKNOWN_GPU` where the file names none; None for an acceptance, which measured nothing."""
+    """`UNKNOWN_GPU` if the file names none; None for an acceptance, which measured nothing."""
     rows: tuple[Accepted, ...] = ()
-    held_to: Mapping[str, str] | None = None
-    """By row key: the max_regression that the row was held to."""
+    limits: Mapping[str, str] | None = None
+    """By row key: the row's max_regression."""
     left_out: Mapping[str, str] | None = None
-    """By row key: why a row says nothing."""
+    """By row key: why a row is left out."""
     stock: bool = False
     """Written by stock pytest-benchmark."""
 
@@ -79,50 +77,50 @@ class Side:
     """As it was given."""
     files: tuple[File, ...]
     rows: Mapping[str, tuple[Accepted, ...]]
-    """By row key: one for each process that has it, oldest first."""
+    """By row key: one a run, oldest first."""
     left_out: Mapping[str, str]
-    """By row key: why there is none."""
+    """By row key: why the row is left out."""
 
     @property
     def processes(self) -> int:
-        """Of the files that measured something; a run with --gpumem-processes stores all of its own in one."""
+        """Number of processes in the files; a run with --gpumem-processes stores all of its processes in one file."""
         measured = [file for file in self.files if file.device is not None]
         return sum(max((1 + len(row.measurement.further) for row in file.rows), default=1) for file in measured)
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:
-        """By key, those that were measured; the last of each."""
+        """The measured devices by key; the last one of each key."""
         return {file.device.key: file.device for file in self.files if file.device is not None}
 
     @property
     def stock(self) -> bool:
-        """Whether some of it is of stock pytest-benchmark."""
+        """True if a file is of stock pytest-benchmark."""
         return any(file.stock for file in self.files)
 
     @property
-    def held_to(self) -> dict[str, str]:
-        """By row key: the max_regression that its newest row was held to."""
-        return {key: limit for file in self.files for key, limit in (file.held_to or {}).items()}
+    def limits(self) -> dict[str, str]:
+        """By row key: the max_regression of its newest row."""
+        return {key: limit for file in self.files for key, limit in (file.limits or {}).items()}
 
 
 def side(given: str) -> Side:
-    """What a file, a folder of files or a quoted pattern such as "base-*.json" holds.
+    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
 
     Raises:
-        SideError: nothing there, a file that cannot be used, a copy, or files of which none measured anything.
+        SideError: no file, a file that cannot be used, a copy, or nothing was measured.
     """
     seen: dict[str, Path] = {}
     files = []
     for path in _paths(given):
         file = _file(path)
         if file.digest in seen:
-            raise SideError(f"{path}: the same as {seen[file.digest]}: a copy is no second process")
+            raise SideError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
     rows: dict[str, list[Accepted]] = {}
     for row in sorted((row for f in files for row in f.rows), key=lambda r: (r.process.utc, r.process.id)):
         rows.setdefault(row.key, []).append(row)
-    # What was accepted as a change is another test than before; the newest of a row says which one it is now.
+    # An accepted change makes another test; only the rows since the newest row's reset count.
     now = {key: tuple(one for one in found if one.reset == found[-1].reset) for key, found in rows.items()}
     left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
     found = Side(given, tuple(files), now, left_out)
@@ -179,7 +177,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     found = document_in(value)
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
     rows, left_out = [], {}
-    # Where a limit of some row failed the test, times are as good as any; where it failed by itself, nobody knows what was timed.
+    # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
     broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
     for row in found.rows:
         why = "its test failed" if row.failed and row.nodeid not in broken else None
@@ -188,18 +186,18 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         if row.measurement is None or why is not None:
             left_out[row.key] = why or "nothing was measured"
             continue
-        # Whole: the judge asks a run's own measurement more than a baseline keeps of one.
+        # Not reduced: the judge needs more of a run than a baseline keeps.
         measurement = replace(
             row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
         )
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
     _refuse_twice(rows)
-    held_to = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
-    return File(path, digest, found.device, tuple(rows), held_to=held_to, left_out=left_out)
+    limits = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
+    return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out)
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
-    """A file of stock pytest-benchmark: one process, timed by the host's clock, on nobody knows what."""
+    """A file of stock pytest-benchmark: one process, timed by the host's clock, on an unknown device."""
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):
@@ -208,7 +206,7 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         if not isinstance(stats, dict) or not isinstance(name, str):
             raise LayoutError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
         median = stats.get("median")
-        # A bool is an int to Python, and no time to anybody.
+        # A bool is an int in Python.
         if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
             raise LayoutError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))

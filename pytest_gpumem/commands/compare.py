@@ -31,8 +31,8 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
     if compared.forced is not None:
         lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
     lines += compared.unknown
-    told = [line for sentence in lines for line in wrapped(sentence, width)]
-    told.append(_table(compared, width, colour))
+    shown = [line for sentence in lines for line in wrapped(sentence, width)]
+    shown.append(_table(compared, width, colour))
     after = [
         f"changed between the sides: {what} ({count} of {len(compared.rows)})"
         for what, count in Counter(what for row in compared.rows for what in row.changed).items()
@@ -43,7 +43,7 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
     after.append(
         f"{counted(len(compared.pairs), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
     )
-    return "\n".join([*told, *(line for sentence in after for line in wrapped(sentence, width))])
+    return "\n".join([*shown, *(line for sentence in after for line in wrapped(sentence, width))])
 
 
 def _table(compared: Compared, width: int, colour: bool) -> str:
@@ -62,8 +62,8 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
         if found.fits(width):
             break
     intervals = any(row.figures[_HEADINGS.index(_BETWEEN)] for row in found.rows)
-    told = found.drawn(width, colour)
-    return f"{told}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if intervals else told
+    drawn = found.drawn(width, colour)
+    return f"{drawn}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if intervals else drawn
 
 
 def _figures(pair: Pair) -> tuple[str, ...]:
@@ -103,8 +103,8 @@ def _what(side: Side) -> str:
         "gpumem compare base.json head.json --max-regression 1%", "gpumem compare 'base-*.json' 'head-*.json'    # several processes a side"
     ),
 )
-@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test was held to.')
-@click.option("--strict", is_flag=True, help="Exit with 6 unless every row was held to a limit and passed, on a real GPU.")
+@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: the limit of each test.')
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
 def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, force: bool) -> int:

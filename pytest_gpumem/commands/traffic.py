@@ -31,7 +31,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
     """
     from pytest_gpumem.files import unwritable, write_whole
-    from pytest_gpumem.judging.traffic import Finding, account
+    from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.nsight.tools import ToolMissing
     from pytest_gpumem.reporting.traffic import table
@@ -58,4 +58,4 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
             raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
         click.echo(printable(f"wrote {file}"))
     accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return Exit.FAILED if any(one is not None and one.finding is Finding.WRONG for one in accounts) else 0
+    return Exit.FAILED if any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0

@@ -1,21 +1,21 @@
 """The duet's verdict: base against head by pairs of fresh processes, judged after every pair.
 
-The datum is one pair's d = log(head / base) of the two processes' latencies, corrected for launch overhead. A coin of its own decides for
-every pair which side runs first. So if head is slower by m, the sign of d - m is a fair coin given its size and everything before it,
-however noise hangs together in time: nothing is assumed of its distribution.
+The datum is d = log(head / base) of the latencies of a pair of processes, corrected for launch overhead. For every pair, a coin decides
+which side runs first. If head is slower by m, the sign of d - m is therefore a fair coin, given its size and all earlier pairs. This
+assumes nothing about the distribution of the noise, nor about its correlation in time.
 
-`max_regression` = delta. A bet on the sign of each pair against "slower by at most delta" multiplies a wealth that starts at 1; so does a
-second one against "slower by delta or more". By Ville's inequality either exceeds 1/a with probability a at most, over all pairs together
-(Ramdas, Gruenwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"), so that a duet may stop after any
-pair, and may go on later.
+`max_regression` = delta. A bet on the sign of each pair against "slower by at most delta" multiplies a wealth that starts at 1, and so
+does a second bet against "slower by delta or more". By Ville's inequality, either wealth exceeds 1/a with probability a at most, over all
+pairs together (Ramdas, Gruenwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"). So a duet may stop
+after any pair, and may continue later.
 
 - FAIL: the first wealth exceeds 1/`ALARM`, and Holm's step over the family at `ALPHA`;
 - PASS: the second exceeds 1/`MISS`;
-- else go on; UNDECIDED where no more pairs are allowed.
+- else the duet continues; UNDECIDED after the last allowed pair.
 
-A gross change needs fewer pairs than its sign can prove. It is FAIL after `GROSS_PAIRS` that each lie beyond delta by more than `GROSS`,
-and by more than `GROSS_RANGES` of their own range: two processes of unchanged code differ by as much in at most one of `1 / GROSS_RARE`
-pairs.
+A gross change needs fewer pairs than its sign alone can prove. It is FAIL after `GROSS_PAIRS` pairs that each lie beyond delta by more
+than `GROSS` and by more than `GROSS_RANGES` times their own range. Two processes of unchanged code differ by as much in at most one of
+`1 / GROSS_RARE` pairs.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from pytest_gpumem.records.verdict import GROSS
 from pytest_gpumem.units import format_share
 
 ALARM = 1e-3
-"""Most FAILs of tests that are slower by delta at most, of all verdicts."""
+"""Largest share of FAILs among tests that are slower by delta at most."""
 MISS = 5e-3
-"""Most PASSes of tests that are slower by delta or more."""
+"""Largest share of PASSes among tests that are slower by delta or more."""
 ROUNDS = 96
-"""Pairs at most, by default: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
+"""Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
 STAKE = 0.95
-"""Largest part of the wealth on one sign: a pair the other way costs as much as four the right way earn."""
+"""Largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn."""
 PRIOR = 2
-"""Pairs that the prior of size and spread counts for in a bet."""
+"""Weight of the prior of size and spread, in pairs."""
 EXPECTED_SPREAD = 0.003
-"""Standard deviation of a pair before any was seen: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)."""
+"""Prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)."""
 LEAST = 1 / 8
-"""Smallest distance from delta that is bet on, as a share of it."""
+"""Smallest expected distance from delta in a bet, as a share of delta."""
 GROSS_PAIRS = 3
 GROSS_RANGES = 5.0
 GROSS_RARE = 0.01
@@ -57,14 +57,14 @@ SHOWN = 0.99
 
 @dataclass
 class Bet:
-    """A wealth that grows as pairs show a log-ratio to lie beyond a bound."""
+    """A wealth that grows while pairs lie beyond a bound."""
 
     bound: float
     """Log-ratio."""
     side: int
     """+1: the alternative is above the bound; -1: below it."""
     expected: float
-    """Distance from the bound that is expected before any pair was seen."""
+    """Prior distance from the bound."""
     log_wealth: float = 0.0
     most: float = 0.0
     """Largest logarithm of the wealth so far."""
@@ -73,7 +73,7 @@ class Bet:
     _squares: float = 0.0
 
     def take(self, log_ratio: float) -> None:
-        """Bet on one pair with what the earlier ones showed, then learn from it."""
+        """Bet on one pair by the earlier pairs, then learn from it."""
         distance = self.side * (log_ratio - self.bound)
         weight = PRIOR + self._count
         ahead = max((PRIOR * self.expected + self._sum) / weight, LEAST * abs(self.bound))
@@ -95,12 +95,12 @@ class Bet:
 
 @dataclass(frozen=True)
 class Paired:
-    """What the pairs of one test show. Log-ratios are turned into shares: +0.01 is 1 % slower."""
+    """The verdict of the pairs of one test. Changes are shares: +0.01 is 1 % slower."""
 
     outcome: Outcome | None
     """PASS or FAIL; None while it is open."""
     log_ratios: tuple[float, ...]
-    """One for each pair, in the order in which they were measured."""
+    """One a pair, in the order of measurement."""
     delta: float
     """Allowed slow-down."""
     alarm: float
@@ -112,7 +112,7 @@ class Paired:
 
     @property
     def pairs(self) -> int:
-        """Pairs that it rests on."""
+        """Number of pairs."""
         return len(self.log_ratios)
 
     @property
@@ -122,7 +122,7 @@ class Paired:
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """Interval of the change, 99 % two-sided, by the signed-rank test; infinite where so few pairs allow none."""
+        """Interval of the change, 99 % two-sided, by the signed-rank test; infinite with too few pairs."""
         low, high = interval(self.log_ratios, SHOWN)
         return math.expm1(low) if math.isfinite(low) else low, math.expm1(high) if math.isfinite(high) else high
 
@@ -140,21 +140,21 @@ class Paired:
 
 
 def least_pairs(family: int) -> int:
-    """Pairs without which no small slow-down can fail: the wealth grows by at most 1 + `STAKE` a pair."""
+    """Least number of pairs that can fail a small slow-down: the wealth grows by at most 1 + `STAKE` a pair."""
     return math.ceil(-math.log(min(ALARM, ALPHA / family)) / math.log1p(STAKE))
 
 
 def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float]) -> dict[str, Paired]:
     """Judge a family of tests by the pairs that each has so far.
 
-    A test is decided by its pairs alone and by how many others fail: more pairs of the same test never take a verdict back.
+    The verdict of a test depends on its pairs and on the number of other tests that fail. More pairs never revoke a verdict.
 
     Args:
-        pairs: log-ratios by test, in the order in which they were measured.
+        pairs: log-ratios by test, in the order of measurement.
         deltas: allowed slow-down of each test, as a share.
 
     Returns:
-        By test, in their order; `outcome` is None where more pairs are needed.
+        By test, in the order of `pairs`; `outcome` is None if more pairs are needed.
     """
     bets = {key: _bets(values, math.log1p(deltas[key])) for key, values in pairs.items()}
     gross = {key for key, values in pairs.items() if _gross(values, math.log1p(deltas[key]), len(pairs))}
@@ -178,7 +178,7 @@ def _bets(values: Iterable[float], limit: float) -> tuple[Bet, Bet]:
 
 
 def _gross(values: Sequence[float], limit: float, family: int) -> bool:
-    """True if the first pairs show a slow-down far beyond the limit, for a family in which as much is too rare to be chance."""
+    """True if the first pairs show a slow-down far beyond the limit, too rare to be chance in a family of this size."""
     if len(values) < GROSS_PAIRS or min(ALARM, ALPHA / family) < GROSS_RARE**GROSS_PAIRS:
         return False
     first = values[:GROSS_PAIRS]
@@ -186,7 +186,7 @@ def _gross(values: Sequence[float], limit: float, family: int) -> bool:
 
 
 def _holm(p_values: Mapping[str, float]) -> set[str]:
-    """Tests whose p-value keeps Holm's step (Holm 1979), and `ALARM`."""
+    """Tests whose p-value is below Holm's step (Holm 1979) and `ALARM`."""
     slower: set[str] = set()
     for step, (key, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         if p_value > min(ALARM, ALPHA / (len(p_values) - step)):
@@ -196,7 +196,7 @@ def _holm(p_values: Mapping[str, float]) -> set[str]:
 
 
 def _walsh(values: Sequence[float]) -> list[float]:
-    """Means of every two values, each with itself too, ascending."""
+    """Means of all pairs of values, each value with itself included, ascending."""
     return sorted((one + other) / 2 for index, one in enumerate(values) for other in values[index:])
 
 
@@ -206,7 +206,7 @@ def centre(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """The centre's interval by the exact signed-rank test (Wilcoxon 1945); infinite where so few values allow none."""
+    """The interval of the centre by the exact signed-rank test (Wilcoxon 1945); infinite with too few values."""
     cut = _cut(len(values), (1 - confidence) / 2)
     if not cut:
         return -math.inf, math.inf
@@ -216,8 +216,8 @@ def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
 
 @cache
 def _cut(count: int, error: float) -> int:
-    """Rank sums from 0 on whose probabilities, among `count` ranks with signs by chance, add up to `error` at most."""
-    ways = [1]  # to each rank sum: every rank is in it or not
+    """Number of the smallest rank sums whose probabilities add up to `error` at most, among `count` ranks with random signs."""
+    ways = [1]  # number of subsets of the ranks with each sum
     for rank in range(1, count + 1):
         ways = [a + b for a, b in zip(ways + [0] * rank, [0] * rank + ways, strict=True)]
     cut = below = 0

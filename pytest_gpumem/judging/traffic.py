@@ -1,10 +1,10 @@
-"""Declared against counted traffic: what two figures about the same bytes say of each other.
+"""Declared traffic against counted traffic.
 
-Declared traffic is compulsory bytes, every distinct byte once: a lower bound of what DRAM moves. So a count above it is traffic that
-the kernel could do without, and a count below it means that more was declared than is moved.
+Declared traffic is compulsory: every distinct byte once, a lower bound of the bytes that DRAM moves. A count above it is traffic that the
+kernel could avoid; a count below it shows that too much was declared.
 
-On an H200 a triad over 1.6 GB, rightly declared, was counted with its reads 0.003 % above and its writes 3.6 % below, 20 MB of them
-still dirty in an L2 of 60 MiB at the end (ci/records/nvidia-h200/nvtx_filter.json).
+On an H200, a correctly declared triad over 1.6 GB was counted with reads 0.003 % above and writes 3.6 % below; 20 MB of the writes were
+still dirty in an L2 of 60 MiB (ci/records/nvidia-h200/nvtx_filter.json).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.units import format_rate, format_share
 
 SHARE = 0.05
-"""Difference, as a share of what is declared, from which on it is worth a word.
+"""Largest share of the declared bytes by which a count may differ without notice.
 
-Right declarations were counted within 3.6 % of them; a forgotten array, a byte count of another type or an update counted once
-are wrong by a quarter and more."""
+Correct declarations were counted within 3.6 %. A forgotten array, the size of another type, or an update counted once is wrong by a
+quarter or more."""
 
 
-class Finding(str, Enum):
-    """What a count says of a declaration."""
+class Agreement(str, Enum):
+    """How a count compares with a declaration."""
 
     AGREES = "agrees"
-    """Within `SHARE`, or below it by no more than what may stay in L2."""
+    """Within `SHARE`, or below by no more than L2 can hold."""
     WRONG = "declared too much"
     """A launch moves less than was declared: bandwidth and share of the peak are overstated."""
     EXCESS = "moves more"
@@ -36,73 +36,75 @@ class Finding(str, Enum):
     UNJUDGED = "not judged"
     """The caches, or a link, may account for any difference."""
     UNDECLARED = "not declared"
-    """There is only the count."""
+    """Only the count exists."""
 
 
 @dataclass(frozen=True)
 class Account:
     """A declaration and a count side by side."""
 
-    finding: Finding
+    finding: Agreement
     difference: float | None
     """Counted bytes over declared ones, less 1; None where nothing was declared."""
     sentence: str
-    """Both figures and what they say, without a full stop."""
+    """Both figures and their meaning, without a full stop."""
 
     @property
     def notable(self) -> bool:
-        """Whether the two differ enough for a reader to be told."""
-        if self.finding is Finding.UNJUDGED:
+        """True if the difference is worth a note."""
+        if self.finding is Agreement.UNJUDGED:
             return self.difference is not None and abs(self.difference) > SHARE
-        return self.finding is not Finding.AGREES
+        return self.finding is not Agreement.AGREES
 
 
 def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
-    """What the count of a measurement says of its declaration; None where nothing was counted.
+    """The count of a measurement against its declaration; None if nothing was counted.
 
-    It is judged where a share of the peak is judged too (`Measurement.no_share_of_peak`): the footprint is at least four times L2,
-    the mode is not hot, and no link is involved.
+    It is judged where a share of the peak is judged (`Measurement.no_share_of_peak`): the footprint is at least four times L2, the mode is
+    not hot, and no link is involved.
     """
     counted, traffic = measurement.counted, measurement.traffic
     if counted is None:
         return None
     if traffic is None:
-        return Account(Finding.UNDECLARED, None, f"counted {size(counted.total)} by {counted.source}; nothing was declared (give `moved=`)")
+        return Account(
+            Agreement.UNDECLARED, None, f"counted {size(counted.total)} by {counted.source}; nothing was declared (give `moved=`)"
+        )
     difference = counted.total / traffic.total - 1 if traffic.total else None
     change = f" ({format_share(difference, sign=True)})" if difference is not None else ""
     figures = f"declared {size(traffic.total)}, counted {size(counted.total)} by {counted.source}{change}"
     if (reason := no_share_text(measurement, facts)) is not None:
-        return Account(Finding.UNJUDGED, difference, f"{figures}; not judged: {reason}")
+        return Account(Agreement.UNJUDGED, difference, f"{figures}; not judged: {reason}")
     if missing := _missing(measurement, traffic, counted, facts):
         return Account(
-            Finding.WRONG,
+            Agreement.WRONG,
             difference,
             f"{figures}: the declaration is wrong, a launch moves {missing}; its bandwidth is overstated "
             "(unless copies or memsets move the rest: only kernels are counted)",
         )
     if difference is not None and difference > SHARE:
-        return Account(Finding.EXCESS, difference, f"{figures}: DRAM moves more than the compulsory bytes, {_why(traffic, counted)}")
-    return Account(Finding.AGREES, difference, figures)
+        return Account(Agreement.EXCESS, difference, f"{figures}: DRAM moves more than the compulsory bytes, {_why(traffic, counted)}")
+    return Account(Agreement.AGREES, difference, figures)
 
 
 def _missing(measurement: Measurement, traffic: Traffic, counted: Counted, facts: DeviceFacts) -> str:
-    """How much less a launch moves than was declared; empty where the caches can account for it."""
-    # At a launch's end up to a whole L2 of what it wrote has not reached DRAM yet; what a persisting window holds never comes from there.
+    """How much less a launch moves than was declared; empty if the caches can account for it."""
+    # When a launch ends, up to a whole L2 of its writes has not reached DRAM; a persisting window's bytes need not come from DRAM.
     unwritten = facts.l2_bytes
-    held = measurement.window.nbytes if measurement.window is not None else 0
+    persisting = measurement.window.nbytes if measurement.window is not None else 0
     if traffic.declared is not None:
-        short = counted.total < traffic.declared * (1 - SHARE) - unwritten - held
-        return f"at most {size(counted.total + unwritten + held)}" if short else ""
+        short = counted.total < traffic.declared * (1 - SHARE) - unwritten - persisting
+        return f"at most {size(counted.total + unwritten + persisting)}" if short else ""
     parts = []
-    if counted.reads < traffic.reads * (1 - SHARE) - held:
+    if counted.reads < traffic.reads * (1 - SHARE) - persisting:
         parts.append(f"{size(counted.reads)} of the {size(traffic.reads)} declared as read")
-    if counted.writes < traffic.writes * (1 - SHARE) - unwritten - held:
+    if counted.writes < traffic.writes * (1 - SHARE) - unwritten - persisting:
         parts.append(f"{size(counted.writes)} of the {size(traffic.writes)} declared as written")
     return " and ".join(parts)
 
 
 def _why(traffic: Traffic, counted: Counted) -> str:
-    """Where the excess may come from, by what the SMs asked of L2."""
+    """A cause of the excess, by the bytes that the SMs asked of L2."""
     if counted.l2_reads is None or counted.l2_writes is None:
         return "by sectors used in part or lines fetched again"
     asked = counted.l2_reads + counted.l2_writes
@@ -112,15 +114,15 @@ def _why(traffic: Traffic, counted: Counted) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes in four digits, "1.074 GB": a count is no round number, and a reader compares it with a bandwidth in the same units."""
+    """Bytes in four digits, "1.074 GB", in the units of a bandwidth."""
     return format_rate(nbytes).removesuffix("/s")
 
 
 def two_declarations(moved: int, reads: int, writes: int) -> str | None:
-    """What to say where a case declares its traffic twice, `moved=` beside whole arrays that it reads and writes; None if they agree.
+    """A note on a case that declares its traffic twice, as `moved=` and as arrays that it reads and writes; None if they agree.
 
     Args:
-        moved: the bytes declared as moved, which count.
+        moved: the bytes declared as moved; these count.
         reads, writes: bytes of the arrays that the case reads and writes.
     """
     if not reads + writes or abs(moved - (reads + writes)) <= SHARE * (reads + writes):
@@ -133,14 +135,14 @@ def two_declarations(moved: int, reads: int, writes: int) -> str | None:
 
 
 def beyond_arguments(moved: int, arguments: int) -> str | None:
-    """What to say where a callable declares more than its arguments allow; None where they allow it.
+    """A note on a callable that declares more than its arguments allow; None if they allow it.
 
-    Each distinct byte counts once as read and once as written, so arguments of N bytes allow 2 N. What a callable reaches besides
-    its arguments is unknown, hence a note and no verdict.
+    Each distinct byte counts once as read and once as written, so arguments of N bytes allow 2 N. A callable may use memory besides its
+    arguments, hence a note and no verdict.
 
     Args:
         moved: the bytes declared as moved.
-        arguments: bytes of the distinct buffers among the arguments; 0 where there are none, which allows anything.
+        arguments: bytes of the distinct buffers among the arguments; 0 without any, which allows everything.
     """
     if not arguments or moved <= 2 * arguments:
         return None

@@ -1,4 +1,4 @@
-"""The judgement of one measurement, with the figures that led to it."""
+"""The verdict on one measurement, with its figures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.record import Record
 
 ENOUGH = 3
-"""Runs, or processes, that show their own spread."""
+"""Number of runs, or of processes, whose own spread counts."""
 GROSS = 0.1
-"""Beyond the limit, what fewer processes prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow at all
-their placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
+"""Share beyond the limit that fewer processes can prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow
+at all placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
 
 
 class Comparison(Record, frozen=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import Finding
+from pytest_gpumem.judging.traffic import Agreement
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -180,7 +180,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
         for term, fact in one.facts():
             if term in terms:
                 # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
-                always = term == "traffic" and account is not None and account.finding is Finding.WRONG
+                always = term == "traffic" and account is not None and account.finding is Agreement.WRONG
                 (text if always else noted).append(f"{term} {one.row.key}: {fact}")
     if notes:
         text += noted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from pytest_gpumem.judging.traffic import Account, Finding, account, size
+from pytest_gpumem.judging.traffic import Account, Agreement, account, size
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
@@ -16,7 +16,7 @@ from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.units import format_share
 
 _NOT_COUNTED = "not counted"
-_STYLES = {Finding.AGREES: "green", Finding.WRONG: "bold red", Finding.EXCESS: "yellow"}
+_STYLES = {Agreement.AGREES: "green", Agreement.WRONG: "bold red", Agreement.EXCESS: "yellow"}
 _FIGURES = ("declared read + written", "DRAM read + written", "difference", "asked of L2")
 
 

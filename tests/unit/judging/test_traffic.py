@@ -8,7 +8,7 @@ import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.traffic import Finding, account, beyond_arguments, two_declarations
+from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, two_declarations
 from pytest_gpumem.records.measurement import Conditions, Counted, Measurement, Traffic, Window
 from pytest_gpumem.units import MB, MiB
 
@@ -33,7 +33,7 @@ def measurement(traffic: Traffic | None, reads: int, writes: int, l2: tuple[int,
     return Measurement(**{**values, **changes})
 
 
-def find(*args: Any, **changes: Any) -> Finding:
+def find(*args: Any, **changes: Any) -> Agreement:
     said = account(measurement(*args, **changes), H100)
     assert said is not None
     return said.finding
@@ -51,16 +51,16 @@ def test_the_triad_of_an_h200_agrees() -> None:
     taken = measurement(Traffic(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
     said = account(taken, replace(H100, l2_bytes=60 * MiB))
     assert said is not None
-    assert said.finding is Finding.AGREES
+    assert said.finding is Agreement.AGREES
     assert not said.notable
     assert said.sentence == "declared 1.611 GB, counted 1.591 GB by ncu (-1.20 %)"
 
 
 def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
-    assert find(TRIAD, 512 * MiB * 96 // 100, 256 * MiB) is Finding.AGREES
+    assert find(TRIAD, 512 * MiB * 96 // 100, 256 * MiB) is Agreement.AGREES
     said = account(measurement(TRIAD, 256 * MiB, 256 * MiB), H100)
     assert said is not None
-    assert said.finding is Finding.WRONG
+    assert said.finding is Agreement.WRONG
     assert said.notable
     assert "declared 805.3 MB, counted 536.9 MB by ncu (-33.3 %)" in said.sentence
     assert "268.4 MB of the 536.9 MB declared as read" in said.sentence
@@ -68,32 +68,32 @@ def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
 
 
 def test_up_to_a_whole_l2_of_writes_may_be_missing() -> None:
-    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 + MiB) is Finding.AGREES
-    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 - MiB) is Finding.WRONG
+    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 + MiB) is Agreement.AGREES
+    assert find(TRIAD, 512 * MiB, 256 * MiB * 95 // 100 - L2 - MiB) is Agreement.WRONG
 
 
 def test_bytes_declared_as_moved_are_judged_by_their_sum() -> None:
     moved = Traffic(0, 0, declared=768 * MiB)
-    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB + MiB) is Finding.AGREES
-    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB - MiB) is Finding.WRONG
-    assert find(moved, 700 * MiB, 68 * MiB) is Finding.AGREES
+    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB + MiB) is Agreement.AGREES
+    assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB - MiB) is Agreement.WRONG
+    assert find(moved, 700 * MiB, 68 * MiB) is Agreement.AGREES
 
 
 def test_what_a_persisting_window_holds_need_not_come_from_dram() -> None:
     window = Window(nbytes=40 * MiB, hit_ratio=1.0, set_aside=40 * MiB)
     reads = 512 * MiB * 95 // 100 - 39 * MiB
-    assert find(TRIAD, reads, 256 * MiB) is Finding.WRONG
-    assert find(TRIAD, reads, 256 * MiB, window=window) is Finding.AGREES
+    assert find(TRIAD, reads, 256 * MiB) is Agreement.WRONG
+    assert find(TRIAD, reads, 256 * MiB, window=window) is Agreement.AGREES
 
 
 def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
-    assert find(TRIAD, 512 * MiB * 105 // 100, 256 * MiB) is Finding.AGREES
+    assert find(TRIAD, 512 * MiB * 105 // 100, 256 * MiB) is Agreement.AGREES
     strided = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (1024 * MiB, 256 * MiB)), H100)
     again = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (512 * MiB, 256 * MiB)), H100)
     unknown = account(measurement(TRIAD, 1024 * MiB, 256 * MiB), H100)
     for said in (strided, again, unknown):
         assert said is not None
-        assert said.finding is Finding.EXCESS
+        assert said.finding is Agreement.EXCESS
         assert said.difference == pytest.approx(2 / 3)
         assert "(+66.7 %): DRAM moves more than the compulsory bytes" in said.sentence
     assert "sectors used in part, or data asked for again" in str(strided)
@@ -113,7 +113,7 @@ def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
 def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[str, Any], reason: str) -> None:
     said = account(measurement(**{"traffic": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
     assert said is not None
-    assert said.finding is Finding.UNJUDGED
+    assert said.finding is Agreement.UNJUDGED
     assert said.notable
     assert reason in said.sentence
     close = account(measurement(**{"traffic": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
@@ -122,13 +122,13 @@ def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[s
 
 
 def test_four_times_l2_is_judged() -> None:
-    assert find(TRIAD, 0, 0, footprint=4 * L2) is Finding.WRONG
+    assert find(TRIAD, 0, 0, footprint=4 * L2) is Agreement.WRONG
 
 
 def test_without_a_declaration_there_is_the_count() -> None:
     said = account(measurement(None, 2 * MB, MB), H100)
     assert said is not None
-    assert said.finding is Finding.UNDECLARED
+    assert said.finding is Agreement.UNDECLARED
     assert said.difference is None
     assert "counted 3.000 MB by ncu" in said.sentence
     assert "moved=" in said.sentence
