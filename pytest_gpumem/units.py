@@ -1,8 +1,8 @@
-"""Quantities as people write them: sizes, times, rates, shares, margins, budgets. Parsed strictly, printed short.
+"""Quantities as text: sizes, times, rates, shares, margins, budgets. Parsing is strict, formatting short.
 
 GB is 1e9 bytes, GiB is 2^30 bytes. A text without a unit, with an unknown unit, a negative number or NaN is refused;
-the message shows the value and what is accepted. Numbers (not texts) are taken in base units where that is
-unambiguous: bytes, seconds, bytes per second.
+the message shows the value and what is accepted. Plain numbers are in base units where that is unambiguous:
+bytes, seconds, bytes per second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
 
 
 class QuantityError(ValueError):
-    """A quantity that cannot be read; the message shows the value and what is accepted."""
+    """A text that is no such quantity; the message shows the value and what is accepted."""
 
 
 # Share, Margin, Budget: named tuples, since dataclasses take ten times as long to make, in every pytest session.
@@ -121,7 +121,7 @@ def parse_rate(value: str | float) -> float | Share:
 
 
 def parse_share(value: str) -> float:
-    """The share that a text such as "0.1%" means: 0.001.
+    """The share of a text such as "0.1%": 0.001.
 
     A plain number is refused: 0.1 could mean 10 % or 0.1 %.
 
@@ -135,10 +135,10 @@ def parse_share(value: str) -> float:
 
 
 def parse_margin(value: str) -> Margin:
-    """The allowed slow-down that "1%", "1% + 0.2 us" or "0.2 us" means.
+    """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us".
 
     Raises:
-        QuantityError: not a margin, the same kind of part twice, or nothing at all allowed.
+        QuantityError: not a margin, the same kind of part twice, or zero.
     """
     # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
     parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
@@ -162,7 +162,7 @@ def parse_margin(value: str) -> Margin:
 
 
 def parse_claim(value: str) -> tuple[float, str]:
-    """The factor and the label that "20 x faulting" names; "faulting" alone means 1.
+    """The factor and the label of a claim such as "20 x faulting"; the factor of "faulting" is 1.
 
     Raises:
         QuantityError: no label, or a factor below 1.
@@ -177,10 +177,10 @@ def parse_claim(value: str) -> tuple[float, str]:
 
 
 def parse_budget(value: str | float) -> Budget:
-    """The budget that a text means.
+    """The budget of a text.
 
-    Times in ns, us, ms and s are for each measurement, in min and h for the whole run; "total" or "each" after the time
-    says it outright. A plain number is seconds for each measurement.
+    Times in ns, us, ms and s are for each measurement, times in min and h for the whole run, unless "total" or "each" follows the time.
+    A plain number is seconds for each measurement.
 
     Raises:
         QuantityError: not a budget, or zero.
@@ -225,7 +225,7 @@ def format_time(seconds: float) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """Four significant digits in the unit that datasheets use: "3002 GB/s", "55.30 GB/s", "12.50 TB/s"."""
-    # GB/s up to four digits: a reader compares 2990 with 3002, not 2.990 TB/s with 987.1 GB/s.
+    # GB/s up to four digits: 2990 and 3002 are easier to compare than 2.990 TB/s and 987.1 GB/s.
     ladder = (("B/s", 1.0), ("KB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9))
     return _scaled_text(bytes_per_second, (*ladder, ("TB/s", 1e13)) if abs(bytes_per_second) >= 9999.5e9 else ladder)
 
@@ -236,7 +236,7 @@ def format_share(share: float, *, sign: bool = False) -> str:
 
 
 def format_shares(low: float, high: float) -> tuple[str, str]:
-    """Two signed shares in three digits, or in as many up to six as tell them apart: "+73.61 %", "+73.64 %"."""
+    """Two signed shares with three digits, or with up to six where they are equal otherwise: "+73.61 %", "+73.64 %"."""
     for digits in (3, 4, 5, 6):
         texts = f"{_digits(low * 100, digits, True)} %", f"{_digits(high * 100, digits, True)} %"
         if texts[0] != texts[1]:

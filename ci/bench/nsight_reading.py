@@ -366,8 +366,8 @@ def summary(one: TestProfile) -> Record:
         "nodeid": one.nodeid,
         "label": one.label,
         "launches": one.launches,
-        "nanoseconds": one.nanoseconds,
-        "kernels": one.kernel_launches,
+        "nanoseconds": _total(one, "nanoseconds") or 0,
+        "kernels": _total(one, "launches") or 0,
         "copies": [[copy.kind, copy.source, copy.destination, copy.count, copy.nbytes, copy.nanoseconds] for copy in one.copies],
         "pages": None if one.migrations is None else _page_figures(one.migrations),
     }
@@ -479,25 +479,35 @@ def _by_module(program: Path, report: Path) -> Record:
 
 
 def _kernel(one: TestProfile) -> Record:
-    """What ncu counted of a test, for one kernel launch."""
-    count = one.kernel_launches
+    """What ncu counted of a test, over all its kernels."""
     return {
         "name": one.name,
-        "launches": count,
-        "nanoseconds": one.nanoseconds,
-        "dram_read": one.dram_read,
-        "dram_written": one.dram_written,
-        "l2_read": one.l2_read,
-        "l2_written": one.l2_written,
-        "l2_hit_rate": one.l2_hit_rate,
-        "l2_read_hit_rate": one.l2_read_hit_rate,
-        "sectors_per_request": one.sectors_per_request,
-        "sectors_per_store": one.sectors_per_store,
-        "occupancy": one.occupancy,
+        "launches": _total(one, "launches") or 0,
+        "nanoseconds": _total(one, "nanoseconds") or 0,
+        **{name: _total(one, name) for name in ("dram_read", "dram_written", "l2_read", "l2_written")},
+        "l2_hit_rate": _mean(one, "l2_hit_rate", "l2_read", "l2_written"),
+        "l2_read_hit_rate": _mean(one, "l2_read_hit_rate", "l2_read"),
+        "sectors_per_request": _mean(one, "sectors_per_request", "l2_read"),
+        "sectors_per_store": _mean(one, "sectors_per_store", "l2_written"),
+        "occupancy": _mean(one, "occupancy", "nanoseconds"),
         "sm_clock_hz": one.sm_clock_hz,
         "memory_clock_hz": one.memory_clock_hz,
         "set_aside": one.set_aside,
     }
+
+
+def _total(one: TestProfile, name: str) -> int | None:
+    """A figure's sum over the kernels; None unless it is known of each."""
+    figures = [getattr(kernel, name) for kernel in one.kernels]
+    return None if not figures or None in figures else sum(figures)
+
+
+def _mean(one: TestProfile, name: str, *weights: str) -> float | None:
+    """A rate's mean over the kernels that it is known of, weighted by the sum of other figures, by time where one of them is unknown."""
+    known = [(getattr(kernel, name), kernel) for kernel in one.kernels if getattr(kernel, name) is not None]
+    by = [[getattr(kernel, weight) for weight in weights] for _, kernel in known]
+    sums = [kernel.nanoseconds for _, kernel in known] if any(None in row for row in by) or not sum(map(sum, by)) else [*map(sum, by)]
+    return sum(value * weight for (value, _), weight in zip(known, sums, strict=True)) / sum(sums) if sum(sums) else None
 
 
 def _close(one: Record, other: Record) -> bool:

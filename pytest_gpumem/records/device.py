@@ -1,4 +1,4 @@
-"""What a device is: identity, capacities and the key under which its baselines live."""
+"""A device: identity, capacities and the key of its baselines; and the present state of a card."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pytest_gpumem.records.record import Record
 class DeviceFacts(Record, frozen=True):
     """The facts of one device, read once when it is opened.
 
-    Sizes are bytes, rates bytes per second, clocks hertz. `None` means that the driver did not say.
+    Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does not report it.
     """
 
     name: str
     """Marketing name, as NVML gives it."""
     simulated: bool
-    """True for the simulated device; its results never meet a real device's."""
+    """True for the simulated device; its results never mix with a real device's."""
     compute_capability: tuple[int, int]
     """Major and minor version, such as (9, 0)."""
     sm_count: int
     """Streaming multiprocessors."""
     max_threads_per_sm: int
-    """Resident threads that one SM can hold."""
+    """Most resident threads of one SM."""
     memory_bytes: int
     """Device memory in total."""
     l2_bytes: int
@@ -38,7 +38,7 @@ class DeviceFacts(Record, frozen=True):
     peak_bandwidth: float
     """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8."""
     async_engines: int
-    """`asyncEngineCount`: copies that can run beside kernels."""
+    """`asyncEngineCount`: copies that can run at the same time as kernels."""
     can_map_host: bool
     """`canMapHostMemory`: host memory can be mapped into the device's address space."""
     concurrent_managed_access: bool
@@ -48,7 +48,7 @@ class DeviceFacts(Record, frozen=True):
     integrated: bool
     """The GPU shares physical memory with the host."""
     shared_bytes_per_sm: int | None = None
-    """`sharedMemPerMultiprocessor`: shared memory of one SM, for all blocks that it holds."""
+    """`sharedMemPerMultiprocessor`: shared memory of one SM, for all its resident blocks."""
     max_shared_bytes_per_block: int | None = None
     """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts in."""
     host_page_tables: bool = False
@@ -56,7 +56,7 @@ class DeviceFacts(Record, frozen=True):
     uuid: str | None = None
     """UUID of the GPU or of the MIG instance."""
     ecc: bool | None = None
-    """Whether ECC is on."""
+    """ECC is on."""
     mig_profile: str | None = None
     """MIG profile such as "1g.10gb", if the device is a MIG instance."""
     mps: bool = False
@@ -66,15 +66,15 @@ class DeviceFacts(Record, frozen=True):
     cuda: str | None = None
     """CUDA runtime version, such as "13.0"."""
     link: str | None = None
-    """Host link in words, such as "PCIe Gen5 x16"."""
+    """Name of the host link, such as "PCIe Gen5 x16"."""
     link_bandwidth: float | None = None
-    """Theoretical bandwidth of the host link, one way."""
+    """Theoretical bandwidth of the host link in one direction, in bytes per second."""
     pci_bus_id: str | None = None
     """PCI bus id, such as "0000:18:00.0"."""
 
     @property
     def l2_step_bytes(self) -> int:
-        """Granularity of the set-aside: L2/16, as seen on H100 and H200."""
+        """Granularity of the set-aside in bytes: L2/16 on H100 and H200."""
         return self.l2_bytes // 16
 
     @property
@@ -84,10 +84,10 @@ class DeviceFacts(Record, frozen=True):
 
     @property
     def key(self) -> str:
-        """Name of the folder that holds this device's baselines.
+        """Name of the folder of this device's baselines.
 
-        Made of what makes two results incomparable when it differs: name, MIG profile, compute capability, memory, ECC, and being
-        simulated. Driver and clocks are context, not key.
+        It has the properties whose differences make two results incomparable: name, MIG profile, compute capability, memory, ECC, and
+        simulation. Driver and clocks are context.
         """
         parts = [
             "simulated" if self.simulated else "",
@@ -101,18 +101,18 @@ class DeviceFacts(Record, frozen=True):
 
 
 class CardProcess(Record, frozen=True):
-    """A process that holds a context on the card."""
+    """A process with a context on the card."""
 
     pid: int
-    """Its number, in a container perhaps the host's."""
+    """Process id; in a container it may be the host's."""
     name: str | None = None
-    """Its program, where the driver says."""
+    """Name of its program; None if unknown."""
     memory_bytes: int | None = None
-    """Bytes of the card's memory that it holds, where the driver says."""
+    """Bytes of its memory on the card; None if unknown."""
 
 
 class Card(Record, frozen=True):
-    """The state of one card now. None stands for what the driver or the card does not say."""
+    """Present state of one card. None is unknown: the driver or the card does not report it."""
 
     cards: int
     """Cards that the driver manages."""
@@ -123,21 +123,21 @@ class Card(Record, frozen=True):
     cuda: tuple[int, int] | None = None
     """Newest version of CUDA that the driver supports, major and minor."""
     persistence: bool | None = None
-    """The driver stays loaded while nobody uses the card."""
+    """Persistence mode is on: the driver stays loaded while the card is idle."""
     compute_mode: str | None = None
-    """Who may open contexts: "default", "exclusive process" (one process at a time), "prohibited"."""
+    """Compute mode: "default", "exclusive process" (one process at a time), "prohibited"."""
     mig: bool | None = None
     """The card is split into MIG instances."""
     ecc: bool | None = None
     """ECC is on now."""
     ecc_pending: bool | None = None
-    """ECC is on after the next start."""
+    """ECC is on after the next reboot."""
     uncorrected_errors: int | None = None
-    """Memory errors over the card's life that ECC could not correct."""
+    """Aggregate count of uncorrectable memory errors."""
     remap_pending: bool | None = None
-    """A row of memory is to be replaced at the next reset."""
+    """A row remapping of memory is pending until the next reset."""
     remap_failed: bool | None = None
-    """A row of memory could not be replaced."""
+    """A row remapping of memory failed."""
     sm_clock_hz: float | None = None
     """SM clock now, in hertz."""
     max_sm_clock_hz: float | None = None
@@ -151,22 +151,22 @@ class Card(Record, frozen=True):
     power_w: float | None = None
     """Power of the board now, in watts."""
     power_limit_w: float | None = None
-    """Power that the board is held to, in watts."""
+    """Power limit of the board, in watts."""
     default_power_limit_w: float | None = None
-    """Power that it is held to where nobody says otherwise, in watts."""
+    """Default power limit, in watts."""
     throttle_reasons: tuple[str, ...] | None = None
-    """Clock event reasons that slow it now, such as "sw_power_cap"; idling and chosen clocks are not among them."""
+    """Active clock event reasons that slow it, such as "sw_power_cap", without idling and application clocks."""
     chosen_clocks: bool | None = None
-    """Somebody chose the clocks (`nvidia-smi -ac`)."""
+    """Application clocks are set (`nvidia-smi -ac`)."""
     link_generation: int | None = None
     """PCIe generation now; it drops while the card idles."""
     max_link_generation: int | None = None
-    """Highest that card and slot can do together."""
+    """Highest PCIe generation of card and slot together."""
     card_link_generation: int | None = None
-    """Highest that the card can do."""
+    """Highest PCIe generation of the card."""
     link_width: int | None = None
     """PCIe lanes now."""
     max_link_width: int | None = None
-    """Most lanes that card and slot can do together."""
+    """Most PCIe lanes of card and slot together."""
     processes: tuple[CardProcess, ...] | None = None
-    """Processes of others that hold a context."""
+    """Other processes with a context on the card."""

@@ -1,4 +1,4 @@
-"""A row of results: a measurement with its verdict, under the key that finds it again."""
+"""A row of results: a measurement with its limits and its verdict, and its key."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pytest_gpumem.records.verdict import Verdict
 
 
 class Row(Record, frozen=True):
-    """One line of the table; also what JSON and baselines hold."""
+    """One row of the table and of the JSON."""
 
     nodeid: str
     """pytest's id of the test."""
     limits: Limits
-    """What it was held to."""
+    """Its limits."""
     verdict: Verdict
-    """How it was judged."""
+    """Its verdict."""
     measurement: Measurement | None = None
     """None if the test failed before anything was measured."""
     label: str = ""
     """Label of the measurement inside its test."""
     failed: bool = False
-    """The test failed, for whatever reason: such a row never enters a baseline."""
+    """The test failed, for any reason: such a row never enters a baseline."""
     range_name: str = ""
     """Name of the test's NVTX range in the domain `gpumem`."""
     test_source: str | None = None
-    """SHA-256 of the text of the test's function; what the function calls or is given by fixtures is not in it. None where it has none."""
+    """SHA-256 of the text of the test's function, without functions that it calls and fixtures; None where it has no text."""
     test_error: bool | UnsetType = UNSET
     """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
     changed: tuple[str, ...] = ()
-    """What is not as it was for the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
+    """Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
 
     @property
     def key(self) -> str:
-        """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` says how brackets in either are written."""
+        """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""
         return key_of(self.nodeid, self.label)
 
 
@@ -49,14 +49,14 @@ NOT_RUN: Final = "not run"
 
 
 class Missing(Record, frozen=True):
-    """A measurement that the baseline holds and this run did not take."""
+    """A measurement of the baseline that this run did not take."""
 
     nodeid: str
     """pytest's id of the test."""
     label: str
     """Label of the measurement inside its test."""
     status: Status
-    """`lost`; `allowed`, if --gpumem-allow-lost names it; or `not run`, if its test was deselected or the session ended before it."""
+    """`lost`; `allowed`, if --gpumem-allow-lost names it; or `not run`, if its test was deselected or the session ended first."""
     reason: str
     """Why it was not taken."""
 
@@ -66,12 +66,12 @@ class Missing(Record, frozen=True):
         return key_of(self.nodeid, self.label)
 
     def named(self, name: str) -> bool:
-        """True if a name stands for this measurement: its key, or a node id that selects its test."""
+        """True if a name is this measurement's key, or a node id that selects its test."""
         return name == self.key or selects(name, self.nodeid)
 
 
 def selects(name: str, nodeid: str) -> bool:
-    """Whether a node id selects a test as on pytest's command line: its own, or that of a file, a class or a test with parameters."""
+    """True if a node id selects a test as on pytest's command line: its own id, or that of a file, a class or a test with parameters."""
     inside = (f"{name}::", f"{name.rstrip('/')}/")
     # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
     return nodeid == name or nodeid.startswith(inside if name.endswith("]") else (f"{name}[", *inside))
@@ -82,7 +82,7 @@ def key_of(nodeid: str, label: str) -> str:
 
     Brackets inside the parameters and the label get a backslash, so that the parameter `a` with the label `b` is `test[a][b]` and the
     parameter `a][b` is `test[a\]\[b]`. The one key that two measurements can share is that of a test `test` with the label `a` and of a
-    test `test[a]` without: pytest makes either one or the other, and where both are collected the label is refused.
+    test `test[a]` without: pytest makes only one of them, and where both are collected the label is refused.
     """
     start = nodeid.find("[", nodeid.find("::") + 1)
     if start >= 0 and nodeid.endswith("]"):

@@ -106,8 +106,3 @@ class Activity(Record, frozen=True):
     """Source of the trace: "CUPTI" or "the model"."""
     not_counted: str | None = None
     """Why kernels, copies and memsets were not traced; they are empty then."""
-
-    @property
-    def kernel_launches(self) -> int:
-        """Kernel launches that the measured launch consists of."""
-        return sum(kernel.launches for kernel in self.kernels)

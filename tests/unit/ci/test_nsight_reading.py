@@ -9,6 +9,7 @@ from typing import Any
 
 import nsight_reading
 import pytest
+from msgspec.structs import replace
 from nsight_reading import cut, differences, holds, stats_of, summary, table
 from nsys_sqlite import OTHER_PID, PID, Export
 
@@ -16,6 +17,8 @@ from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.nsys import read_sqlite
 from pytest_gpumem.nsight.nsys_tables import Tables
 from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.records.profile import TestProfile
+from pytest_gpumem.records.uses import KernelUse
 
 FIXTURES = Path(__file__).resolve().parents[2] / "data" / "nsight"
 
@@ -214,3 +217,14 @@ def checked(folder: Path) -> int:
 
 def test_fixtures_of_a_gpu_are_read_as_the_tools_read_them() -> None:
     assert checked(FIXTURES) == len([one for one in FIXTURES.iterdir() if one.suffix in (".sqlite", ".csv")])
+
+
+def test_rates_are_weighted_by_bytes_and_else_by_time() -> None:
+    large = KernelUse("large", (1, 1, 1), (32, 1, 1), 10, 9000, l2_read=3000, l2_written=1000, l2_hit_rate=0.5)
+    other = replace(large, nanoseconds=1000, l2_read=1000, l2_written=0, l2_hit_rate=1.0)
+    small = KernelUse("small", (1, 1, 1), (32, 1, 1), 5, 1000)
+    figures = nsight_reading._kernel(TestProfile("test_a", None, "", 5, (large, other, small)))
+    assert (figures["launches"], figures["nanoseconds"], figures["l2_read"], figures["occupancy"]) == (25, 11000, None, None)
+    assert figures["l2_hit_rate"] == pytest.approx((0.5 * 4000 + 1.0 * 1000) / 5000)
+    unknown = TestProfile("test_a", None, "", 5, (large, replace(other, l2_read=None)))
+    assert nsight_reading._kernel(unknown)["l2_hit_rate"] == pytest.approx((0.5 * 9000 + 1.0 * 1000) / 10000)

@@ -55,29 +55,9 @@ PROFILE = TestProfile(
 )
 
 
-def test_figures_are_sums_over_kernels() -> None:
-    assert (PROFILE.nanoseconds, PROFILE.kernel_launches) == (10000, 15)
-    assert LARGE.nanoseconds_each == 900
+def test_a_profile_has_the_key_of_its_row() -> None:
     assert PROFILE.key == "tests/test_a.py::test_large[fitted]"
     assert replace(PROFILE, nodeid=None, label="").key == "test_large"
-
-
-def test_a_sum_that_one_kernel_leaves_out_is_not_known() -> None:
-    assert PROFILE.dram_read is None
-    alone = replace(PROFILE, kernels=(LARGE,))
-    assert (alone.dram_read, alone.dram_written, alone.l2_read, alone.l2_written) == (1000, 500, 3000, 1000)
-    assert replace(PROFILE, kernels=()).dram_read is None
-
-
-def test_rates_are_weighted_by_bytes_and_else_by_time() -> None:
-    other = replace(LARGE, name="other", l2_read=1000, l2_written=0, l2_hit_rate=1.0, l2_read_hit_rate=1.0, nanoseconds=1000)
-    both = replace(PROFILE, kernels=(LARGE, other, SMALL))
-    assert both.l2_hit_rate == pytest.approx((0.5 * 4000 + 1.0 * 1000) / 5000)
-    assert both.l2_read_hit_rate == pytest.approx((0.25 * 3000 + 1.0 * 1000) / 4000)
-    # One without bytes: all are weighted by their time then.
-    unknown = replace(both, kernels=(LARGE, replace(other, l2_read=None)))
-    assert unknown.l2_read_hit_rate == pytest.approx((0.25 * 9000 + 1.0 * 1000) / 10000)
-    assert replace(PROFILE, kernels=(SMALL,)).occupancy is None
 
 
 def test_json_gives_back_the_same_profile() -> None:
