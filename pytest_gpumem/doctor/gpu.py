@@ -80,9 +80,10 @@ def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unse
 
 def _description(facts: DeviceFacts) -> str:
     link = f", {facts.link}" if facts.link else ""
+    peak = format_rate(facts.peak_bandwidth) if facts.peak_bandwidth else "unknown"
     return (
         f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
-        f"L2 {format_bytes(facts.l2_bytes)}, peak {format_rate(facts.peak_bandwidth)}{link}"
+        f"L2 {format_bytes(facts.l2_bytes)}, peak {peak}{link}"
     )
 
 

@@ -59,10 +59,10 @@ class Drift:
 
 
 def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """The control that a measurement follows, "dram" or "l2"; None if something else bounds it."""
+    """The control that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
     if measurement.traffic is None or measurement.traffic.link or measurement.sampler in ("host", "plain"):
         return None
-    if (measurement.bandwidth or 0.0) < BOUND * facts.peak_bandwidth:
+    if not facts.peak_bandwidth or (measurement.bandwidth or 0.0) < BOUND * facts.peak_bandwidth:
         return None
     if measurement.mode != "hot":
         return "dram"

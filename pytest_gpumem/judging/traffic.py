@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_gpumem.judging.peak import no_share_text
+from pytest_gpumem.judging.peak import reason_text
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.units import format_rate, format_share
@@ -60,7 +60,7 @@ class Account:
 def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
     """The count of a measurement against its declaration; None if nothing was counted.
 
-    It is judged where a share of the peak is judged (`Measurement.no_share_of_peak`): the footprint is at least four times L2, the mode is
+    It is judged where the bytes cross the DRAM bus (`Measurement.not_of_dram`): the footprint is at least four times L2, the mode is
     not hot, and no link is involved.
     """
     counted, traffic = measurement.counted, measurement.traffic
@@ -73,7 +73,7 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
     difference = counted.total / traffic.total - 1 if traffic.total else None
     change = f" ({format_share(difference, sign=True)})" if difference is not None else ""
     figures = f"declared {size(traffic.total)}, counted {size(counted.total)} by {counted.source}{change}"
-    if (reason := no_share_text(measurement, facts)) is not None:
+    if (reason := reason_text(measurement.not_of_dram(facts), measurement, facts)) is not None:
         return Account(Agreement.UNJUDGED, difference, f"{figures}; not judged: {reason}")
     if missing := _missing(measurement, traffic, counted, facts):
         return Account(

@@ -31,7 +31,7 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
     sample = measurement.latency
     if measurement.sampler == "batched":
         sample *= UNTIMED + batch_of(measurement.latency, foreign=False)
-    if measurement.mode != "hot":
+    if measurement.mode != "hot" and facts.peak_bandwidth:  # without a known peak a flush counts as nothing
         sample += FLUSH_FACTOR * facts.l2_bytes / facts.peak_bandwidth
     return min(FIXED + MOST_SAMPLES * (sample + HOST), most)
 

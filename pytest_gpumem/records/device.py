@@ -32,11 +32,11 @@ class DeviceFacts(Record, frozen=True):
     access_policy_max_window_bytes: int
     """`accessPolicyMaxWindowSize`: the largest access-policy window."""
     memory_clock_hz: float
-    """Peak memory clock."""
+    """Peak memory clock; 0 where the driver reports none."""
     memory_bus_bits: int
-    """Width of the memory bus in bits."""
+    """Width of the memory bus in bits; 0 where the driver reports none."""
     peak_bandwidth: float
-    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8."""
+    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it is unknown."""
     async_engines: int
     """`asyncEngineCount`: copies that can run at the same time as kernels."""
     can_map_host: bool

@@ -143,6 +143,7 @@ class NoShare(str, Enum):
     HOT = "hot"
     UNKNOWN_FOOTPRINT = "unknown footprint"
     SMALL_FOOTPRINT = "small footprint"
+    UNKNOWN_PEAK = "unknown peak"
 
 
 class Measurement(Record, frozen=True):
@@ -267,8 +268,8 @@ class Measurement(Record, frozen=True):
             return None
         return self.requested / self.latency
 
-    def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
-        """Why a share of the device's DRAM peak would mean nothing for this measurement; None if it means something."""
+    def not_of_dram(self, facts: DeviceFacts) -> NoShare | None:
+        """Why the bytes of a launch need not cross the DRAM bus, or are unknown; None if they cross it."""
         if self.traffic is None:
             return NoShare.UNKNOWN_TRAFFIC
         if self.traffic.link:
@@ -278,6 +279,10 @@ class Measurement(Record, frozen=True):
         if self.footprint is None:
             return NoShare.UNKNOWN_FOOTPRINT
         return NoShare.SMALL_FOOTPRINT if self.footprint < L2_MULTIPLES * facts.l2_bytes else None
+
+    def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
+        """Why a share of the device's DRAM peak would mean nothing for this measurement; None if it means something."""
+        return self.not_of_dram(facts) or (None if facts.peak_bandwidth else NoShare.UNKNOWN_PEAK)
 
     def share_of_peak(self, facts: DeviceFacts) -> float | None:
         """Bandwidth over the device's DRAM peak, or None where `no_share_of_peak` has a reason."""

@@ -65,7 +65,7 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
         (measurement.window is not None, Behaviour.PERSISTING),
         (measurement.mode == "hot", Behaviour.CACHE),
         (measurement.sectors_per_request not in (None, COALESCED), Behaviour.PATTERN),
-        (measurement.no_share_of_peak(facts) is None, Behaviour.DRAM),
+        (measurement.not_of_dram(facts) is None, Behaviour.DRAM),
     )
     return next((behaviour for holds, behaviour in rules if holds), Behaviour.OTHER)
 

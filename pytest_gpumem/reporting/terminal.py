@@ -102,7 +102,7 @@ def one_place(one: TextIO, other: TextIO) -> bool:
 
 def _device(facts: DeviceFacts) -> str:
     parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", f"L2 {format_bytes(facts.l2_bytes)}"]
-    parts.append(f"peak {format_rate(facts.peak_bandwidth)}")
+    parts.append(f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown")
     profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
     return f"{'simulated ' if facts.simulated else ''}{facts.name}{profile} ({', '.join(parts)})"
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.drift import kind_of
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
+from pytest_gpumem.records.measurement import Conditions, Limits, NoShare, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Verdict
@@ -90,6 +91,20 @@ def test_a_rate_without_traffic_is_a_failure(bench: Any, h100: DeviceFacts) -> N
     verdict = judge(bench.measurement(traffic=None), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
     assert verdict.outcome is Outcome.FAIL
     assert "moved=" in verdict.reason
+
+
+def test_a_share_of_an_unknown_peak_is_a_failure_and_a_rate_is_judged(bench: Any, no_peak: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(), held(min_bandwidth="1% of peak"), no_peak, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "the peak is unknown" in verdict.reason
+    assert judge(bench.measurement(), held(min_bandwidth="1 TB/s"), no_peak, [], strict=False).outcome is Outcome.PASS
+
+
+def test_nothing_exceeds_an_unknown_peak(bench: Any, no_peak: DeviceFacts) -> None:
+    row = bench.measurement()
+    assert judge(row, Limits(), no_peak, [], strict=False).outcome is Outcome.PASS
+    assert (row.share_of_peak(no_peak), row.no_share_of_peak(no_peak)) == (None, NoShare.UNKNOWN_PEAK)
+    assert kind_of(row, no_peak) is None
 
 
 def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> None:

@@ -121,6 +121,12 @@ def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[s
     assert not close.notable
 
 
+def test_a_count_is_judged_without_a_known_peak() -> None:
+    said = account(measurement(TRIAD, 0, 0), replace(H100, peak_bandwidth=0.0))
+    assert said is not None
+    assert said.finding is Agreement.WRONG
+
+
 def test_four_times_l2_is_judged() -> None:
     assert find(TRIAD, 0, 0, footprint=4 * L2) is Agreement.WRONG
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
+from msgspec.structs import replace
 
 from pytest_gpumem.measuring.budget import FIXED, HOST, LEAST, Ledger, need, share_out
 from pytest_gpumem.measuring.stopping import MOST_SAMPLES
@@ -51,6 +52,11 @@ FLUSH = 2 * H100.l2_bytes / H100.peak_bandwidth
 )
 def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed(latency: float, changes: dict[str, Any], sample: float) -> None:
     assert need(measured(latency, **changes), H100, math.inf) == pytest.approx(FIXED + MOST_SAMPLES * (sample + HOST))
+
+
+def test_without_a_known_peak_a_flush_counts_as_nothing() -> None:
+    facts = replace(H100, peak_bandwidth=0.0)
+    assert need(measured(200e-6), facts, math.inf) == pytest.approx(FIXED + MOST_SAMPLES * (200e-6 + HOST))
 
 
 def test_a_need_is_at_most_what_a_measurement_gets_without_a_total() -> None:
