@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from enum import Enum
-from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.records.record import Bytes, Count, Launches, LaunchTime, LaunchTimes, Record, Seconds
+from pytest_gpumem.records.record import Bytes, Count, Launches, LaunchTime, LaunchTimes, Placements, Record, Seconds, Sectors
 from pytest_gpumem.records.uses import Activity
 
 REPEATED = 3
@@ -159,7 +158,7 @@ class Measurement(Record, frozen=True):
     """Method of sampling: "graph", "blocked", "batched", "host" or "plain" (under a profiler)."""
     sampler_reason: str
     """Why this sampler."""
-    placements: Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]
+    placements: Placements
     """Seconds of each sample, one inner tuple per buffer placement."""
     half_width: Seconds | None
     """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with fewer than two placements."""
@@ -199,7 +198,7 @@ class Measurement(Record, frozen=True):
     """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`)."""
     activity: Activity | None = None
     """Kernels, copies and memsets of one launch in an untimed pass (`--gpumem-explain`)."""
-    sectors_per_request: Annotated[float, Meta(ge=0.0)] | None = None
+    sectors_per_request: Sectors | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a
     chain of accesses that one thread follows."""

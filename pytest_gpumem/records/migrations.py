@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from msgspec import field
 
-from msgspec import Meta, field
-
-from pytest_gpumem.records.record import Bytes, Count, Record
+from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
 SHOWN_GROUPS = 32
 """Groups of GPU page faults that are kept with their addresses; the totals count all groups."""
@@ -48,9 +46,9 @@ class PageCounts(Record, frozen=True):
     """Bytes that the device mapped in place, without moving them; None where mappings are not counted."""
     causes: dict[str, Bytes] = field(default_factory=dict)
     """Bytes that moved, by cause: the keys are `CAUSES`."""
-    to_device_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    to_device_seconds: Seconds = 0.0
     """Seconds in which at least one copy to the device was in progress."""
-    to_host_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    to_host_seconds: Seconds = 0.0
     """Seconds in which at least one copy to the host was in progress."""
     groups: tuple[FaultGroup, ...] = ()
     """The first groups of GPU page faults, at most `SHOWN_GROUPS`, in the order in which the driver handled them."""

@@ -24,6 +24,10 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]
 """Seconds of one launch."""
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
+Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]
+"""Launch times of each buffer placement."""
+Sectors = Annotated[float, Meta(ge=0.0)]
+"""Sectors of 32 bytes for one request of a warp."""
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
