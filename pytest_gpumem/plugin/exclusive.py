@@ -5,9 +5,11 @@ The lock lies in a folder of the user's own. In a folder that others can write t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,41 +19,53 @@ from filelock import FileLock, Timeout
 from platformdirs import user_runtime_path
 
 from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 
 PATIENCE = 3.0
-"""Seconds of waiting for a GPU after which a message names the process that uses it."""
+"""Seconds of waiting for a GPU after which a message names the process and the test that use it."""
+REPEAT = 60.0
+"""Seconds between two such messages."""
+LIMIT = 600.0
+"""Seconds of waiting for one test of another process, after which the wait ends with an error."""
+_POLL = 0.5
+"""Seconds between two looks at who holds the GPU."""
 
 
 class LockUnusable(DeviceError):
     """The lock of a GPU cannot be used; one line with the path and the reason."""
 
 
+class GpuBusy(LockUnusable):
+    """One test of another process uses the GPU for too long; one line that names it."""
+
+
 @contextmanager
-def exclusive(facts: DeviceFacts, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def exclusive(
+    facts: DeviceFacts, tell: Callable[[str], None] = lambda line: None, *, test: str | None = None, limit: float | None = None
+) -> Iterator[None]:
     """Waits until no other process of this user holds the GPU. A device without a UUID belongs to this process alone.
 
-    The lock ends with the process, however that ends.
+    The lock ends with the process, however that ends. An interrupt ends the wait.
 
     Args:
         facts: the device.
-        tell: is given one line that names the holder, where the wait takes longer than `PATIENCE`.
+        tell: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds.
+        test: the test that needs the GPU, named to those who wait for it.
+        limit: seconds of waiting for the same test of the same process; default: `LIMIT`. They begin anew when another test holds it.
 
     Raises:
+        GpuBusy: the wait reached the limit.
         LockUnusable: the lock or its folder cannot be used.
     """
     if facts.uuid is None:
         yield
         return
     path = lock_file(facts.uuid)
-    lock, holder = FileLock(path), path.with_suffix(".pid")
+    lock, holder = FileLock(path), path.with_suffix(".json")
     try:
-        try:
-            lock.acquire(timeout=PATIENCE)
-        except Timeout:
-            tell(f"gpumem: waiting for {facts.name} ({facts.uuid}): {_holder(holder)} measures on it; the lock is {path}")
-            lock.acquire()
-        holder.write_text(f"{os.getpid()}\n")
+        _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, LIMIT if limit is None else limit)
+        holder.write_text(json.dumps({"pid": os.getpid(), "test": test}))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -60,6 +74,27 @@ def exclusive(facts: DeviceFacts, tell: Callable[[str], None] = lambda line: Non
     finally:
         holder.unlink(missing_ok=True)
         lock.release()
+
+
+def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float) -> None:
+    now = since = time.monotonic()
+    due, seen = now + PATIENCE, _content(holder)
+    while True:
+        try:
+            lock.acquire(timeout=max(0.0, min(_POLL, due - now, since + limit - now)))
+            return
+        except Timeout:
+            now = time.monotonic()
+        content = _content(holder)
+        if content != seen:
+            since, seen = now, content
+        elif now - since >= limit:
+            waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
+            raise GpuBusy(f"{gpu} is in use {waited}: {_named(content)} measures on it; end that process, or measure later")
+        if now >= due:
+            due = now + REPEAT
+            rest = since + limit - now
+            tell(f"gpumem: waiting for {gpu}: {_named(content)} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}")
 
 
 def lock_file(uuid: str) -> Path:
@@ -104,8 +139,18 @@ def _not_ours(folder: Path) -> str | None:
     return None
 
 
-def _holder(file: Path) -> str:
+def _content(holder: Path) -> str:
     try:
-        return f"process {int(file.read_text())}"
-    except (OSError, ValueError):  # it has just begun, or has just ended
+        return holder.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the holder has just begun, or has just ended
+        return ""
+
+
+def _named(content: str) -> str:
+    """The process and the test that hold a GPU, as `exclusive` wrote them."""
+    try:
+        written = json.loads(content)
+        test = f" ({written['test']})" if written["test"] else ""
+        return printable(f"process {written['pid']}{test}")
+    except (ValueError, TypeError, KeyError):
         return "another process"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive
+from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -136,7 +137,10 @@ class GpuSession:
         self.watch: Watch | None = None
         """Of persisting L2, while the device is open."""
         self._device: Device | None = None
-        self._announced: set[str] = set()
+        self._announced: float | None = None
+        """When the last line about a wait was printed, on the monotonic clock."""
+        self._waits = True
+        """False once a wait for the GPU reached its limit."""
 
     def output(self, name: str) -> Path | None:
         """The file that an option names, relative to where pytest was called; None if the option is not set.
@@ -193,9 +197,16 @@ class GpuSession:
         return Conductor(self.device, self.ranges, profiled=self.ranges.tool_attached())
 
     def begin(self, item: pytest.Item) -> GpuTest:
-        """The device side of a test that uses our fixtures; waits while another process measures on the same GPU."""
+        """The device side of a test that uses our fixtures; waits while another process measures on the same GPU.
+
+        After one wait that reached its limit, later tests fail at once while the GPU is in use.
+        """
         with ExitStack() as stack:
-            stack.enter_context(exclusive(self.facts, self._announce))
+            try:
+                stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}"))
+            except GpuBusy:
+                self._waits = False
+                raise
             test = GpuTest(item, self)
             if self.watch is not None:
                 self.watch.fresh()
@@ -216,11 +227,14 @@ class GpuSession:
         finally:
             device.close()
 
+    def _exclusive(self, test: str | None) -> AbstractContextManager[None]:
+        return exclusive(self.facts, self._announce, test=test, limit=None if self._waits else 0.0)
+
     def _announce(self, line: str) -> None:
-        """Print a line at once, even if pytest captures output. A line is printed once."""
-        if line in self._announced:
+        """Print a line at once, even if pytest captures output; at most one every `REPEAT` seconds, however many tests wait."""
+        if self._announced is not None and time.monotonic() - self._announced < REPEAT:
             return
-        self._announced.add(line)
+        self._announced = time.monotonic()
         capture = self.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
             print(f"\n{line}", file=sys.stderr, flush=True)
@@ -255,7 +269,7 @@ class GpuSession:
         if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None:
             return
         try:
-            with exclusive(self.facts, self._announce):
+            with self._exclusive(None):
                 changes = self.changes()
         except LockUnusable as error:
             self._drifted.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.plugin import exclusive as module
-from pytest_gpumem.plugin.exclusive import LockUnusable, exclusive, lock_file
+from pytest_gpumem.plugin.exclusive import GpuBusy, LockUnusable, exclusive, lock_file
 
 FACTS = choose("sim:h100").facts
 GPU = replace(FACTS, uuid="GPU-1234")
@@ -43,19 +45,49 @@ def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
 
 def test_who_waits_is_told_who_has_the_gpu(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module, "REPEAT", 0.01)
+    first = exclusive(GPU, test="test_a.py::test_\x1b")
+    first.__enter__()
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            first.__exit__(None, None, None)
+
+    with exclusive(GPU, tell):
+        assert len(told) == 2
+        assert f"process {os.getpid()} (test_a.py::test_\\x1b) measures on it" in told[0]
+        assert "GPU-1234" in told[0]
+        assert "\n" not in told[0]
+
+
+def test_a_wait_for_one_test_ends_with_an_error(runtime: Path) -> None:
+    with (
+        exclusive(GPU, test="test_hangs"),
+        pytest.raises(GpuBusy, match=rf"process {os.getpid()} \(test_hangs\)"),
+        exclusive(GPU, limit=0.1),
+    ):
+        pass
+    with exclusive(GPU, limit=0.0):  # free again
+        pass
+
+
+def test_a_wait_for_tests_in_turn_goes_on(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 60.0 * next(clock))
+    monkeypatch.setattr(module, "_content", lambda holder: str(next(clock)))  # another test at each look
     first = exclusive(GPU)
     first.__enter__()
     told: list[str] = []
 
     def tell(line: str) -> None:
         told.append(line)
-        first.__exit__(None, None, None)
+        if len(told) == 20:
+            first.__exit__(None, None, None)
 
     with exclusive(GPU, tell):
-        (line,) = told
-        assert f"process {os.getpid()} measures on it" in line
-        assert "GPU-1234" in line
-        assert "\n" not in line
+        assert len(told) == 20  # each a minute or more after the last
 
 
 def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouched(runtime: Path, tmp_path: Path) -> None:
