@@ -21,7 +21,7 @@ from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import CYCLE_SEED
-from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.samplers import held, uncollected
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls
@@ -168,7 +168,7 @@ def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launc
     found = list[float]()
     for _ in range(rounds):
         for stream in streams:
-            with held(device, stream) if hold else nullcontext():
+            with uncollected(), held(device, stream) if hold else nullcontext():
                 device.streams.record(start, stream)
                 for launch in launches:
                     device.kernels.launch(launch, stream)

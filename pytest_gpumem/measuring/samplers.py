@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -101,6 +102,18 @@ def held(device: Device, stream: Stream) -> Iterator[None]:
             device.streams.synchronize(stream)
         raise
     hold.release()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector off inside the block: it may free device memory, which waits for the device behind a held stream."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 class BlockedSampler:

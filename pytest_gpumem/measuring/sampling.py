@@ -12,6 +12,7 @@ from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.samplers import (
+    HOLD_TIMEOUT,
     UNTIMED,
     BatchedSampler,
     BlockedSampler,
@@ -22,6 +23,7 @@ from pytest_gpumem.measuring.samplers import (
     Shot,
     batch_of,
     choose,
+    uncollected,
 )
 from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
 from pytest_gpumem.measuring.target import Target
@@ -64,6 +66,8 @@ class Sampling:
         self._latency: float | None = None
         """Seconds of the last warm-up sample."""
         self._sampler: Sampler
+        self._expired = 0
+        """Holds that have expired: the first is tried again, the second ends the holding."""
         self._kept: list[list[float]] = []
         """Samples of the placements that live now."""
         self._lost: list[list[float]] = []
@@ -121,6 +125,8 @@ class Sampling:
             # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.
             self.placements = list(self._throttled)
             self.notes.append("every sample was taken under throttling")
+        if self._expired == 1:
+            self.notes.append("a launch waited for the device once, until its hold expired: it was tried again")
         self._note_precision(wanted)
 
     def _profile(self) -> None:
@@ -145,11 +151,11 @@ class Sampling:
         step = 2
         begun = self._device.now()
         while True:
-            before, sampler = self._device.now(), self._sampler
+            before, lost = self._device.now(), self._expired
             latest = [seconds for _, seconds in self._take(step)]
-            spent = self._device.now() - begun
-            # What was lost before a fallback is not what a sample costs.
-            cost = (self._device.now() - before) / len(latest) if sampler is self._sampler else latest[-1]
+            # The time-out of a hold is not what a sample costs.
+            spent = self._device.now() - begun - HOLD_TIMEOUT * self._expired
+            cost = max((self._device.now() - before - HOLD_TIMEOUT * (self._expired - lost)) / len(latest), latest[-1])
             samples += latest
             self._latency = latest[-1]
             if steady(samples):
@@ -178,9 +184,13 @@ class Sampling:
         target = self.target
         restore, floor = self._shot().restore, self._harness.floors().empty
         try:
-            found, name = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
+            with uncollected():
+                found, name = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
         except HoldExpired as expired:
-            self._to_host(str(expired))
+            if self._again():
+                self._find_stream()
+            else:
+                self._to_host(str(expired))
         except Elsewhere as reason:
             self._to_host(str(reason))
             self.work_seen = not isinstance(reason, NoWork)
@@ -209,8 +219,12 @@ class Sampling:
             # Some of the buffers may have moved before memory ran out: a graph would launch on what they left.
             self._sampler = self._make()
             return False
+        if self.target.foreign:
+            # A case may have a kernel made at every placement, which is loaded at its first launch: nothing may hold the stream meanwhile.
+            self._launch_once()
         self._sampler = self._make()
-        self._take(1 if self.target.places > 1 else 2)  # page tables and instruction caches of the new addresses
+        # Page tables and instruction caches of the new addresses.
+        self._take(1 if self.target.places > 1 or self.target.foreign else 2)
         return True
 
     def _fill(self, wanted: int, cost: float, begun: float, budget: float) -> None:
@@ -253,18 +267,25 @@ class Sampling:
     # Samplers
 
     def _take(self, rounds: int) -> list[tuple[int, float]]:
-        """Samples from the sampler, or from the host's clock if a launch waits for the device."""
+        """Samples from the sampler, or from the host's clock if launches wait for the device."""
         try:
-            return self._sampler.samples(rounds)
+            with uncollected():
+                return self._sampler.samples(rounds)
         except HoldExpired as expired:
-            self._to_host(str(expired))
-            # One measurement, one clock: the samples so far are not averaged with those that follow.
-            self.placements.clear()
-            self._throttled.clear()
-            self.discarded = 0
-            self._clear()
-            self._sampler = self._make()
-            return self._sampler.samples(rounds)
+            if not self._again():
+                self._to_host(str(expired))
+                # One measurement, one clock: the samples so far are not averaged with those that follow.
+                self.placements.clear()
+                self._throttled.clear()
+                self.discarded = 0
+                self._clear()
+                self._sampler = self._make()
+        return self._take(rounds)
+
+    def _again(self) -> bool:
+        """True for the first hold that expires: what made a launch wait, such as a kernel that is loaded late, may happen once."""
+        self._expired += 1
+        return self._expired == 1
 
     def _to_host(self, reason: str) -> None:
         if not self.choice.fallback:

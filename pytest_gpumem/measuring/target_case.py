@@ -149,8 +149,7 @@ class _Placements:
         try:
             self._built = self._make()
         except Exception as error:
-            # CuPy's and PyTorch's own: the libraries are not imported for a look at their classes.
-            if type(error).__name__ == "OutOfMemoryError":
+            if _out_of_memory(error):
                 raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
             raise
         old.exit.close()
@@ -199,6 +198,22 @@ class _Built:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     under_window: Buffer | None
+
+
+_LACK_OF_MEMORY = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED")
+"""What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
+runtime's name, XLA's status."""
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes.
+
+    CuPy and PyTorch raise an `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return not isinstance(error, AssertionError) and any(words.lower() in text for words in _LACK_OF_MEMORY)
 
 
 def _check_fields(case: Case) -> None:

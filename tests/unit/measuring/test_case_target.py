@@ -333,19 +333,45 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
         assert set(on_device) == {0 if touch == "host" else 4 * MiB}
 
 
-def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench) -> None:
-    """A workspace that fits once: CuPy's and PyTorch's errors have this name, and no class that is known here."""
-    OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})  # noqa: N806
+@pytest.mark.parametrize(
+    "error",
+    [
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA: 60 GiB. Tried to allocate"),  # CuPy's and PyTorch's name
+        MemoryError("std::bad_alloc: out_of_memory: CUDA error at: allocator.hpp"),  # RMM
+        type("CudaAPIError", (Exception,), {})("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),  # Numba
+        type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorMemoryAllocation: out of memory"),  # CuPy without its pool
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),  # JAX
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench, error: Exception) -> None:
+    """A workspace that fits once; the classes are not known here."""
     built = []
 
     def build(memory: Memory) -> Case:
         built.append(memory)
         if len(built) == 2:
-            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB")
+            raise error
         x = memory.device(1 * MiB)
         return Case(lambda: None, reference=lambda: None, reads=[x])
 
     taken = bench.case(build, placements=4)
     assert len(taken.placements) == 1
-    assert "no further placement: a second placement of the case does not fit: CUDA out of memory" in taken.notes
+    said = str(error).partition(".")[0]
+    assert f"no further placement: a second placement of the case does not fit: {said}" in taken.notes
+    assert bench.leftovers() == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), AssertionError("the model says: out of memory")])
+def test_another_error_of_a_second_placement_is_the_tests(bench: Bench, error: Exception) -> None:
+    built = []
+
+    def build(memory: Memory) -> Case:
+        built.append(memory)
+        if len(built) == 2:
+            raise error
+        return Case(lambda: None, reference=lambda: None, reads=[memory.device(1 * MiB)])
+
+    with pytest.raises(type(error), match=str(error)):
+        bench.case(build, placements=4)
     assert bench.leftovers() == 0
