@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compiling
 import pytest
 from nvtx_injection import Trace, build
 
 pytest_plugins = ["pytester"]
 
-with suppress(ImportError):  # the memory suite runs without it
+compiling.compile_package()
+with suppress(ImportError), compiling.written():  # the memory suite runs without Hypothesis
     from hypothesis import settings
 
     # How long an example takes depends on what else the machine does.

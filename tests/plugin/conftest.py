@@ -6,7 +6,9 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
+import compiling
 import pytest
 import pytest_benchmark.plugin
 from sessions import QUICKLY, SIMULATED
@@ -15,8 +17,13 @@ from pytest_gpumem.devices.simulated import content
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
-for name in ("pytest_gpumem.plugin.session", "pytest_gpumem.plugin.terminal", "pytest_gpumem.devices.simulated.device", "scipy.stats"):
-    importlib.import_module(name)
+with compiling.written():
+    for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "l2_sweeping"):
+        importlib.import_module(f"pytest_gpumem.plugin.{name}")
+    for name in ("pytest_gpumem.devices.simulated.device", "pytest_gpumem.measuring.stopping", "scipy.special", "email.parser"):
+        importlib.import_module(name)
+    with suppress(ImportError):
+        importlib.import_module("nvtx")
 
 # So does the processor stay the same, of which pytest-benchmark asks several commands for each file that it writes.
 pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)
