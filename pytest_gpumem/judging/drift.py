@@ -58,7 +58,7 @@ class Drift:
         return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, control=KINDS[self.kind], share=change(self.share), finding=found)
 
 
-def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
+def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
     """The control that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
     if measurement.traffic is None or measurement.traffic.link or measurement.sampler in ("host", "plain"):
         return None
@@ -71,7 +71,7 @@ def kind_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
 
 def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
     """The change of the control that a row follows, from the processes of its history to those of this run; None if unknown."""
-    kind, own = kind_of(measurement, facts), measurement.controls
+    kind, own = control_of(measurement, facts), measurement.controls
     if kind is None or own is None:
         return None
 

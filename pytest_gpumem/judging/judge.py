@@ -203,7 +203,7 @@ def _of_this_device(
     if found.outcome is not Outcome.FAIL:
         return found
     # A row that follows no control may follow any part of the device; the read of DRAM stands for it.
-    kind = drift.kind_of(measurement, facts) or "dram"
+    kind = drift.control_of(measurement, facts) or "dram"
     log = changes().get(kind, 0.0)
     change = drift.since_start(kind, log) if sign * math.expm1(log) >= beyond else None
     return found if change is None else find(Outcome.UNDECIDED, "device changes", Code.CONDITIONS, change=change, finding=found.sentence)

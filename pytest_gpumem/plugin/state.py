@@ -20,7 +20,7 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.files import unwritable, write_whole
-from pytest_gpumem.judging.drift import kind_of, since_start
+from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.measuring.bound import Kernels
@@ -305,7 +305,7 @@ class GpuSession:
         return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
 
     def _follows(self, row: Row) -> str | None:
-        return kind_of(row.measurement, self.facts) if row.measurement is not None else None
+        return control_of(row.measurement, self.facts) if row.measurement is not None else None
 
     # Plans and budgets
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.drift import between, drift_of, kind_of
+from pytest_gpumem.judging.drift import between, control_of, drift_of
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -75,8 +75,8 @@ def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> 
 
 def test_rows_bound_by_dram_or_l2_follow_a_control(bench: Any, h100: DeviceFacts) -> None:
     bound: Measurement = bench.measurement(268e-6)
-    assert kind_of(bound, h100) == "dram"
-    assert kind_of(replace(bound, mode="hot", footprint=h100.l2_bytes // 4), h100) == "l2"
+    assert control_of(bound, h100) == "dram"
+    assert control_of(replace(bound, mode="hot", footprint=h100.l2_bytes // 4), h100) == "l2"
     for other in (
         replace(bound, mode="hot"),  # does not fit in L2
         bench.measurement(2.68e-3),  # a tenth of the bandwidth: bound by something else
@@ -84,7 +84,7 @@ def test_rows_bound_by_dram_or_l2_follow_a_control(bench: Any, h100: DeviceFacts
         replace(bound, traffic=None),
         replace(bound, traffic=replace(bound.traffic, link=True)),
     ):
-        assert kind_of(other, h100) is None
+        assert control_of(other, h100) is None
     assert drift_of(bound, [controlled(bound, 60e-6)], h100) is None
     assert drift_of(controlled(bound, 60e-6), [bound], h100) is None
 
