@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from pytest_gpumem.devices.cuda.facts_process import FactsProcess, NoAnswer
+from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
@@ -39,7 +45,8 @@ def read_facts(index: int) -> DeviceFacts:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
-    no GPU memory.
+    no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
+    A profiler would follow that process: under one they are asked in this process.
 
     Raises:
         CudaUnavailable: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
@@ -53,6 +60,63 @@ def read_facts(index: int) -> DeviceFacts:
             if not nvml.present():
                 raise CudaUnavailable("no NVIDIA driver is loaded")
             raise CudaUnavailable(f"{name} is not installed: {_INSTALL}")
+    found = query(index) if Ranges().tool_attached() else _elsewhere(index)
+    linked = _linked_version()
+    if found.supported // 1000 < linked // 1000:
+        raise CudaUnavailable(
+            f"the driver supports CUDA {_dotted(found.supported)}, the installed CuPy needs CUDA {linked // 1000}: "
+            f"update the driver or pip install 'pytest-gpumem[cuda{found.supported // 1000}]'"
+        )
+    return msgspec.structs.replace(found.facts, cuda=_dotted(linked))
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """What the driver says of a device."""
+
+    facts: DeviceFacts
+    """All but `cuda`, which is CuPy's."""
+    supported: int
+    """Newest version of CUDA that the driver supports, as 1000 x major + 10 x minor."""
+
+
+class Unavailable(msgspec.Struct, frozen=True, tag=True):
+    """Why the device cannot be used."""
+
+    reason: str
+
+
+def answer(index: int) -> None:
+    """Print `query(index)` as one line of JSON; `FactsProcess` runs it."""
+    found: Found | Unavailable
+    try:
+        found = query(index)
+    except CudaUnavailable as unavailable:
+        found = Unavailable(str(unavailable))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+
+
+def _elsewhere(index: int) -> Found:
+    """`query(index)` by another process; this one imports CuPy meanwhile, which the device needs later."""
+    process = FactsProcess(index)
+    try:
+        with suppress(Exception):  # such as a missing libcuda, of which the other process reports more
+            _linked_version()
+        found = msgspec.json.decode(process.answer(), type=Found | Unavailable)
+    except NoAnswer as reason:
+        raise CudaUnavailable(str(reason)) from None
+    finally:
+        process.close()
+    if isinstance(found, Unavailable):
+        raise CudaUnavailable(found.reason)
+    return found
+
+
+def query(index: int) -> Found:
+    """Ask the driver in this process, which calls cuInit.
+
+    Raises:
+        CudaUnavailable: there is no driver, no device or no such device.
+    """
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -62,8 +126,7 @@ def read_facts(index: int) -> DeviceFacts:
         raise CudaUnavailable(f"the driver sees no GPU{among}")
     if index >= count:
         raise CudaUnavailable(f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}")
-    runtime = _runtime_version(driver)
-    return _read(driver, _value(driver.cuDeviceGet(index)), runtime)
+    return Found(_read(driver, _value(driver.cuDeviceGet(index))), int(_value(driver.cuDriverGetVersion())))
 
 
 def _installed(module: str) -> bool:
@@ -86,20 +149,14 @@ def _device_count(driver: Any) -> int:
     return int(_value(driver.cuDeviceGetCount()))
 
 
-def _runtime_version(driver: Any) -> int:
-    """CuPy's CUDA version, as 1000 x major + 10 x minor; refuses a driver of an older major version, under which nothing runs."""
+def _linked_version() -> int:
+    """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library, read without cuInit."""
     from cupy.cuda import runtime
 
-    linked, supported = int(runtime.runtimeGetVersion()), int(_value(driver.cuDriverGetVersion()))
-    if supported // 1000 < linked // 1000:
-        raise CudaUnavailable(
-            f"the driver supports CUDA {_dotted(supported)}, the installed CuPy needs CUDA {linked // 1000}: "
-            f"update the driver or pip install 'pytest-gpumem[cuda{supported // 1000}]'"
-        )
-    return linked
+    return int(runtime.runtimeGetVersion())
 
 
-def _read(driver: Any, device: Any, runtime: int) -> DeviceFacts:
+def _read(driver: Any, device: Any) -> DeviceFacts:
     import pynvml
 
     from pytest_gpumem.devices.cuda import nvml
@@ -150,7 +207,6 @@ def _read(driver: Any, device: Any, runtime: int) -> DeviceFacts:
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
         driver=version,
-        cuda=_dotted(runtime),
         link=link.words if link is not None else None,
         link_bandwidth=link.bandwidth if link is not None else None,
         pci_bus_id=bus_id,

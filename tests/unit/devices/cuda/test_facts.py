@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from known_devices import H100
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.cuda import facts
@@ -43,6 +44,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(bindings, "driver", fake, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
     monkeypatch.setattr(facts, "_installed", lambda module: True)
+    monkeypatch.setattr(facts, "_elsewhere", facts.query)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
@@ -85,7 +87,8 @@ def test_an_index_too_high_says_how_many_there_are(driver: FakeDriver) -> None:
 def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
-    driver.version = 12040
+    monkeypatch.setattr(facts, "query", lambda index: facts.Found(H100, 12040))
+    monkeypatch.setattr(facts, "_elsewhere", facts.query)
     with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
         read_facts(0)
 

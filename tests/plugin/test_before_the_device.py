@@ -1,0 +1,75 @@
+"""Before the first fixture of a session needs the device, its process makes no CUDA call: children by fork of a test can use CUDA."""
+
+from __future__ import annotations
+
+import pytest
+
+DRIVER = """
+    import os
+    from types import SimpleNamespace
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=1, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE=3
+    )
+    ANSWERS = dict(
+        cuDeviceGetCount=1, cuDeviceGet=0, cuDeviceGetName=b"Fake GPU", cuDeviceGetPCIBusId=b"0000:00:00.0", cuDeviceTotalMem=1 << 34,
+        cuDeviceGetUuid=SimpleNamespace(bytes=bytes(16)), cuDriverGetVersion=13000, cuDeviceGetAttribute=9,
+    )
+
+    def __getattr__(name):
+        if name == "cuDeviceGetUuid_v2" or not name.startswith("cu"):
+            raise AttributeError(name)
+        def call(*arguments):
+            with open("calls.txt", "a") as calls:
+                calls.write(f"{os.getpid()} {name}\\n")
+            return (0,) if name == "cuInit" else (0, ANSWERS[name])
+        return call
+"""
+"""`cuda.bindings.driver` that notes who calls it."""
+
+
+@pytest.fixture
+def fake_cuda(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        **{
+            "cuda/__init__": "",
+            "cuda/bindings/__init__": "",
+            "cuda/bindings/driver": DRIVER,
+            "cupy/__init__": "",
+            "cupy/cuda/__init__": "from cupy.cuda import runtime",
+            "cupy/cuda/runtime": "def runtimeGetVersion(): return 13000",
+        }
+    )
+    # A module of the project's tests with a name of the standard library.
+    pytester.makepyfile(**{"lib/uuid": "raise AssertionError('this is not the uuid that was meant')"})
+    pytester.makeconftest("import os, sys\nsys.path.insert(0, 'lib')\nopen('pid.txt', 'w').write(str(os.getpid()))")
+
+
+def test_a_session_without_our_fixtures_makes_no_cuda_call(pytester: pytest.Pytester, fake_cuda: None) -> None:
+    pytester.makepyfile("def test_cpu(): pass")
+    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda", "--benchmark-json=out.json", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*Fake GPU*"])
+    calls = [line.split() for line in (pytester.path / "calls.txt").read_text().splitlines()]
+    assert "cuInit" in {name for _, name in calls}
+    assert (pytester.path / "pid.txt").read_text() not in {pid for pid, _ in calls}
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ("return (100,)", "no CUDA device 0: the driver sees no GPU"),
+        ("os._exit(7)", "no CUDA device 0: the process that asks the NVIDIA driver ended with 7: no message"),
+        ("raise SystemExit('broken')", "no CUDA device 0: the process that asks the NVIDIA driver ended with 1: broken"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_one_line(pytester: pytest.Pytester, fake_cuda: None, init: str, message: str) -> None:
+    with (pytester.path / "cuda" / "bindings" / "driver.py").open("a") as driver:
+        driver.write(f"\ndef cuInit(flags):\n    {init}\n")
+    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert [line for line in result.errlines if line] == [
+        f"ERROR: gpumem: device 'cuda' (--gpumem-device): {message}; "
+        "choose --gpumem-device sim for the simulated device; `gpumem doctor` says what is missing"
+    ]
