@@ -122,6 +122,8 @@ class Kernel:
     """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
     "triad<{dtype}, {vectors}>"."""
     reference: Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None = None
+    elementwise: bool = False
+    """The reference holds for every piece: with all arrays cut to the same elements, the result is that piece of the full result."""
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
     """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
     integer such as a size or a step count (passed as 64-bit). None: arrays, then the element count of the first array, then scalars.

@@ -93,6 +93,7 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,
+        elementwise=True,
         launch_arguments=launch_arguments,
         dtypes=_DTYPES,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",

@@ -12,7 +12,7 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
 from pytest_gpumem.measuring.stopping import half_width
-from pytest_gpumem.measuring.target import Target, declared_bytes
+from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
 from pytest_gpumem.measuring.target_kernel import kernel_target
@@ -122,7 +122,7 @@ class Conductor:
         device, harness, profiled = self.device, self._harness, self.profiled
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
-        self._check(target, name)
+        unchecked = self._check(target, name)
         if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
             device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
         harness.wake()
@@ -142,7 +142,7 @@ class Conductor:
         if count or watch:
             # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             harness.forget_floors()
-        self._check(target, name)
+        unchecked = self._check(target, name) or unchecked
         return Measurement(
             label=label,
             target=target.name,
@@ -160,8 +160,8 @@ class Conductor:
             discarded=sampling.discarded,
             window=None if target.window is None else target.window.window,
             profiled=profiled,
-            checked=target.check is not None,
-            notes=tuple(dict.fromkeys((*target.notes, *sampling.notes))),
+            checked=target.check is not None and unchecked is None,
+            notes=tuple(dict.fromkeys((*target.notes, *sampling.notes, *([unchecked] if unchecked else [])))),
             migrations=migrations,
             activity=activity,
             accesses_per_launch=target.accesses_per_launch,
@@ -172,10 +172,15 @@ class Conductor:
             work_seen=UNSET if sampling.work_seen else False,
         )
 
-    def _check(self, target: Target, name: str) -> None:
+    def _check(self, target: Target, name: str) -> str | None:
+        """Check the result of a launch; the reason if it could not be."""
         if target.check is not None:
             with self._ranges.range(phase(name, "check")):
-                target.check()
+                try:
+                    target.check()
+                except NotChecked as reason:
+                    return str(reason)
+        return None
 
     def ready(self) -> None:
         """Raise the clocks, as the first `measure` would."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, Graph, Stream
+from pytest_gpumem.devices.protocol import Device, Graph, OutOfMemory, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
@@ -18,6 +18,26 @@ from pytest_gpumem.units import GiB, MiB
 
 class WrongResult(AssertionError):
     """The result of one launch is not the reference's; no speed is reported for it."""
+
+
+class NotChecked(Exception):
+    """The result of a launch could not be compared; the message is the reason."""
+
+
+_LACK_OF_MEMORY = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED")
+"""What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
+runtime's name, XLA's status."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes.
+
+    CuPy and PyTorch raise an `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error.
+    """
+    if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return not isinstance(error, AssertionError) and any(words.lower() in text for words in _LACK_OF_MEMORY)
 
 
 def nothing(*_: object) -> None:
@@ -64,7 +84,7 @@ class Target:
     prepare: Callable[[Stream], None] = nothing
     """Queues what restores changed inputs, untimed."""
     check: Callable[[], None] | None = None
-    """Launches once on poisoned outputs and restored inputs and compares. Raises `WrongResult`."""
+    """Launches once on poisoned outputs and restored inputs and compares. Raises `WrongResult`, or `NotChecked` where memory is short."""
     move: Callable[[int, int, np.random.Generator], Target] | None = None
     """Returns the same thing at fresh addresses; None for what stays where it is.
 

@@ -15,7 +15,7 @@ from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, padding, refuse_window, window_notes
+from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, out_of_memory, padding, refuse_window, window_notes
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
@@ -149,7 +149,9 @@ class _Placements:
         try:
             self._built = self._make()
         except Exception as error:
-            if _out_of_memory(error):
+            if isinstance(error, OutOfMemory):
+                raise
+            if out_of_memory(error):
                 raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
             raise
         old.exit.close()
@@ -198,22 +200,6 @@ class _Built:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     under_window: Buffer | None
-
-
-_LACK_OF_MEMORY = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED")
-"""What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
-runtime's name, XLA's status."""
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes.
-
-    CuPy and PyTorch raise an `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error.
-    """
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error).lower()
-    return not isinstance(error, AssertionError) and any(words.lower() in text for words in _LACK_OF_MEMORY)
 
 
 def _check_fields(case: Case) -> None:

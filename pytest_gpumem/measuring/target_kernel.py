@@ -15,10 +15,14 @@ from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Call, Role
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import Target, WrongResult, captured, padding, side_by_side, window_notes
+from pytest_gpumem.measuring.target import NotChecked, Target, WrongResult, captured, out_of_memory, padding, side_by_side, window_notes
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
+from pytest_gpumem.units import MiB
+
+PIECE_BYTES = 256 * MiB
+"""Bytes of each array that are compared at once where memory is too short for the reference of the whole."""
 
 
 def kernel_target(
@@ -189,7 +193,7 @@ class KernelLaunches:
     # Checking
 
     def check(self) -> None:
-        """Launch once on poisoned outputs and restored inputs and compare with the reference. Raises `WrongResult`."""
+        """Launch once on poisoned outputs and restored inputs and compare with the reference. Raises `WrongResult` or `NotChecked`."""
         kernel, device, stream = self._bound.kernel, self._device, self._stream
         self._leave()
         for parameter in kernel.parameters:
@@ -199,24 +203,71 @@ class KernelLaunches:
             elif parameter.role is Role.WRITE:
                 device.content.poison(self._buffers[parameter.name].allocation, stream)
         device.streams.synchronize(stream)
-        # Updated arguments have their saved content now.
-        inputs = {name: self._array(self._saved.get(name, b.allocation), name) for name, b in self._buffers.items()}
-        expected = self._bound.expected(inputs, self._values)
+        expected = self._whole_reference()
         self.launch(0, stream)
         device.streams.synchronize(stream)
-        for name, content in expected.items():
-            # A reference may give fewer elements than the array has room for, such as one sum for each tile.
-            actual = self._array(self._buffers[name].allocation, name)[: content.size]
-            wrong = device.content.mismatch(actual, content, kernel.relative_tolerance)
-            if wrong is not None:
-                count, first = wrong
-                raise WrongResult(
-                    f"{kernel.name}: {count} of {content.size} elements of {name!r} are wrong after one launch on poisoned outputs; "
-                    f"the first is element {first}"
-                )
+        if expected is None:
+            self._compare_pieces()
+        else:
+            outputs = {name: self._array(self._buffers[name].allocation, name) for name in expected}
+            self._refuse(self._wrong(outputs, expected), {name: content.size for name, content in expected.items()})
         for buffer in self.target.managed:
             buffer.put_home(stream)
         device.streams.synchronize(stream)
+
+    def _inputs(self) -> dict[str, Any]:
+        """What a launch starts from: updated arguments have their saved content."""
+        return {name: self._array(self._saved.get(name, b.allocation), name) for name, b in self._buffers.items()}
+
+    def _whole_reference(self) -> Mapping[str, Any] | None:
+        """The reference's result; None where memory is too short for it."""
+        try:
+            return self._bound.expected(self._inputs(), self._values)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+        self._device.memory.make_room()  # for the pieces
+        return None
+
+    def _compare_pieces(self) -> None:
+        """Compare after a launch, a piece at a time. Its inputs are what they were, so far as the kernel wrote its outputs alone."""
+        kernel = self._bound.kernel
+        if not kernel.elementwise:
+            raise NotChecked("the result was not checked: memory is too short for its reference")
+        try:
+            inputs = self._inputs()
+            written = [p.name for p in kernel.parameters if p.role in (Role.WRITE, Role.UPDATE)]
+            outputs = {name: self._array(self._buffers[name].allocation, name) for name in written}
+            size = min(array.size for array in inputs.values())
+            step = max(1, PIECE_BYTES // max(array.itemsize for array in inputs.values()))
+            wrong: dict[str, tuple[int, int]] = {}
+            for start in range(0, size, step):
+                piece = slice(start, start + step)
+                expected = self._bound.expected({name: array[piece] for name, array in inputs.items()}, self._values)
+                for name, (count, first) in self._wrong({name: outputs[name][piece] for name in expected}, expected).items():
+                    before, at = wrong.get(name, (0, start + first))
+                    wrong[name] = before + count, at
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise NotChecked("the result was not checked: memory is too short for a piece of its reference") from error
+        self._refuse(wrong, dict.fromkeys(written, size))
+
+    def _wrong(self, outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """Number of wrong elements and the first of them, of each output that has some."""
+        # A reference may give fewer elements than the array has room for, such as one sum for each tile.
+        found = {
+            name: self._device.content.mismatch(outputs[name][: content.size], content, self._bound.kernel.relative_tolerance)
+            for name, content in expected.items()
+        }
+        return {name: wrong for name, wrong in found.items() if wrong is not None}
+
+    def _refuse(self, wrong: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> None:
+        for name, (count, first) in wrong.items():
+            raise WrongResult(
+                f"{self._bound.name}: {count} of {sizes[name]} elements of {name!r} are wrong after one launch on poisoned outputs; "
+                f"the first is element {first}"
+            )
 
     def _array(self, allocation: Allocation, name: str) -> Any:
         # One array module for all arguments: NumPy as soon as one of them lies on the host.

@@ -20,6 +20,9 @@ OVERSUBSCRIBES = "gpumem_oversubscribe"
 TEST_FIXTURE = "_gpumem_test"
 """The private fixture that all others depend on."""
 
+KERNELS_FIXTURE = "gpu_kernels"
+"""Gives the kernels of the catalogue: only their measurements use the memory that is kept between tests."""
+
 BENCHMARK_FIXTURE = "_gpumem_benchmark"
 """The private fixture behind `gpu_benchmark`."""
 

@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.work import BadWork
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.result import NoTraffic
@@ -57,7 +57,7 @@ class RunningHooks:
         self._session = session
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
         with self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid):
             try:
                 return (yield)
@@ -66,6 +66,8 @@ class RunningHooks:
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
                 item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
+                if nextitem is None or not (uses(nextitem, TEST_FIXTURE) and uses(nextitem, KERNELS_FIXTURE)):
+                    self._session.make_room()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:

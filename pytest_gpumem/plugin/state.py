@@ -188,6 +188,11 @@ class GpuSession:
             self.watch = Watch(self._device)
         return self._device
 
+    def make_room(self) -> None:
+        """Give back the device memory that is kept for the next measurement of a kernel of the catalogue."""
+        if self._device is not None:
+            self._device.memory.make_room()
+
     @cached_property
     def kernels(self) -> Kernels:
         return Kernels(self.device)

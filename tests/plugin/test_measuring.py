@@ -400,3 +400,37 @@ def test_a_latency_per_access_has_an_interval(pytester: pytest.Pytester, gpumem:
     )
     rows = json_of(pytester)["gpumem"]["rows"]
     assert [row["measurement"]["sectors_per_request"] for row in rows] == [None, 8]
+
+
+def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
+
+        given_back = []
+        SimulatedMemory.make_room = lambda memory: given_back.append(True)
+        """
+    )
+    pytester.makepyfile(
+        """
+        from conftest import given_back
+
+        def test_1_kernel(gpu_benchmark, gpu_kernels, device_buffer):
+            gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20))
+
+        def test_2_kernel(gpu_benchmark, gpu_kernels, device_buffer):
+            assert not given_back
+            gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20))
+
+        def test_3_plain():
+            assert given_back
+            given_back.clear()
+
+        def test_4_no_kernel(gpu_device):
+            given_back.clear()
+
+        def test_5_plain():
+            assert given_back
+        """
+    )
+    gpumem().assert_outcomes(passed=5)

@@ -86,6 +86,57 @@ def test_a_wrong_result_names_array_count_and_first_element(
     assert "\n" not in str(caught.value)
 
 
+def lacking(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """From now on a reference runs out of memory for arrays of more than `most` bytes."""
+    expected = BoundKernel.expected
+
+    def short(bound: BoundKernel, arrays: Any, values: Any) -> Any:
+        if max(array.nbytes for array in arrays.values()) > most:
+            raise MemoryError("made to be full")
+        return expected(bound, arrays, values)
+
+    monkeypatch.setattr(BoundKernel, "expected", short)
+
+
+@pytest.mark.parametrize("kernel", ["copy", "triad", "memcpy", "add", "write"])
+def test_a_reference_that_does_not_fit_is_compared_in_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.PIECE_BYTES", 1000)
+    buffers = bench.buffers({"triad": 3, "write": 1}.get(kernel, 2), 4 * ELEMENTS)
+    target = bench.kernel_target(kernel, *buffers)
+    lacking(monkeypatch, 1000)
+    check(target)
+    does(bench, skip, monkeypatch)
+    with pytest.raises(WrongResult, match="are wrong after one launch"):
+        check(target)
+
+
+def test_wrong_elements_of_all_pieces_are_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.PIECE_BYTES", 1000)
+    target = bench.kernel_target("copy", *bench.buffers(2, 4 * ELEMENTS))
+    lacking(monkeypatch, 1000)
+    does(bench, lambda device, launch, stream, once: once_but(device, launch, stream, once, 300, 900), monkeypatch)
+    with pytest.raises(WrongResult, match=r"copy: 2 of 1024 elements of 'c' are wrong .* the first is element 300"):
+        check(target)
+
+
+def once_but(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None], *elements: int) -> None:
+    once(launch, stream)
+    for element in elements:
+        device.memory.view(launch.arrays["c"], "f4", ELEMENTS)[element] += 1
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("copy", 0), ("offset_copy", 1000)])
+def test_where_not_even_a_piece_fits_the_row_says_that_it_was_not_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kernel: str, most: int
+) -> None:
+    target = bench.kernel_target(kernel, *bench.buffers(2, 4 * ELEMENTS))
+    lacking(monkeypatch, most)
+    taken = bench.take(target)
+    assert not taken.checked
+    assert len([note for note in taken.notes if "the result was not checked" in note]) == 1
+    assert bench.leftovers() == 0
+
+
 def test_a_kernel_with_another_reference_is_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device computes by the catalogue's kernel, the check by another: as a broken kernel looks."""
     bound = bench.kernels.copy

@@ -1,0 +1,46 @@
+"""What a test leaves on the device, and what lives until its end."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from pytest_gpumem import GiB
+
+cupy = pytest.importorskip("cupy")
+FREE: dict[str, int] = {}
+
+
+@pytest.fixture
+def _real_gpu() -> None:
+    """Replaces that of the folder: one of these tests uses no fixture of the plugin."""
+
+
+def test_1_before(gpu_device: Any) -> None:
+    if gpu_device.facts.simulated:
+        pytest.skip("needs a real GPU")
+    FREE["before"] = cupy.cuda.runtime.memGetInfo()[0]
+
+
+def test_2_measures_12_mib(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
+    if gpu_device.facts.simulated:
+        pytest.skip("needs a real GPU")
+    gpu_benchmark(gpu_kernels.triad, *(device_buffer("4 MiB", "f4") for _ in range(3)))
+
+
+def test_3_uses_no_fixture_and_has_its_memory() -> None:
+    if not FREE:
+        pytest.skip("needs a real GPU")
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    assert FREE["before"] - cupy.cuda.runtime.memGetInfo()[0] < GiB
+
+
+def test_4_copy_of_which_no_third_array_fits(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
+    if gpu_device.facts.simulated:
+        pytest.skip("needs a real GPU")
+    nbytes = int(cupy.cuda.runtime.memGetInfo()[0] * 0.4) // GiB * GiB
+    taken = gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes, "f4"), device_buffer(nbytes, "f4")).measurement
+    assert taken.checked, taken.notes
