@@ -14,6 +14,7 @@ import pytest_benchmark.plugin
 from sessions import QUICKLY, SIMULATED
 
 from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.measuring import controls
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
@@ -41,6 +42,7 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
     monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)  # what the simulated device computes decides no time
+    monkeypatch.setattr(controls, "READINGS", 8)  # a third of them takes a third of the time, which is most of a session's
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.

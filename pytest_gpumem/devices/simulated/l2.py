@@ -21,7 +21,7 @@ def miss_ratio(reuse: float, knee: float, sharpness: float) -> float:
     return 1.0 / (1.0 + math.exp(min(60.0, max(-60.0, -sharpness * (reuse - knee)))))
 
 
-@dataclass
+@dataclass(slots=True)
 class Lines:
     """Bytes of one allocation in L2."""
 
@@ -45,6 +45,10 @@ class L2:
         self._sheet = datasheet
         self.set_aside = datasheet.default_set_aside
         self._lines: OrderedDict[int, Lines] = OrderedDict()
+        self._persists = False
+        """True if a line may persist. Most launches leave none, and need not add up zeros."""
+        self._snapshot: State | None = None
+        """The state, until something changes."""
 
     @property
     def capacity(self) -> float:
@@ -58,7 +62,11 @@ class L2:
     @property
     def persisting(self) -> float:
         """Bytes that persist in the set-aside."""
-        return sum(line.persisting for line in self._lines.values())
+        if not self._persists:
+            return 0.0
+        total = sum([line.persisting for line in self._lines.values()])
+        self._persists = total > 0.0
+        return total
 
     @property
     def outside_share(self) -> float:
@@ -68,7 +76,7 @@ class L2:
     @property
     def dirty(self) -> float:
         """Bytes that wait to be written back."""
-        return sum(line.dirty for line in self._lines.values())
+        return sum([line.dirty for line in self._lines.values()])
 
     def lines(self, allocation: Allocation) -> Lines:
         """Lines of an allocation in L2. For an allocation without lines the result is a copy."""
@@ -76,12 +84,17 @@ class L2:
 
     def state(self) -> State:
         """A snapshot, to compare or restore."""
-        return self.set_aside, tuple((key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items())
+        if self._snapshot is None:
+            lines = [(key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items()]
+            self._snapshot = self.set_aside, tuple(lines)
+        return self._snapshot
 
     def restore(self, state: State) -> None:
         """Restore a snapshot."""
         self.set_aside, lines = state
-        self._lines = OrderedDict((key, Lines(*held)) for key, *held in lines)
+        self._lines = OrderedDict([(key, Lines(normal, persisting, dirty)) for key, normal, persisting, dirty in lines])
+        self._persists = True
+        self._snapshot = state
 
     def request_set_aside(self, nbytes: int) -> int:
         """Round up to steps of L2/16, cap at the maximum; a change drops persisting lines to normal."""
@@ -98,6 +111,7 @@ class L2:
         for line in self._lines.values():
             line.normal += line.persisting
             line.persisting = 0.0
+        self._persists = False
         self._shrink()
 
     def release(self, allocation: Allocation, nbytes: float) -> None:
@@ -114,8 +128,10 @@ class L2:
         if dirty <= 0.0:
             return 0.0
         evicted = min(dirty, incoming * dirty / self._sheet.l2_bytes)
+        self._snapshot = None
+        left = 1.0 - evicted / dirty
         for line in self._lines.values():
-            line.dirty *= 1.0 - evicted / dirty
+            line.dirty *= left
         return evicted
 
     def touch(self, allocation: Allocation, *, normal: float, persisting: float, dirty: float) -> float:
@@ -131,12 +147,14 @@ class L2:
         line.normal = max(line.normal, normal)
         line.persisting = max(line.persisting, persisting)
         line.dirty = min(max(line.dirty, dirty), float(allocation.nbytes))
+        self._persists = self._persists or line.persisting > 0.0
         self._lines.move_to_end(id(allocation))
         self._shrink()
         return self._limit_dirty()
 
     def forget(self, allocation: Allocation) -> None:
         """Drop the lines of memory that was freed or moved away."""
+        self._snapshot = None
         self._lines.pop(id(allocation), None)
 
     def _limit_dirty(self) -> float:
@@ -151,8 +169,9 @@ class L2:
         return excess
 
     def _shrink(self) -> None:
+        self._snapshot = None
         persisting = self.persisting - self.set_aside
-        normal = sum(line.normal for line in self._lines.values()) - self.capacity - max(0.0, persisting) * self._sheet.fit.shared_l2
+        normal = sum([line.normal for line in self._lines.values()]) - self.capacity - max(0.0, persisting) * self._sheet.fit.shared_l2
         if normal <= 0.0 and persisting <= 0.0:
             return
         for key in list(self._lines):
