@@ -74,6 +74,8 @@ class _Placements:
     def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, options: Mapping[str, Any]) -> None:
         self._build, self._arena, self._device = build, arena, arena.device
         self._stream, self._options = stream, options
+        self._window = ExitStack()
+        """Closes the window that is open."""
         self._addresses: list[tuple[int, ...]] = []
         """Of the arrays that are no buffers of ours, at each placement."""
         self._built = self._make()
@@ -81,10 +83,20 @@ class _Placements:
         try:
             self.target = self._described()
         except BaseException:
-            self.close()
+            self._window.close()
+            self._built.arena.close()
             raise
 
     def _make(self) -> _Built:
+        try:
+            return self._build_once()
+        except Exception as error:
+            if not (out_of_memory(error) and self._arena.keeps):
+                raise
+        self._arena.close_kept()  # of earlier cases of the test
+        return self._build_once()
+
+    def _build_once(self) -> _Built:
         # The same seed for every placement: the same content at other addresses.
         arena = Arena(self._device, self._arena.seed, self._arena.pinned, oversubscribes=self._arena.oversubscribes)
         with ExitStack() as stack:
@@ -99,7 +111,8 @@ class _Placements:
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
             self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
-            return _Built(case, arena, stack.pop_all(), reads, writes, under_window)
+            stack.pop_all()
+            return _Built(case, arena, reads, writes, under_window)
         raise AssertionError("unreachable")  # an ExitStack hides no exception
 
     def _described(self) -> Target:
@@ -107,7 +120,7 @@ class _Placements:
         built, case = self._built, self._built.case
         window: PersistingStream | None = None
         if built.under_window is not None:
-            window = built.exit.enter_context(persisting(self._device, built.under_window, **self._options))
+            window = self._window.enter_context(persisting(self._device, built.under_window, **self._options))
         arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
         return Target(
             name=self._name,
@@ -145,6 +158,8 @@ class _Placements:
         # Both placements live for a moment, so that the new one cannot get the old addresses.
         old = self._built
         if self._device.memory.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
+            self._arena.close_kept()
+        if self._device.memory.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
             raise OutOfMemory("two placements of the case do not fit at once")
         try:
             self._built = self._make()
@@ -154,7 +169,10 @@ class _Placements:
             if out_of_memory(error):
                 raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
             raise
-        old.exit.close()
+        try:
+            self._window.close()
+        finally:
+            old.arena.close()
         self.target = self._described()  # opens the window after the old one is closed: two would share the device's set-aside
         return self.target
 
@@ -186,7 +204,9 @@ class _Placements:
         device.streams.synchronize(target.stream)
 
     def close(self) -> None:
-        self._built.exit.close()
+        """Close the window. The memory lives until the test ends: the test may look at the arrays of the last placement."""
+        self._arena.keep(self._built.arena)
+        self._window.close()
 
 
 @dataclass(frozen=True)
@@ -195,8 +215,6 @@ class _Built:
 
     case: Case
     arena: Arena
-    exit: ExitStack
-    """Closes the window and frees the memory."""
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     under_window: Buffer | None

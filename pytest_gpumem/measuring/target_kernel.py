@@ -149,6 +149,8 @@ class KernelLaunches:
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
         if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
             nbytes = sum(b.nbytes for b in self._movable)
+            if self._arena.keeps and side_by_side(nbytes, wanted, wanted, self._device.memory.free_bytes(MemoryKind.DEVICE)) < wanted:
+                self._arena.close_kept()
             count = side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
             if count:
                 self._scatter(count, random)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, Literal
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.memory.pinned import PinnedCap, touch
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
@@ -21,6 +22,9 @@ that a kernel faulted in would otherwise stay, and a prefetch that does nothing 
 
 ALIGNMENT = 256
 """Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
+
+
+Made = TypeVar("Made")
 
 
 class BadBuffer(ValueError):
@@ -165,7 +169,7 @@ class Buffer:
         """Put the same content at a fresh address. Raises `OutOfMemory` and stays where it is if both do not fit at once."""
         device = self._arena.device
         old = self._allocation
-        new = device.memory.allocate(self.nbytes, self.kind)
+        new = self._arena.with_room(partial(device.memory.allocate, self.nbytes, self.kind))
         try:
             stream = self._arena.stream
             device.content.copy(new, old, self.nbytes, stream)
@@ -211,6 +215,8 @@ class Arena:
         self._managed: list[Buffer] = []
         self._made = 0
         self._padding: list[Allocation] = []
+        self._kept: list[Arena] = []
+        """Of cases that were measured: they live until the test ends, or until their memory is needed."""
 
     def buffer(
         self,
@@ -254,7 +260,8 @@ class Arena:
         if allocation is None:
             # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
             with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
-                allocation = self.device.memory.allocate(nbytes, kind, mapped=mapped, write_combined=write_combined, portable=portable)
+                flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
+                allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind, **flags))
         self._allocations[id(allocation)] = allocation
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
@@ -354,19 +361,45 @@ class Arena:
             self.release(allocation)
         self._padding = []
         if nbytes:
-            allocation = self.device.memory.allocate(nbytes, MemoryKind.DEVICE)
+            allocation = self.with_room(partial(self.device.memory.allocate, nbytes, MemoryKind.DEVICE))
             self._allocations[id(allocation)] = allocation
             self._padding = [allocation]
 
+    def keep(self, other: Arena) -> None:
+        """Close another arena with this one, or as soon as its memory is needed."""
+        if all(kept is not other for kept in self._kept):
+            self._kept.append(other)
+
+    def with_room(self, allocate: Callable[[], Made]) -> Made:
+        """What `allocate` gives; where less memory is free, without what was kept."""
+        try:
+            return allocate()
+        except OutOfMemory:
+            if not self._kept:
+                raise
+        self.close_kept()
+        return allocate()
+
+    @property
+    def keeps(self) -> bool:
+        """True if there are other arenas that close with this one."""
+        return bool(self._kept)
+
+    def close_kept(self) -> None:
+        """Close the arenas that `keep` was given, so that their memory is free. What it raises is that of the first that fails."""
+        with ExitStack() as stack:
+            while self._kept:
+                stack.callback(self._kept.pop(0).close)
+
     def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
         """Memory without a handle that lives until `release` or `close`."""
-        allocation = self.device.memory.allocate(nbytes, kind)
+        allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
         self._allocations[id(allocation)] = allocation
         return allocation
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory at random places, without content, freed with the arena or by `release`. Raises as the device's `scatter`."""
-        made = self.device.memory.scatter(sizes, seed)
+        made = self.with_room(partial(self.device.memory.scatter, sizes, seed))
         self._allocations.update((id(a), a) for a in made)
         return made
 
@@ -384,6 +417,10 @@ class Arena:
         """Free and unregister everything. Every allocation is tried; the first error is raised at the end."""
         self._guests.clear()
         first: Exception | None = None
+        try:
+            self.close_kept()
+        except Exception as error:
+            first = error
         for allocation in reversed(list(self._allocations.values())):
             try:
                 self.device.memory.free(allocation)

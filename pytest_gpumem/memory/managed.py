@@ -184,6 +184,9 @@ def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
     """Managed memory, and whether it is more than the device has free."""
     device = arena.device
     free = device.memory.free_bytes(MemoryKind.MANAGED)
+    if nbytes > free and arena.keeps:
+        arena.close_kept()
+        free = device.memory.free_bytes(MemoryKind.MANAGED)
     if nbytes <= free:
         return device.memory.allocate(nbytes, MemoryKind.MANAGED), False
     if not arena.oversubscribes:

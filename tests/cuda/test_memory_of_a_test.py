@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import GiB
+from pytest_gpumem import Case, GiB
 
 cupy = pytest.importorskip("cupy")
 FREE: dict[str, int] = {}
@@ -44,3 +44,18 @@ def test_4_copy_of_which_no_third_array_fits(gpu_benchmark: Any, gpu_kernels: An
     nbytes = int(cupy.cuda.runtime.memGetInfo()[0] * 0.4) // GiB * GiB
     taken = gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes, "f4"), device_buffer(nbytes, "f4")).measurement
     assert taken.checked, taken.notes
+
+
+def test_5_arrays_of_a_case_live_until_the_test_ends(gpu_benchmark: Any, gpu_device: Any) -> None:
+    """Reading freed memory would be an illegal access, which ends the context."""
+    if gpu_device.facts.simulated:
+        pytest.skip("needs a real GPU")
+    kept = {}
+
+    def build(memory: Any) -> Case:
+        x, y = memory.device((1 << 24,), "f4", like=cupy), memory.device((1 << 24,), "f4", like=cupy)
+        kept["y"] = y
+        return Case(lambda: cupy.multiply(x, 2, out=y), reads=[x], writes=[y])
+
+    gpu_benchmark.case(build)
+    assert float(kept["y"].max()) <= 2

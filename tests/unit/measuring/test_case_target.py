@@ -16,9 +16,10 @@ from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.units import MiB
+from pytest_gpumem.units import GiB, MiB
 
 
 def scaling(memory: Memory, **fields: Any) -> Case:
@@ -267,7 +268,7 @@ def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: i
 def test_a_mode_that_nobody_knows_closes_the_case(bench: Bench) -> None:
     with pytest.raises(BadCall, match="mode='lukewarm'; accepted are clean-cold, dirty-cold, hot"):
         bench.case(scaling, mode="lukewarm")
-    assert bench.device.live == []
+    assert bench.leftovers() == 0
 
 
 def test_a_case_without_a_reference_skips_on_this_device(bench: Bench) -> None:
@@ -374,4 +375,49 @@ def test_another_error_of_a_second_placement_is_the_tests(bench: Bench, error: E
 
     with pytest.raises(type(error), match=str(error)):
         bench.case(build, placements=4)
+    assert bench.leftovers() == 0
+
+
+# What lives until the test ends
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_arrays_of_the_last_placement_live_until_the_test_ends(bench: Bench, fails: bool) -> None:
+    last: list[Buffer] = []
+
+    def build(memory: Memory) -> Case:
+        x = memory.device(1 * MiB)
+        last[:] = [x]
+
+        def check() -> bool:
+            return not fails
+
+        return Case(lambda: None, reference=lambda: None, reads=[x], check=check)
+
+    if fails:
+        with pytest.raises(WrongResult):
+            bench.case(build, placements=4)
+    else:
+        bench.case(build, placements=4)
+    assert last[0].read().size
+    bench.case(build if not fails else lambda memory: Case(lambda: None, reference=lambda: None), placements=4)
+    assert last[0].read().size
+    assert [a.nbytes for a in bench.device.live].count(1 * MiB) == (1 if fails else 2)  # no placement but the last of each
+    assert bench.leftovers() == 0
+
+
+def test_memory_of_an_earlier_case_is_freed_where_it_is_needed(bench: Bench) -> None:
+    def build(memory: Memory) -> Case:
+        return Case(lambda: None, reference=lambda: None, reads=[memory.device(32 * GiB)])
+
+    for _ in range(3):
+        assert len(bench.case(build, placements=3, budget=1.0).placements) >= 3
+    bench.memory.device(60 * GiB)
+    assert bench.leftovers() == 0
+
+
+def test_a_kernel_has_its_placements_beside_an_earlier_case(bench: Bench) -> None:
+    bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(60 * GiB)]), placements=1)
+    taken = bench.measure("copy", *bench.buffers(2, 1 * GiB), placements=8)
+    assert len(taken.placements) >= 8
     assert bench.leftovers() == 0
