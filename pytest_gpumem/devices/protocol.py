@@ -23,6 +23,10 @@ class DeviceError(Exception):
     """The device refused or failed; one line for the user."""
 
 
+class ContextLost(DeviceError):
+    """A kernel's error took the context with it: every later call of this process for the device fails."""
+
+
 class CannotCapture(DeviceError):
     """The work cannot be captured into a graph (it synchronises, allocates, or uses another stream)."""
 

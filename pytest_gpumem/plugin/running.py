@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.work import BadWork
@@ -89,10 +89,16 @@ class RunningHooks:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         try:
             result = yield
+            self._wait(item)
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
         except BaseException as error:  # pytest's own outcomes are no Exceptions
             replaced = _replaced(error, item) or error
+            try:
+                self._wait(item)
+            except DeviceError as left:
+                if isinstance(replaced, pytest.skip.Exception):  # any other failure is the test's already
+                    replaced = _replaced(left, item) or left
             judge_test(item, self._session, replaced)
             if replaced is error:
                 raise
@@ -106,6 +112,10 @@ class RunningHooks:
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)
             raise broken
         return result
+
+    def _wait(self, item: pytest.Item) -> None:
+        if item.stash.get(TEST, None) is not None:
+            self._session.wait(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -225,9 +235,19 @@ class LeftoverHooks:
         """Restore the state that the test changed, and warn of it.
 
         Raises:
-            pytest.fail.Exception: it cannot be put back, under `--gpumem-strict`; or warnings of the class are errors.
+            pytest.fail.Exception: a test that uses our fixtures lost the context since its body ended; the state cannot be put back,
+                under `--gpumem-strict`; or warnings of the class are errors.
         """
         self._running = None
+        try:
+            self._session.wait(item.nodeid)
+        except ContextLost as lost:
+            if item.stash.get(TEST, None) is not None:
+                raise pytest.fail.Exception(f"ContextLost: {lost}", pytrace=False) from None
+        except DeviceError:  # such as a capture that is still open
+            pass
+        if self._session.lost_in is not None:
+            return
         left = None if self._session.watch is None else self._session.watch.settle()
         if left is None:
             return

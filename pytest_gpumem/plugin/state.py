@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Chosen
-from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.judge import comparable
@@ -38,6 +38,7 @@ from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclus
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
+from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
@@ -136,6 +137,8 @@ class GpuSession:
         """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
         self.watch: Watch | None = None
         """Of persisting L2, while the device is open."""
+        self.lost_in: str | None = None
+        """The node id of the test that lost the device's context."""
         self._device: Device | None = None
         self._announced: float | None = None
         """When the last line about a wait was printed, on the monotonic clock."""
@@ -205,7 +208,12 @@ class GpuSession:
         """The device side of a test that uses our fixtures; waits while another process measures on the same GPU.
 
         After one wait that reached its limit, later tests fail at once while the GPU is in use.
+
+        Raises:
+            ContextLost: an earlier test lost the context.
         """
+        if self.lost_in is not None:
+            raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
         with ExitStack() as stack:
             try:
                 stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}"))
@@ -219,6 +227,22 @@ class GpuSession:
         item.stash[TEST] = test
         return test
 
+    def wait(self, nodeid: str) -> None:
+        """Wait for all work of a test whose body or teardown has ended; remembers the test if the context is lost.
+
+        Raises:
+            ContextLost: the context is lost, and no earlier test lost it.
+            DeviceError: the device cannot be waited for.
+        """
+        if self._device is None or self.lost_in is not None:
+            return
+        with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
+            try:
+                self._device.streams.synchronize()
+            except ContextLost as error:
+                self.lost_in = nodeid
+                raise ContextLost(f"at the test's end: {error}") from None
+
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
         device, self._device, self.watch = self._device, None, None
@@ -227,8 +251,9 @@ class GpuSession:
         conductor = self.__dict__.pop("conductor", None)
         self.__dict__.pop("kernels", None)
         try:
-            if conductor is not None:
-                conductor.close()
+            with suppress(ContextLost):
+                if conductor is not None:
+                    conductor.close()
         finally:
             device.close()
 
@@ -271,7 +296,7 @@ class GpuSession:
 
     def check_controls(self) -> None:
         """Read the controls once more, and note which of them changed since the start."""
-        if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None:
+        if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None or self.lost_in is not None:
             return
         try:
             with self._exclusive(None):
@@ -400,8 +425,8 @@ class GpuTest:
                 self.session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def close(self) -> None:
-        """Free everything, and close the persisting streams whose blocks were never left."""
-        with self.exit:
+        """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
+        with self.exit, suppress(ContextLost):
             try:
                 for stream in reversed(self.streams):
                     if not stream.closed:

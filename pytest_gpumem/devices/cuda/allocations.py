@@ -16,7 +16,7 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.checks import check_part
 from pytest_gpumem.devices.cuda import guests, host, links
 from pytest_gpumem.devices.cuda.allocators import allocator
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, is_sticky, message, translated
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
@@ -248,7 +248,7 @@ class CudaMemory:
                 unlock(allocation.host_address)
         except CUPY_ERRORS as error:
             if not is_sticky(error):
-                raise DeviceError(message(error.status, str(error), f"freeing {allocation.kind.value} memory")) from error
+                raise failure(error.status, str(error), f"freeing {allocation.kind.value} memory") from error
         finally:
             allocation.backing = None
             if self._locked.get(allocation.host_address) is allocation:

@@ -11,7 +11,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import driver as cupy_driver
 from cupy.cuda import runtime as cupy_runtime
 
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 
 # CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further CUDA work will return the same
 # error." Driver and runtime number these alike.
@@ -35,10 +35,11 @@ STICKY = frozenset(int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES i
 CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
 
 
-def message(code: int, text: str, doing: str) -> str:
-    """One line for the user; `text` is "name: description" as CUDA gives it."""
-    lost = " The CUDA context is lost: every later CUDA call of this process fails." if code in STICKY else ""
-    return f"{doing}: {text}.{lost}"
+def failure(code: int, text: str, doing: str) -> DeviceError:
+    """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
+    if code in STICKY:
+        return ContextLost(f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails.")
+    return DeviceError(f"{doing}: {text}.")
 
 
 def is_sticky(error: Exception) -> bool:
@@ -56,7 +57,7 @@ def check(result: Any, doing: str) -> Any:
     if int(error) != 0:
         R.cudaGetLastError()
         name, text = R.cudaGetErrorName(error)[1].decode(), R.cudaGetErrorString(error)[1].decode()
-        raise DeviceError(message(int(error), f"{name}: {text}", doing))
+        raise failure(int(error), f"{name}: {text}", doing)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
@@ -71,7 +72,7 @@ def check_driver(result: Any, doing: str) -> None:
     error = result[0]
     if int(error) != 0:
         name, text = D.cuGetErrorName(error)[1].decode(), D.cuGetErrorString(error)[1].decode()
-        raise DeviceError(message(int(error), f"{name}: {text}", doing))
+        raise failure(int(error), f"{name}: {text}", doing)
 
 
 @contextmanager
@@ -80,4 +81,4 @@ def translated(doing: str) -> Iterator[None]:
     try:
         yield
     except CUPY_ERRORS as error:
-        raise DeviceError(message(error.status, str(error), doing)) from error
+        raise failure(error.status, str(error), doing) from error

@@ -14,7 +14,7 @@ from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.cuda import guests
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import copy
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, message
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, failure
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
@@ -84,7 +84,7 @@ class CudaKernels:
         try:  # not `translated`: samples repeat it
             prepared.queue(cast(CudaStream, stream), window)
         except CUPY_ERRORS as error:
-            raise DeviceError(message(error.status, str(error), f"launching kernel {launch.kernel.name!r}")) from error
+            raise failure(error.status, str(error), f"launching kernel {launch.kernel.name!r}") from error
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         with guests.current(self._index, cast(CudaStream, stream)):

@@ -11,10 +11,10 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.cuda import holds
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, message, translated
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
-from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, Stream, Streams
+from pytest_gpumem.devices.protocol import Event, Hold, Stream, Streams
 
 
 class CudaStreams:
@@ -49,7 +49,7 @@ class CudaStreams:
         try:  # not `translated`: samples repeat it
             self._graphs.record(cast(CudaEvent, event), cast(CudaStream, stream))
         except CUPY_ERRORS as error:
-            raise DeviceError(message(error.status, str(error), "recording an event")) from error
+            raise failure(error.status, str(error), "recording an event") from error
 
     def elapsed(self, start: Event, end: Event) -> float:
         with translated("reading the time between two events"):
@@ -73,7 +73,7 @@ class CudaStreams:
             # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API, cudaEventDestroy).
             runtime.streamWaitEvent(stream.handle, mark.ptr)
         except CUPY_ERRORS as error:
-            raise DeviceError(message(error.status, str(error), "making a stream wait for another")) from error
+            raise failure(error.status, str(error), "making a stream wait for another") from error
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         with translated("holding a stream"):

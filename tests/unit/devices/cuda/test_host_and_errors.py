@@ -23,7 +23,7 @@ from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, ContextLost, DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 
@@ -175,6 +175,7 @@ def test_a_lost_context_is_said(name: str, lost: bool) -> None:
     with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised, translated("waiting"):
         raise cupy.cuda.runtime.CUDARuntimeError(int(getattr(R.cudaError_t, name)))
     assert ("context is lost" in str(raised.value)) == lost
+    assert isinstance(raised.value, ContextLost) == lost
 
 
 def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:

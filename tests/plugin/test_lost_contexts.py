@@ -1,0 +1,105 @@
+"""Work that fails on the device after its test's last wait fails that test; later tests name it, each in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sessions import TRIAD
+
+Run = Callable[..., pytest.RunResult]
+
+LOSING = """
+    import pytest
+    from pytest_gpumem.devices.protocol import ContextLost
+
+    def lose(device):
+        "From now on every call for the device fails, but freeing, as on a GPU."
+        def lost(*arguments, **options):
+            raise ContextLost("waiting for the device: cudaErrorIllegalAddress. The CUDA context is lost.")
+        for facet in (device.streams, device.l2, device.content, device.kernels, device.graphs):
+            for name in dir(facet):
+                if not name.startswith("_") and name not in ("close", "clear") and callable(getattr(facet, name)):
+                    setattr(facet, name, lost)
+        device.memory.allocate = device.memory.scatter = device.conditions = lost
+"""
+"""A conftest: how a test loses the context of the simulated device."""
+
+INNOCENT = """
+def test_cpu(): pass
+def test_next(gpu_device): raise AssertionError("run with a lost context")
+def test_last(gpu_benchmark, device_buffer): raise AssertionError("run with a lost context")
+"""
+
+
+@pytest.fixture
+def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.RunResult]:
+    def run(culprit: str) -> pytest.RunResult:
+        pytester.makeconftest(LOSING)
+        pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{culprit}\n{INNOCENT}")
+        result = gpumem("-rA", "--gpumem-save")
+        text = result.stdout.str() + result.stderr.str()
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert "Traceback" not in text
+        assert "INTERNALERROR" not in text
+        assert "LeftBehind" not in text
+        result.stdout.fnmatch_lines(["*: 1 of * rows stored in *"])  # that of before
+        assert text.count("ContextLost: not run: the context was lost in test_it.py::test_culprit\n") == 2
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["pass", "pytest.skip('of what the body says')", "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))"],
+    ids=["passes", "skips", "measures"],
+)
+def test_what_a_test_left_fails_it(losing: Callable[[str], pytest.RunResult], body: str) -> None:
+    result = losing(f"def test_culprit(gpu_benchmark, gpu_kernels, gpu_device, device_buffer):\n    lose(gpu_device)\n    {body}\n")
+    result.assert_outcomes(passed=2, failed=1, errors=2)
+    result.stdout.fnmatch_lines(["*_ test_culprit _*", "*ContextLost: *cudaErrorIllegalAddress*"])
+
+
+def test_a_failure_of_the_test_s_own_stays(losing: Callable[[str], pytest.RunResult]) -> None:
+    result = losing("def test_culprit(gpu_device):\n    lose(gpu_device)\n    assert 1 == 2\n")
+    result.assert_outcomes(passed=2, failed=1, errors=2)
+    result.stdout.fnmatch_lines(["FAILED test_it.py::test_culprit - assert 1 == 2"])
+
+
+def test_a_context_lost_in_a_teardown_is_that_tests_error(losing: Callable[[str], pytest.RunResult]) -> None:
+    result = losing(
+        "@pytest.fixture\ndef own(gpu_device, device_buffer):\n    yield device_buffer('1 MiB')\n    lose(gpu_device)\n"
+        "def test_culprit(own): pass\n"
+    )
+    result.assert_outcomes(passed=3, errors=3)
+    result.stdout.fnmatch_lines(["*_ ERROR at teardown of test_culprit _*", "ContextLost: at the test's end: *cudaErrorIllegalAddress*"])
+
+
+def test_a_test_without_our_fixtures_keeps_its_verdict_and_is_named(losing: Callable[[str], pytest.RunResult]) -> None:
+    result = losing(
+        "@pytest.fixture(scope='module')\ndef found(request):\n    from pytest_gpumem.plugin.state import SESSION\n"
+        "    return request.config.stash[SESSION]\n"
+        "def test_culprit(found): lose(found.device)\n"
+    )
+    result.assert_outcomes(passed=3, errors=2)
+
+
+def test_an_error_that_leaves_the_context_is_the_tests_alone(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        from pytest_gpumem.devices.protocol import DeviceError
+
+        def test_culprit(gpu_device, monkeypatch):
+            synchronize = gpu_device.streams.synchronize
+            def once():
+                gpu_device.streams.synchronize = synchronize
+                raise DeviceError("a capture is open")
+            gpu_device.streams.synchronize = once
+
+        def test_next(gpu_device): pass
+        """
+    )
+    result = gpumem("-rA")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*_ test_culprit _*", "*DeviceError: a capture is open"])
