@@ -193,8 +193,9 @@ class GpuSession:
 
     def make_room(self) -> None:
         """Give back the device memory that is kept for the next measurement of a kernel of the catalogue."""
-        if self._device is not None:
-            self._device.memory.make_room()
+        if self._device is not None and self.lost_in is None:
+            with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
+                self._device.memory.make_room()
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -250,12 +251,13 @@ class GpuSession:
             return
         conductor = self.__dict__.pop("conductor", None)
         self.__dict__.pop("kernels", None)
-        try:
-            with suppress(ContextLost):
+        # What a lost context held went with it.
+        with suppress(Exception if self.lost_in is not None else ContextLost):
+            try:
                 if conductor is not None:
                     conductor.close()
-        finally:
-            device.close()
+            finally:
+                device.close()
 
     def _exclusive(self, test: str | None) -> AbstractContextManager[None]:
         return exclusive(self.facts, self._announce, test=test, limit=None if self._waits else 0.0)

@@ -14,14 +14,14 @@ LOSING = """
     from pytest_gpumem.devices.protocol import ContextLost
 
     def lose(device):
-        "From now on every call for the device fails, but freeing, as on a GPU."
+        "From now on every call for the device fails, but freeing one's own memory, as on a GPU."
         def lost(*arguments, **options):
             raise ContextLost("waiting for the device: cudaErrorIllegalAddress. The CUDA context is lost.")
         for facet in (device.streams, device.l2, device.content, device.kernels, device.graphs):
             for name in dir(facet):
                 if not name.startswith("_") and name not in ("close", "clear") and callable(getattr(facet, name)):
                     setattr(facet, name, lost)
-        device.memory.allocate = device.memory.scatter = device.conditions = lost
+        device.memory.allocate = device.memory.scatter = device.memory.make_room = device.conditions = device.close = lost
 """
 """A conftest: how a test loses the context of the simulated device."""
 

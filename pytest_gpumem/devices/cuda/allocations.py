@@ -164,6 +164,10 @@ class CudaMemory:
         self._to_scrub(max(0, int(after) - int(before)))
 
     def make_room(self) -> None:
+        with translated("giving back spare memory"):
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
         if self._spare is not None:
             spare, self._spare = self._spare, None
             self._give_back(spare.address, spare.nbytes)
@@ -263,7 +267,7 @@ class CudaMemory:
         if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
             self._give_back(region.address, region.nbytes)
             return
-        self.make_room()
+        self._drop_spare()
         self._spare = region
 
     def free_bytes(self, kind: MemoryKind) -> int:

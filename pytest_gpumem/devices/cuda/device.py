@@ -22,7 +22,7 @@ from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.streams import CudaStreams
-from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.devices.protocol import ContextLost, Device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -68,7 +68,7 @@ class CudaDevice:
             runtime.deviceSynchronize()
             self._beacon.close()
             self.memory.make_room()
-        except CUPY_ERRORS:
+        except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
         self._conditions.close()
 

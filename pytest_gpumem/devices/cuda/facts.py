@@ -97,7 +97,10 @@ def answer(index: int) -> None:
 
 def _elsewhere(index: int) -> Found:
     """`query(index)` by another process; this one imports CuPy meanwhile, which the device needs later."""
-    process = FactsProcess(index)
+    try:
+        process = FactsProcess(index)
+    except NoAnswer as reason:
+        raise CudaUnavailable(str(reason)) from None
     try:
         with suppress(Exception):  # such as a missing libcuda, of which the other process reports more
             _linked_version()

@@ -25,11 +25,18 @@ class NoAnswer(Exception):
 
 
 class FactsProcess:
-    """Runs `facts.answer(index)` in a process of its own; starts at once."""
+    """Runs `facts.answer(index)` in a process of its own; starts at once.
+
+    Raises:
+        NoAnswer: no process can be started.
+    """
 
     def __init__(self, index: int) -> None:
         command = [sys.executable, "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except OSError as error:  # such as an interpreter inside another program, which has no file of its own
+            raise NoAnswer(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
 
     def answer(self) -> bytes:
         """The line that it printed.

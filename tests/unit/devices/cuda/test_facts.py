@@ -10,7 +10,7 @@ import pytest
 from known_devices import H100
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.devices.cuda import facts
+from pytest_gpumem.devices.cuda import facts, facts_process
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, link_words, peak_bandwidth, read_facts, split_mig
 from pytest_gpumem.devices.opening import NoDevice
 
@@ -147,3 +147,18 @@ def test_on_a_machine_without_a_driver_the_real_bindings_say_so(monkeypatch: pyt
         read_facts(0)
     assert str(raised.value).startswith(("no NVIDIA driver: ", "the driver sees no GPU", "the NVIDIA driver does not start: "))
     assert "\n" not in str(raised.value)
+
+
+def test_an_interpreter_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(CudaUnavailable, match=r"^'/no/python' cannot be started to ask the NVIDIA driver: No such file or directory$"):
+        read_facts(0)
+
+
+def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts_process, "SECONDS", 0.01)
+    monkeypatch.setattr(facts_process, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    with pytest.raises(CudaUnavailable, match=r"^the NVIDIA driver did not answer within 0 s$"):
+        read_facts(0)
