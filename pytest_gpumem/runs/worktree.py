@@ -7,6 +7,7 @@ packages of this one, and the project on top. The working tree runs in this envi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -37,6 +38,8 @@ SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".to
 """Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
 LAST_CHARACTERS = 1500
 """Of a failed command's output that are kept."""
+_LOCKS: list[int] = []
+"""Locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,15 @@ def _same(here: Path, head: str) -> bool:
 
 
 def held_folder(stack: ExitStack) -> Path:
-    """A temporary folder that is removed at the end; its lock tells others that its owner lives."""
+    """A temporary folder that is removed at the end. It is locked while its owner, or a program that writes into it for its owner, runs."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    lock = FileLock(folder / LOCK)
-    lock.acquire()
-    stack.callback(lock.release)
-    # From here on a lock that is free is one of an owner that is gone.
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _LOCKS.append(lock)
+    stack.callback(os.close, lock)
+    stack.callback(_LOCKS.remove, lock)
+    # From here on, a free lock means that nobody uses the folder.
     (folder / OWNER).write_bytes(os.fsencode(folder))
     return folder
 
@@ -165,7 +170,7 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, env=environment, pass_fds=_LOCKS, check=False)
     except FileNotFoundError:
         raise DuetError("git is not installed; without it BASE is a folder or a wheel") from None
     if check and done.returncode:
@@ -369,7 +374,7 @@ def spared() -> list[str]:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # A caller's path is for its own code, and an outer environment is not the new one.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")}
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, pass_fds=_LOCKS, check=False)
 
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from pytest_gpumem.runs import DuetError
-from pytest_gpumem.runs.worktree import PREFIX, Side, moved_path, remove_leftovers, two_sides
+from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, remove_folders, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -189,6 +190,27 @@ def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(re
         remove_leftovers(repository)
         assert base.folder.is_dir()
     assert worktrees(repository) == 1
+
+
+def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else git or pip would write a part of the folder again after its removal, and nobody would know whose it is."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    program = (
+        "from contextlib import ExitStack; from pytest_gpumem.runs import worktree\n"
+        "with ExitStack() as stack: worktree.held_folder(stack); worktree._run(['sh', '-c', 'kill -9 $PPID; cat'])"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE)
+    assert killed.wait() == -9
+    (folder,) = tmp_path.glob(f"{PREFIX}*")
+    remove_folders()
+    assert folder.is_dir()
+    assert killed.stdin is not None
+    killed.stdin.close()
+    with FileLock(folder / LOCK, timeout=30):
+        pass
+    remove_folders()
+    assert not folder.exists()
 
 
 def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
