@@ -259,6 +259,9 @@ class Kernels(Protocol):
         """Run a foreign function with `stream` as the current stream of every library that is already imported.
 
         The simulated device runs the reference instead, and raises `Unsupported` where there is none.
+
+        Raises:
+            DeviceError: the function made another GPU current: its work is not this device's.
         """
 
 
@@ -469,6 +472,12 @@ class Device(Protocol):
 
     def conditions(self) -> Conditions:
         """Clocks, throttle reasons, temperature, power, other processes, now."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """Make this GPU the current device of the thread inside the block, and what was current before it afterwards."""
+
+    def elsewhere(self) -> int | None:
+        """CUDA's number of the GPU that is current instead of this one; None if this one is."""
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state.

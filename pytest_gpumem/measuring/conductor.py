@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -84,8 +85,9 @@ class Conductor:
         """
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
-        self.device.memory.make_room()
-        return case_target(build, arena, arena.stream, persisting)
+        with self.device.current():
+            self.device.memory.make_room()
+            return case_target(build, arena, arena.stream, persisting)
 
     def measure(
         self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False, watch: bool = False
@@ -107,6 +109,15 @@ class Conductor:
             Unsupported: the device cannot do what the target needs.
             DeviceError: a launch failed.
         """
+        elsewhere = self.device.elsewhere()
+        with self.device.current():
+            measured = self._measure_and_close(target, plan, arena, label, name, count, watch)
+        if elsewhere is None:
+            return measured
+        note = f"the test had made GPU {elsewhere} current; this row is of the GPU that the session measures"
+        return replace(measured, notes=(*measured.notes, note))
+
+    def _measure_and_close(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
         try:
             for option, value, accepted in (("mode", plan.mode, MODES), ("sampler", plan.sampler, SAMPLERS)):
                 if value not in accepted:

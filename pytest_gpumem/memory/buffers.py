@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
-from typing import Any, Literal, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ ALIGNMENT = 256
 """Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
 
 
+Args = ParamSpec("Args")
 Made = TypeVar("Made")
 
 
@@ -194,6 +195,17 @@ class Buffer:
             self._arena.device.managed.prefetch(self._allocation, False, stream)
 
 
+def _on_its_device(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concatenate[Arena, Args], Made]:
+    """Runs a method with the arena's device as the current one: the test may have chosen another."""
+
+    @wraps(method)
+    def wrapped(arena: Arena, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
+        with arena.device.current():
+            return method(arena, *arguments, **keywords)
+
+    return wrapped
+
+
 class Arena:
     """Everything that one test allocates; `close` frees it, whatever happened.
 
@@ -218,6 +230,7 @@ class Arena:
         self._kept: list[Arena] = []
         """Of cases that were measured: they live until the test ends, or until their memory is needed."""
 
+    @_on_its_device
     def buffer(
         self,
         shape: int | str | Sequence[int],
@@ -274,6 +287,7 @@ class Arena:
             self.populate(buffer)
         return buffer
 
+    @_on_its_device
     def populate(self, buffer: Buffer, *, content: bool = True) -> None:
         """Give the buffer that was made last its seeded content, unless `content` is False, and put its pages home."""
         if content:
@@ -282,6 +296,7 @@ class Arena:
         buffer.put_home(self.stream)
         self.device.streams.synchronize(self.stream)
 
+    @_on_its_device
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
 
@@ -315,6 +330,7 @@ class Arena:
         self._allocations[id(allocation)] = allocation
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
+    @_on_its_device
     def guest(self, buffer: Buffer, like: Any) -> Any:
         """An array of the library `like` over a buffer; the buffer then stays where it is, because the array holds its address."""
         array = self.device.memory.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)

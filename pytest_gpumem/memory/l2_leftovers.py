@@ -58,7 +58,8 @@ class Watch:
         if not self._works:
             return {}
         try:
-            return self._read()
+            with self._device.current():
+                return self._read()
         except DeviceError:  # a lost context; `settle` reports it
             return {}
 
@@ -108,14 +109,15 @@ class Watch:
         if not self._works:
             return None
         try:
-            now = self._read()
-            left = self._differences(now)
-            if not left and not found:
-                return None
-            for key in left:
-                self._put_back(key)
-            self._device.l2.reset_persisting()
-            stubborn = self._differences(self._read())
+            with self._device.current():  # a test may have left another
+                now = self._read()
+                left = self._differences(now)
+                if not left and not found:
+                    return None
+                for key in left:
+                    self._put_back(key)
+                self._device.l2.reset_persisting()
+                stubborn = self._differences(self._read())
         except DeviceError as error:
             self._works = False
             before = "".join(f"{one}; " for one in found)

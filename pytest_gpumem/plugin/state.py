@@ -291,8 +291,9 @@ class GpuSession:
         if not self.reads_controls:
             return None
         try:
-            self.conductor.ready()
-            return read_controls(self.device, latency=latency)
+            with self.device.current():
+                self.conductor.ready()
+                return read_controls(self.device, latency=latency)
         except DeviceError:  # such as too little free memory; the measurements report any other cause
             return None
 
@@ -392,6 +393,7 @@ class GpuTest:
         self.device: Device = session.device
         self.exit = ExitStack()
         """Closed at the test's end, after its memory is freed."""
+        self.exit.enter_context(self.device.current())
         oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
         settings = session.settings
         cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
@@ -428,7 +430,7 @@ class GpuTest:
 
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
-        with self.exit, suppress(ContextLost):
+        with self.exit, suppress(ContextLost), self.device.current():
             try:
                 for stream in reversed(self.streams):
                     if not stream.closed:

@@ -15,6 +15,7 @@ from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
+from pytest_gpumem.devices.cuda.current import Current
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.l2 import CudaL2
@@ -33,6 +34,7 @@ class CudaDevice:
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
         self.facts = facts
+        self._current = Current(index)
         with translated(f"opening device {index}"):
             cupy.cuda.Device(index).use()
             runtime.free(0)  # creates the context now
@@ -58,6 +60,12 @@ class CudaDevice:
 
     def conditions(self) -> Conditions:
         return self._conditions.read()
+
+    def current(self) -> AbstractContextManager[None]:
+        return self._current.during()
+
+    def elsewhere(self) -> int | None:
+        return self._current.elsewhere()
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         return links.peer_access(self._index, allowed)

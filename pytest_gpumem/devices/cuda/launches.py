@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
+from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.cuda import guests
@@ -89,6 +90,12 @@ class CudaKernels:
     def call(self, foreign: Foreign, stream: Stream) -> None:
         with guests.current(self._index, cast(CudaStream, stream)):
             foreign.function()
+            now = runtime.getDevice()
+        if now != self._index:
+            raise DeviceError(
+                f"the measured function made GPU {now} current, while this session measures GPU {self._index}: "
+                f"select it by --gpumem-device cuda:{now}"
+            )
 
     def prepared(self, launch: Launch) -> Prepared:
         """Compile if need be and pack the arguments. Raises `DeviceError` for a memory that the device cannot see."""

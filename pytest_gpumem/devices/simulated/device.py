@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
@@ -52,6 +52,12 @@ class SimulatedDevice:
     def conditions(self) -> Conditions:
         sheet = self.machine.sheet
         return Conditions(sm_clock_hz=sheet.sm_clock, memory_clock_hz=sheet.memory_clock, throttle_reasons=(), other_processes=0)
+
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def elsewhere(self) -> int | None:
+        return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         raise Unsupported("one GPU is simulated: there is no peer to copy to")

@@ -622,3 +622,9 @@ def test_room_is_made_before_somebody_elses_code_runs(bench: Bench, monkeypatch:
     assert made == ["room"]
     bench.conductor.case(lambda memory: made.append("built") or Case(lambda: None), arena=bench.arena).close()
     assert made == ["room", "room", "built"]
+
+
+def test_a_row_says_that_the_test_had_made_another_gpu_current(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("current" in note for note in triad(bench, nbytes=2 * MiB).notes)
+    monkeypatch.setattr(bench.device, "elsewhere", lambda: 1)
+    assert any("made GPU 1 current" in note for note in triad(bench, nbytes=2 * MiB).notes)
