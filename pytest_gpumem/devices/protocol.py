@@ -255,6 +255,12 @@ class Kernels(Protocol):
             DeviceError: the launch was refused, or the window cannot be.
         """
 
+    def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
+        """Make `stream` the current stream of every library that is already imported, so that each `call` on it inside the block need not.
+
+        The simulated device has no libraries.
+        """
+
     def call(self, foreign: Foreign, stream: Stream) -> None:
         """Run a foreign function with `stream` as the current stream of every library that is already imported.
 

@@ -126,7 +126,7 @@ class _Placements:
             name=self._name,
             kind="case",
             stream=self._stream if window is None else window.stream,
-            launch=lambda place, stream: self._call(case.launch, stream),
+            launch=partial(self._launch, self._foreign(case.launch)),
             traffic=_traffic(case),
             footprint=sum(arrays.values()) or (None if case.moved is None else int(case.moved)),
             managed=built.arena.homes,
@@ -138,19 +138,21 @@ class _Placements:
                 *window_notes(self._device, window),
             ),
             restores=case.restore is not None,
-            prepare=nothing if case.restore is None else partial(self._call, case.restore),
+            prepare=nothing if case.restore is None else partial(self._launch, self._foreign(case.restore), 0),
             check=None if case.check is None else self.check,
             move=self.move,
             run_on=self.run_on,
             close=self.close,
         )
 
-    def _call(self, function: Callable[[], object], stream: Stream) -> None:
+    def _foreign(self, function: Callable[[], object]) -> Foreign:
         case, built = self._built.case, self._built
         reads = tuple(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(built.reads))
         writes = tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
         reference = case.reference if function is case.launch else function
-        foreign = Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
+        return Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
+
+    def _launch(self, foreign: Foreign, place: int, stream: Stream) -> None:
         self._device.kernels.call(foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:

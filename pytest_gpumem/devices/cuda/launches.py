@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,6 +71,8 @@ class CudaKernels:
         self._facts = facts
         self._compiler = compiler
         # A Launch holds mappings and cannot be hashed, so it is found by identity and forgotten when it dies.
+        self._entered: Stream | None = None
+        """The current stream of the libraries, inside `current_stream`."""
         self._prepared: dict[int, tuple[weakref.ref[Launch], Prepared]] = {}
 
     def compile(self, launch: Launch) -> None:
@@ -87,10 +91,23 @@ class CudaKernels:
         except CUPY_ERRORS as error:
             raise failure(error.status, str(error), f"launching kernel {launch.kernel.name!r}") from error
 
+    @contextmanager
+    def current_stream(self, stream: Stream) -> Iterator[None]:
+        outer, self._entered = self._entered, stream
+        try:
+            with guests.current(self._index, cast(CudaStream, stream)):
+                yield
+        finally:
+            self._entered = outer
+
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        with guests.current(self._index, cast(CudaStream, stream)):
+        if stream is self._entered:
             foreign.function()
             now = runtime.getDevice()
+        else:
+            with guests.current(self._index, cast(CudaStream, stream)):
+                foreign.function()
+                now = runtime.getDevice()
         if now != self._index:
             raise DeviceError(
                 f"the measured function made GPU {now} current, while this session measures GPU {self._index}: "

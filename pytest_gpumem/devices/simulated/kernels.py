@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,6 +104,9 @@ class SimulatedKernels:
         )
         running = launched(kernel.name, launch.shape)
         return _Prepared(launch, computation, lambda window: partial(self._machine.run_kernel, work, window), COMPUTE, False, running)
+
+    def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         if foreign.reference is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -628,3 +629,16 @@ def test_a_row_says_that_the_test_had_made_another_gpu_current(bench: Bench, mon
     assert not any("current" in note for note in triad(bench, nbytes=2 * MiB).notes)
     monkeypatch.setattr(bench.device, "elsewhere", lambda: 1)
     assert any("made GPU 1 current" in note for note in triad(bench, nbytes=2 * MiB).notes)
+
+
+def test_the_hosts_clock_has_the_current_stream_set_ahead_of_the_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    def counted(stream: Any) -> Any:
+        entered.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(bench.device.kernels, "current_stream", counted)
+    x = bench.memory.device(1 * MiB)
+    taken = bench.case(lambda memory: case(lambda: None, x), sampler="host", placements=1)
+    assert 0 < len(entered) < len(taken.samples) / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -86,6 +88,33 @@ def test_a_function_that_makes_another_gpu_current_is_an_error(monkeypatch: pyte
     kernels.call(Foreign(lambda: None), cast(Any, None))
     with pytest.raises(DeviceError, match=r"the measured function made GPU 1 current.*--gpumem-device cuda:1"):
         kernels.call(Foreign(lambda: thread.setDevice(1)), cast(Any, None))
+
+
+def test_the_contexts_of_libraries_are_entered_once_for_many_calls(monkeypatch: pytest.MonkeyPatch, h100: Any) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def counted(index: int, stream: Any) -> Iterator[None]:
+        entered.append(stream)
+        yield
+
+    monkeypatch.setattr(launches, "runtime", Thread(0))
+    monkeypatch.setattr(guests, "current", counted)
+    kernels, one, two = CudaKernels(0, h100, cast(Any, SimpleNamespace())), cast(Any, object()), cast(Any, object())
+
+    def fails() -> None:
+        with kernels.current_stream(one):
+            for _ in range(3):
+                kernels.call(Foreign(lambda: None), one)
+            assert entered == [one]
+            kernels.call(Foreign(lambda: None), two)  # on another stream
+            assert entered == [one, two]
+            raise RuntimeError("made to fail")
+
+    with pytest.raises(RuntimeError, match="made to fail"):
+        fails()
+    kernels.call(Foreign(lambda: None), one)
+    assert entered == [one, two, one]
 
 
 class _Nothing:
