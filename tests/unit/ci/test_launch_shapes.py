@@ -84,6 +84,8 @@ def test_the_choice_is_set_against_the_best_by_the_median_batch() -> None:
 
 def test_a_wrong_variant_is_shown_by_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(launch_shapes.Variants, "wrong", lambda self: self.all[:1])
+    for name, values in {"THREADS": (256,), "MAP_VECTORS": (1,), "REDUCE_TRIED": (2,)}.items():
+        monkeypatch.setattr(launch_shapes, name, values)
     monkeypatch.setattr(sys, "argv", ["x", "--device", "sim", "--mib", "1", "--rounds", "1", "--launches", "1"])
     assert launch_shapes.main() == 1
     assert "!" in capsys.readouterr().out.split("chosen", 2)[1]

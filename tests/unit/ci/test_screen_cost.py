@@ -13,11 +13,11 @@ import screen_cost
 def test_the_cost_of_a_test_does_not_grow_with_the_suite(tmp_path: Path) -> None:
     """Eight times the tests take eight times as long; were each compared with all, they would take 64 times."""
     seconds = {}
-    for count in (50, 400):
+    for count in (30, 240):
         screen_cost.store(tmp_path / str(count), count, 6)
         gc.collect()
         seconds[count] = min(screen_cost.spend(tmp_path / str(count), count).seconds for _ in range(3))
-    assert seconds[400] / 400 < 2 * seconds[50] / 50
+    assert seconds[240] / 240 < 2 * seconds[30] / 30
 
 
 def test_what_is_above_its_limit() -> None:
