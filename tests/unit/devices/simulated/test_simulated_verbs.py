@@ -360,15 +360,9 @@ def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
         raise AssertionError("the simulated device runs the reference")
 
     foreign = Foreign(function, reference, (Access("x", "read", memory.nbytes, memory.nbytes),), (memory,))
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-    hold = bench.device.streams.hold(bench.stream, 1.0)
-    bench.device.streams.record(start, bench.stream)
-    bench.device.kernels.call(foreign, bench.stream)
-    bench.device.streams.record(end, bench.stream)
-    hold.release()
-    bench.device.streams.synchronize()
+    seconds = bench.interval(lambda: bench.device.kernels.call(foreign, bench.stream))
     assert (bench.device.content.to_host(memory, "f4", 8) == 1).all()
-    assert memory.nbytes / bench.device.streams.elapsed(start, end) == pytest.approx(0.9 * 3.352e12, rel=0.1)
+    assert memory.nbytes / seconds == pytest.approx(0.9 * 3.352e12, rel=0.1)
 
 
 # Streams, events, graphs
@@ -393,24 +387,13 @@ def test_event_times_come_in_ticks(bench: Workbench) -> None:
 
 
 def test_empty_interval_is_the_floor(bench: Workbench) -> None:
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-    hold = bench.device.streams.hold(bench.stream, 1.0)
-    bench.device.streams.record(start, bench.stream)
-    bench.device.streams.record(end, bench.stream)
-    hold.release()
-    bench.device.streams.synchronize()
-    assert bench.device.streams.elapsed(start, end) == pytest.approx(1.28e-6, abs=33e-9)
+    assert bench.interval(lambda: None) == pytest.approx(1.28e-6, abs=33e-9)
 
 
 def test_hold_hides_the_launch_gap(bench: Workbench) -> None:
     launch = bench.bind(scan(), x=bench.memory(4096))
     bench.hot(launch)
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-    bench.device.streams.record(start, bench.stream)
-    bench.device.kernels.launch(launch, bench.stream)
-    bench.device.streams.record(end, bench.stream)
-    bench.device.streams.synchronize()
-    gap = bench.device.streams.elapsed(start, end) - bench.hot(launch)
+    gap = bench.interval(lambda: bench.device.kernels.launch(launch, bench.stream), hold=False) - bench.hot(launch)
     assert 1e-6 < gap < 10e-6
 
 
@@ -454,24 +437,15 @@ def test_work_that_waits_for_the_device_expires_the_hold(bench: Workbench) -> No
 def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
     x, y = bench.memory(64 * MIB), bench.memory(64 * MIB)
     bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
-    launch = bench.bind(accumulate(), x=x, y=y)
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-
-    def body() -> None:
-        bench.device.streams.record(start, bench.stream)
-        bench.device.kernels.launch(launch, bench.stream)
-        bench.device.streams.record(end, bench.stream)
-
-    graph = bench.device.graphs.capture(bench.stream, body)
+    graph, elapsed = bench.captured(bench.bind(accumulate(), x=x, y=y))
     assert bench.device.content.to_host(y, "f4", 1)[0] == 0
     with pytest.raises(DeviceError, match="never recorded"):
-        bench.device.streams.elapsed(start, end)
+        elapsed()
     seen = []
     for turn in range(1, 4):
-        bench.device.graphs.replay(graph, bench.stream)
-        bench.device.streams.synchronize()
+        bench.replay(graph)
         assert bench.device.content.to_host(y, "f4", 1)[0] == turn
-        seen.append(bench.device.streams.elapsed(start, end))
+        seen.append(elapsed())
     assert len(set(seen)) > 1
     assert min(seen) > 1e-5
 
@@ -479,35 +453,20 @@ def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
 def test_a_graph_hides_the_launch_gap(bench: Workbench) -> None:
     launch = bench.bind(scan(), x=bench.memory(4096))
     held = bench.hot(launch)
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-
-    def body() -> None:
-        bench.device.streams.record(start, bench.stream)
-        bench.device.kernels.launch(launch, bench.stream)
-        bench.device.streams.record(end, bench.stream)
-
-    bench.device.graphs.replay(bench.device.graphs.capture(bench.stream, body), bench.stream)
-    bench.device.streams.synchronize()
-    assert bench.device.streams.elapsed(start, end) == pytest.approx(held, rel=0.05)
+    graph, elapsed = bench.captured(launch)
+    bench.replay(graph)
+    assert elapsed() == pytest.approx(held, rel=0.05)
 
 
 def test_a_graph_keeps_the_window_of_its_capture(bench: Workbench) -> None:
     table, out = bench.memory(24 * MIB), bench.memory(GIB)
     bench.device.l2.request_set_aside(25 * MIB)
     launch = bench.bind(lookup(), blocks=32, table=table, out=out)
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-
-    def body() -> None:
-        bench.device.streams.record(start, bench.stream)
-        bench.device.kernels.launch(launch, bench.stream)
-        bench.device.streams.record(end, bench.stream)
-
     bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
-    graph = bench.device.graphs.capture(bench.stream, body)
+    graph, elapsed = bench.captured(launch)
     bench.device.l2.set_window(bench.stream, None)
-    bench.device.graphs.replay(graph, bench.stream)
-    bench.device.streams.synchronize()
-    baked = bench.device.streams.elapsed(start, end)
+    bench.replay(graph)
+    baked = elapsed()
     bench.device.l2.reset_persisting()
     assert bench.cold(launch, 3) > 1.3 * baked
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Launch
+from pytest_gpumem.devices.protocol import Allocation, Graph, Launch
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
@@ -170,14 +171,34 @@ class Workbench:
 
     def time(self, launch: Launch) -> float:
         """Seconds of one launch, launch latency hidden."""
-        device, start, end = self.device, self.device.streams.event(), self.device.streams.event()
-        hold = device.streams.hold(self.stream, 10.0)
-        device.streams.record(start, self.stream)
-        device.kernels.launch(launch, self.stream)
-        device.streams.record(end, self.stream)
-        hold.release()
-        device.streams.synchronize()
-        return device.streams.elapsed(start, end)
+        return self.interval(lambda: self.device.kernels.launch(launch, self.stream))
+
+    def interval(self, work: Callable[[], object], *, hold: bool = True) -> float:
+        """Seconds between an event before and one after work on the stream, which is held until all of it is queued."""
+        streams, start, end = self.device.streams, self.device.streams.event(), self.device.streams.event()
+        held = streams.hold(self.stream, 10.0) if hold else None
+        streams.record(start, self.stream)
+        work()
+        streams.record(end, self.stream)
+        if held is not None:
+            held.release()
+        streams.synchronize()
+        return streams.elapsed(start, end)
+
+    def captured(self, launch: Launch) -> tuple[Graph, Callable[[], float]]:
+        """A graph of one launch between two events, and what gives the seconds between these after a replay."""
+        streams, start, end = self.device.streams, self.device.streams.event(), self.device.streams.event()
+
+        def body() -> None:
+            streams.record(start, self.stream)
+            self.device.kernels.launch(launch, self.stream)
+            streams.record(end, self.stream)
+
+        return self.device.graphs.capture(self.stream, body), lambda: streams.elapsed(start, end)
+
+    def replay(self, graph: Graph) -> None:
+        self.device.graphs.replay(graph, self.stream)
+        self.device.streams.synchronize()
 
     def hot(self, launch: Launch, samples: int = 9) -> float:
         """Median seconds of a launch after launches of its own kind."""
