@@ -29,10 +29,10 @@ class ManyStreams(CountedDevice):
     def __init__(self) -> None:
         super().__init__()
         self.legacy, self.thread, self.private = (self.streams.create() for _ in range(3))
-        self.current: Stream = self.private
+        self.current_of_libraries: Stream = self.private
 
         def called(foreign: Foreign, stream: Stream) -> None:
-            self.current = stream
+            self.current_of_libraries = stream
             foreign.function()
 
         replaced(self.streams, defaults=lambda: (self.legacy, self.thread))
@@ -185,7 +185,7 @@ def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypa
 
 
 def take(scene: Scene, launch: Callable[[Stream], None], stream: Any = None, **plan: Any) -> Any:
-    target = scene.bench.target(lambda: launch(scene.device.current), stream=stream)
+    target = scene.bench.target(lambda: launch(scene.device.current_of_libraries), stream=stream)
     return scene.bench.take(target, **plan)
 
 
@@ -199,7 +199,7 @@ def test_a_callable_is_timed_where_it_launches(scene: Scene) -> None:
 
 
 def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> None:
-    taken = scene.bench.case(lambda memory: Case(lambda: scene.on(scene.device.thread)(scene.device.current)), placements=3)
+    taken = scene.bench.case(lambda memory: Case(lambda: scene.on(scene.device.thread)(scene.device.current_of_libraries)), placements=3)
     assert "timed on this thread's default stream, where it launches" in taken.notes
     assert len(taken.placements) >= 3
     assert min(taken.samples) > 5 * taken.floor
