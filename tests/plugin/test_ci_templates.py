@@ -123,7 +123,9 @@ class Project:
         (upstream / ".venv" / "bin").mkdir(parents=True)
         (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{programs}:$PATH"\n')
         (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
-        (upstream / "pytest.ini").write_text("[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider\n")
+        (upstream / "pytest.ini").write_text(
+            "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
+        )
         (upstream / "test_it.py").write_text(TESTS)
         (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
         self.git("add", ".", cwd=upstream)

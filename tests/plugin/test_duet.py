@@ -280,11 +280,13 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     # Each process would write these.
     project.write("pytest.ini", "[pytest]\naddopts = --gpumem-save --gpumem-report=r.html --junitxml=mine.xml --benchmark-autosave\n")
     project.commit()
-    done = project.duet("main", *ROUNDS, "--json", "out.json", "--test", "test_it.py::test_sized")
-    assert done.returncode == 0, done.stderr
-    document = json.loads((project.folder / "out.json").read_text())
-    assert verdicts(project.folder / "out.json") == {"test_it.py::test_sized[1]": "PASS", "test_it.py::test_sized[2]": "PASS"}
-    assert {len(process["rows"]) for process in document["processes"]} == {2}
+    journal = project.temporary / "journal.jsonl"
+    process = project.start("main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized")
+    until(lambda: lines(journal) >= 3, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    for line in journal.read_text().splitlines()[1:]:
+        assert [row["nodeid"] for row in json.loads(line)["rows"]] == ["test_it.py::test_sized[1]", "test_it.py::test_sized[2]"]
     assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
