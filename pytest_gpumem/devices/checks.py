@@ -1,4 +1,4 @@
-"""Checks that both devices share: parts of allocations, access-policy windows, and support for persisting L2."""
+"""Checks that both devices share: parts of allocations, access-policy windows, support for persisting L2, and cycles."""
 
 from __future__ import annotations
 
@@ -64,3 +64,17 @@ def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
         raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
     if window.miss is AccessProperty.PERSISTING:
         raise DeviceError('a miss property of "persisting": "streaming" and "normal" are possible')
+
+
+def nodes_of(allocation: Allocation, node_bytes: int) -> int:
+    """Number of nodes of a cycle that fills an allocation.
+
+    Raises:
+        DeviceError: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31 - 1.
+    """
+    if node_bytes % 4 or node_bytes <= 0:
+        raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
+    nodes = allocation.nbytes // node_bytes
+    if not 0 < nodes < 2**31:
+        raise DeviceError(f"{nodes} nodes of {node_bytes} bytes: 1 to 2^31 - 1 are possible")
+    return nodes

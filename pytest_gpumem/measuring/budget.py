@@ -11,7 +11,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 
 FIXED = 0.05
-"""Seconds of each measurement for all but sampling: its checks, its placements, what is loaded once."""
+"""Seconds of each measurement besides sampling: checks, placements, and code that is loaded once."""
 HOST = 50e-6
 """Seconds of host work for each sample, queueing and waiting."""
 LEAST = 1e-3

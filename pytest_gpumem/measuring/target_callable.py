@@ -58,7 +58,7 @@ def callable_target(
         launch=calls.launch,
         traffic=None if moved is None else Traffic(0, 0, declared=moved),
         footprint=moved,
-        # What it touches is unknown: arrays of other libraries and closures reach any managed buffer of the test.
+        # The callable may touch any managed buffer of the test, through closures or arrays of other libraries.
         managed=arena.homes,
         window=window,
         notes=(*notes, *window_notes(arena.device, window), *managed_notes(arena.device.facts, arena.managed)),

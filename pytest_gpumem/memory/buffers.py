@@ -402,7 +402,7 @@ class Arena:
         return bool(self._kept)
 
     def close_kept(self) -> None:
-        """Close the arenas that `keep` was given, so that their memory is free. What it raises is that of the first that fails."""
+        """Close the arenas that `keep` was given, so that their memory is free. All are closed, even if one raises."""
         with ExitStack() as stack:
             while self._kept:
                 stack.callback(self._kept.pop(0).close)

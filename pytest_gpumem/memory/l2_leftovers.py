@@ -117,16 +117,16 @@ class Watch:
                 for key in left:
                     self._put_back(key)
                 self._device.l2.reset_persisting()
-                stubborn = self._differences(self._read())
+                remaining = self._differences(self._read())
         except DeviceError as error:
             self._works = False
             before = "".join(f"{one}; " for one in found)
             return Leftover(f"{before}a device on which the L2 set-aside can be neither read nor put back: {error}", repaired=False)
         found += [self._described(key, now[key]) for key in left]
         text = "; ".join(found) + "; put back as found, and persisting lines reset"
-        if stubborn:
-            text += f"; except {', '.join('the set-aside' if k == _LIMIT else f'the window on {self._name(k)}' for k in stubborn)}"
-        return Leftover(text, repaired=not stubborn)
+        if remaining:
+            text += f"; except {', '.join('the set-aside' if k == _LIMIT else f'the window on {self._name(k)}' for k in remaining)}"
+        return Leftover(text, repaired=not remaining)
 
     def _read(self) -> State:
         device, ours = self._device, open_streams(self._device)

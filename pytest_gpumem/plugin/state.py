@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
@@ -79,12 +80,12 @@ def write_output(session: pytest.Session, flag: str, path: Path, text: str) -> s
     return f"{flag}: wrote {path}"
 
 
-class SummaryHooks:
+class SummaryHooks(ABC):
     """Hooks that print lines below pytest-benchmark's table, also if its own comparison ends in an error."""
 
+    @abstractmethod
     def summarise(self, writer: pytest.TerminalReporter) -> None:
         """Print the lines."""
-        raise NotImplementedError
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:

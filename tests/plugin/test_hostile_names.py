@@ -58,7 +58,7 @@ def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypat
     (told,) = (line for line in failure.splitlines() if line.startswith("FAIL (simulated) "))
     assert r"test_a\n::add-mask::x\x1b[2J" in told
 
-    # What was saved is read again, and every command shows it in the same way.
+    # Every command escapes the names that it reads from the saved files.
     gpumem(*once, "--benchmark-json=again.json").assert_outcomes(passed=1, failed=1, skipped=1)
     monkeypatch.chdir(pytester.path)
     (folder,) = {path.parent for path in Path(".benchmarks").rglob("gpumem/*.json")}

@@ -12,6 +12,7 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.comparing import Comparing
@@ -114,11 +115,7 @@ class CudaContent:
             )
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
-        if node_bytes % 4 or node_bytes <= 0:
-            raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
-        nodes = allocation.nbytes // node_bytes
-        if not 0 < nodes < 2**31:
-            raise DeviceError(f"{nodes} nodes of {node_bytes} bytes: 1 to 2^31 - 1 are possible")
+        nodes = nodes_of(allocation, node_bytes)
         following = random_cycle(nodes, seed)
         words, queue = node_bytes // 4, cast(CudaStream, stream).cupy
         with translated("writing a cycle"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
 from pytest_gpumem.devices.simulated.content import live
 from pytest_gpumem.devices.simulated.counters import copied
@@ -31,11 +32,7 @@ class SimulatedContent:
         self._fill(allocation, partial(live(allocation).fill_random, dtype, seed), stream)
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
-        if node_bytes % 4 or node_bytes <= 0:
-            raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
-        nodes = allocation.nbytes // node_bytes
-        if not 0 < nodes < 2**31:
-            raise DeviceError(f"{nodes} nodes of {node_bytes} bytes: 1 to 2^31 - 1 are possible")
+        nodes_of(allocation, node_bytes)
         self._fill(allocation, partial(live(allocation).fill_cycle, node_bytes, seed), stream)
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:

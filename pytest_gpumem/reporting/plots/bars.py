@@ -116,7 +116,7 @@ def ladder(rungs: Sequence[Rung]) -> Markup:
 
 
 def timeline(overlap: Overlap, latency: float) -> Markup:
-    """Work that overlaps: its parts one after another, what was measured, and the bound of any overlap.
+    """Plot overlapping work: each part alone, their sum, the measured latency, and the bound of any overlap.
 
     Args:
         overlap: the parts, each measured alone, and bounds.

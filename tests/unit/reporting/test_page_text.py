@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
+from faulting_pass import FAULTING
+
+from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.reporting.page_text import migrations_text
 from pytest_gpumem.units import MiB
-
-FAULTING = PageCounts(
-    gpu_faults=159,
-    gpu_groups=26,
-    gpu_pages=150,
-    cpu_faults=48,
-    to_device=16 * MiB,
-    to_device_seconds=1e-3,
-    mapped=2 * MiB,
-    causes={"fault": 10 * MiB, "speculation": 6 * MiB, "eviction": 0},
-    groups=(FaultGroup(0x7F0000000000, 24, "write"),),
-)
 
 
 def test_both_parts_of_a_pass_are_said() -> None:
