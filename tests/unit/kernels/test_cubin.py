@@ -1,0 +1,183 @@
+"""Reading machine code: its figures are those of ptxas, and its digest changes with the code alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
+
+SOURCE = """
+__constant__ double table[4] = {1, 2, 3, 4};
+__device__ float written[64];
+__device__ __noinline__ double far(double x) { return x * 3.14159265358979 + table[(int)x & 3] + written[(int)x & 63]; }
+extern "C" __global__ void plain(float* a) { a[threadIdx.x] = 1; }
+extern "C" __global__ void calls(double* a) { a[0] = far(a[1]); }
+extern "C" __global__ void shares(float* a) {
+    __shared__ float s[100];
+    s[threadIdx.x] = a[threadIdx.x];
+    __syncthreads();
+    a[0] = s[3];
+}
+extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* a, int n) {
+    float v[64];
+    for (int i = 0; i < 64; i++) v[i] = a[i * n + threadIdx.x];
+    for (int k = 0; k < n; k++)
+#pragma unroll
+        for (int i = 0; i < 64; i++) v[i] = v[(i * 7) % 64] * v[i] + k;
+#pragma unroll
+    for (int i = 0; i < 64; i++) a[i + threadIdx.x * 64] = v[i];
+}
+"""
+KERNELS = ("calls", "plain", "shares", "spills")
+
+
+def called(result):
+    status, *value = result
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
+    return value[0] if value else None
+
+
+def compiled(source: str = SOURCE, *options: str, arch: str = "sm_90", name: str = "t.cu") -> tuple[bytes, str]:
+    """The cubin and the log of ptxas."""
+    program = called(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    given = [option.encode() for option in (f"-arch={arch}", "--ptxas-options=-v", *options)]
+    called(nvrtc.nvrtcCompileProgram(program, len(given), given))
+    log = bytearray(called(nvrtc.nvrtcGetProgramLogSize(program)))
+    called(nvrtc.nvrtcGetProgramLog(program, log))
+    content = bytearray(called(nvrtc.nvrtcGetCUBINSize(program)))
+    called(nvrtc.nvrtcGetCUBIN(program, content))
+    return bytes(content), log.decode()
+
+
+def architectures() -> list[str]:
+    try:
+        return [f"sm_{number}" for number in called(nvrtc.nvrtcGetSupportedArchs())]
+    except RuntimeError:
+        pytest.skip("NVRTC is missing")
+
+
+def figures(log: str) -> dict[str, tuple[int, int, int]]:
+    """Registers, stack frame and shared memory of each kernel, from the log of ptxas."""
+    found = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        name = part.split("'", 1)[0]
+        used = re.search(r"Used (\d+) registers.*", part)
+        stack = re.search(r"Function properties for (\w+)\n.*? (\d+) bytes stack frame", part)
+        shared = re.search(r"(\d+) bytes smem", used[0])
+        assert stack[1] == name
+        found[name] = (int(used[1]), int(stack[2]), int(shared[1]) if shared else 0)
+    return found
+
+
+def test_figures_are_those_of_ptxas_for_every_architecture():
+    for arch in architectures():
+        content, log = compiled(arch=arch)
+        cubin = Cubin(content)
+        assert f"sm_{cubin.capability}" == arch
+        assert cubin.names == KERNELS
+        read = {one.name: (one.registers, one.local_bytes, one.shared_bytes) for one in map(cubin.kernel, cubin.names)}
+        assert read == figures(log), arch
+        assert read["spills"][1] > 0
+        assert read["shares"][2] == 400
+
+
+def digests(*arguments: str, **options: str) -> dict[str, str]:
+    cubin = Cubin(compiled(*arguments, **options)[0])
+    return {name: cubin.kernel(name).digest for name in cubin.names}
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, str]:
+    architectures()
+    return digests()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"name": "/elsewhere/other.cu"},
+        {"source": "// a comment\n\n\n" + SOURCE},
+        {"option": "-lineinfo"},
+        {"option": "--define-macro=UNUSED=1"},
+    ],
+    ids=["path", "comment", "line information", "unused macro"],
+)
+def test_digest_stays(base, same):
+    assert digests(same.get("source", SOURCE), *filter(None, [same.get("option")]), name=same.get("name", "t.cu")) == base
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ((("a[threadIdx.x] = 1", "a[threadIdx.x] = 2"),), {"plain"}),
+        ((("s[3]", "s[4]"),), {"shares"}),
+        ((("3.14159265358979", "3.14159265358978"),), {"calls"}),
+        # Constants and variables of the module may be used by each of its kernels.
+        ((("{1, 2, 3, 4}", "{1, 2, 3, 5}"),), set(KERNELS)),
+    ],
+    ids=["constant", "index", "called function", "constant memory"],
+)
+def test_digest_changes_with_the_code(base, change, changed):
+    source = SOURCE
+    for old, new in change:
+        assert old in source
+        source = source.replace(old, new)
+    now = digests(source)
+    assert {name for name in KERNELS if now[name] != base[name]} == changed
+
+
+def test_digest_changes_with_an_option(base):
+    source = SOURCE.replace("a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]")
+    assert digests(source)["plain"] != digests(source, "--use_fast_math")["plain"]
+
+
+def test_digest_tells_variables_apart_that_only_relocations_name():
+    """The code loads an address from a table; which variable it is stands in the relocations alone."""
+    architectures()
+    source = """__device__ float one[64], two[64];
+        extern "C" __global__ void k(float* a) { %s[threadIdx.x] = a[0]; }"""
+    assert digests(source % "one") != digests(source % "two")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_a_file_that_is_cut_off_is_refused_or_read_whole(arch):
+    assert arch in architectures()
+    content, _ = compiled(arch=arch)
+    whole = [Cubin(content).kernel(name) for name in KERNELS]
+    refused = 0
+    for end in range(0, len(content), max(1, len(content) // 150)):
+        try:
+            cubin = Cubin(content[:end])
+            assert [cubin.kernel(name) for name in KERNELS] == whole
+        except NotACubin:
+            refused += 1
+    assert refused > 100
+
+
+def test_damaged_bytes_never_end_otherwise():
+    architectures()
+    content = bytearray(compiled()[0])
+    for at in range(0, len(content), 97):
+        damaged = bytearray(content)
+        damaged[at] ^= 0xFF
+        try:
+            cubin = Cubin(bytes(damaged))
+            for name in cubin.names:
+                cubin.kernel(name)
+        except NotACubin:
+            pass
+
+
+def test_no_such_kernel_and_other_files():
+    architectures()
+    with pytest.raises(NoSuchKernel, match="other"):
+        Cubin(compiled()[0]).kernel("other")
+    for content in (b"", b"MZ", b"\x7fELF", Path(sys.executable).read_bytes()[:4096]):
+        with pytest.raises(NotACubin):
+            Cubin(content)
