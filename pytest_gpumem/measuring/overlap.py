@@ -15,6 +15,11 @@ from pytest_gpumem.units import format_share, format_time
 
 PART_SHARE = 0.25
 """Share of a measurement's budget that each part of overlapping work, and their sequence, is measured with."""
+AGREE = 0.1
+"""Largest difference between the sequence and the sum of its parts, as a share of the sum. Other traffic on a host's link makes copies up
+to twice as long, for some milliseconds: on an H100 a sequence read 2.43 ms, its parts 1.22 and 0.37 ms."""
+TRIES = 3
+"""Times that parts and sequence are measured until they agree."""
 
 
 def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
@@ -31,11 +36,18 @@ def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, na
         return conductor.measure(work_target(part, arena), short, arena=arena, label="", name=name).latency
 
     device = arena.device
-    measured = [(part, latency(part)) for part in work.parts]
+    pieces = (*work.parts, InTurn(device, work.parts))
+    seconds = [latency(piece) for piece in pieces]
+    for _ in range(TRIES - 1):
+        if abs(seconds[-1] - sum(seconds[:-1])) <= AGREE * sum(seconds[:-1]):
+            break
+        # What others do on the link makes a reading longer, never shorter.
+        seconds = [min(before, latency(piece)) for before, piece in zip(seconds, pieces, strict=True)]
+    measured = list(zip(work.parts, seconds, strict=False))
     return Overlap(
-        parts=tuple(Part(part.name, seconds) for part, seconds in measured),
-        sequential=latency(InTurn(device, work.parts)),
-        bound=bound_of(device, [(part.engines, seconds) for part, seconds in measured]),
+        parts=tuple(Part(part.name, alone) for part, alone in measured),
+        sequential=seconds[-1],
+        bound=bound_of(device, [(part.engines, alone) for part, alone in measured]),
         streams=work.streams,
         chunks=work.chunks if isinstance(work, StagedCopy) else None,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from pytest_gpumem import MiB
@@ -15,10 +17,20 @@ ROUNDS = 200
 """Of `elementwise`: on an H200 a quarter of the time of a copy of its data; the copy is the longest part."""
 
 
+def _undisturbed(gpu_benchmark, work, label):
+    """The first of three measurements whose samples agree: a link that other machines' guests use too copies at half the rate at times."""
+    for name in (label, f"{label}, again", f"{label}, a third time"):
+        result = gpu_benchmark(work, label=name)
+        low, middle, high = statistics.quantiles(result.measurement.samples, n=4)
+        if high - low < 0.1 * middle:
+            return result
+    pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
+
+
 @pytest.mark.parametrize(("streams", "rounds"), [*((n, ROUNDS) for n in (1, 2, 4, 8, 16)), (4, 8 * ROUNDS)])
 def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, rounds):
     """tT + tE/n where the transfer takes longer, tE + tT/n where the kernel does; one stream hides nothing."""
-    staged = gpu_benchmark(staged_copy(streams, SIZE, rounds=rounds, back=False), label="staged")
+    staged = _undisturbed(gpu_benchmark, staged_copy(streams, SIZE, rounds=rounds, back=False), "staged")
     overlap = staged.overlap
     assert overlap.bound <= staged.latency * 1.02
     assert staged.latency == pytest.approx(overlap.estimate, rel=0.2)

@@ -1,0 +1,54 @@
+"""Parts of overlapping work are measured alone and in turn, and other traffic on the link does not decide what overlap can hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from bench import QUICK, Bench
+from msgspec.structs import replace
+
+from pytest_gpumem.measuring.overlap import TRIES, overlap_of
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.works import Works
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.overlap import Overlap
+
+ALONE = 3
+"""The parts are a copy and a kernel; the third reading is of both in turn."""
+
+
+def overlap(bench: Bench, monkeypatch: pytest.MonkeyPatch, longer: Sequence[float]) -> tuple[Overlap, int]:
+    """What is found if the readings take so many times as long as they do, and how many there were."""
+    taken: list[Measurement] = []
+    measure = bench.conductor.measure
+
+    def disturbed(*arguments: Any, **keywords: Any) -> Measurement:
+        one = measure(*arguments, **keywords)
+        times = longer[len(taken)] if len(taken) < len(longer) else 1.0
+        taken.append(one)
+        return replace(one, placements=tuple(tuple(times * x for x in p) for p in one.placements))
+
+    monkeypatch.setattr(bench.conductor, "measure", disturbed)
+    work = Works(bench.memory).staged(4, "8 MiB", rounds=200, back=False)
+    found = overlap_of(bench.conductor, work, Plan(**QUICK), arena=bench.arena, name="test_it")
+    assert found is not None
+    return found, len(taken)
+
+
+def test_parts_that_add_up_are_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, readings = overlap(bench, monkeypatch, [])
+    assert readings == ALONE
+    assert found.sequential == pytest.approx(sum(part.seconds for part in found.parts), rel=0.1)
+
+
+@pytest.mark.parametrize("disturbed", [[1, 1, 2], [2], [2, 1, 1, 1, 1, 2], [2, 2, 1.5, 1, 1, 2]])
+def test_a_reading_that_others_made_longer_is_taken_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, disturbed: Sequence[float]
+) -> None:
+    found, readings = overlap(bench, monkeypatch, disturbed)
+    quiet, _ = overlap(Bench(), pytest.MonkeyPatch(), [])
+    assert ALONE < readings <= TRIES * ALONE
+    assert found.sequential == pytest.approx(quiet.sequential, rel=0.05)
+    assert found.bound == pytest.approx(quiet.bound, rel=0.05)
