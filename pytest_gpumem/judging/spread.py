@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from scipy.special import stdtr, stdtrit
-
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.verdict import ENOUGH
 
@@ -114,12 +112,16 @@ class Variance:
 
     def reach(self, confidence: float) -> float:
         """Largest one-sided distance with this confidence, as a log-ratio."""
+        from scipy.special import stdtrit  # here: SciPy takes as long to import as the rest of the package
+
         return float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value)
 
     def chance(self, distance: float) -> float:
         """Probability of a log-ratio of at least `distance` where the true one is 0 (Student's t, one-sided)."""
         if self.value == 0:
             return 0.0 if distance > 0 else 1.0
+        from scipy.special import stdtr
+
         return float(stdtr(self.freedom, -distance / math.sqrt(self.value)))
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting import html, markdown
+from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
 from pytest_gpumem.reporting.plots.samples import Past
 
@@ -44,6 +44,8 @@ def job_summary(run: Run) -> str:
 def _report(run: Run) -> str | None:
     if not run.rows:
         return None
+    from pytest_gpumem.reporting import html  # here: most runs write no report, and Jinja2 takes long to import
+
     return html.page(run.rows, run.facts, run.settings, utc=run.utc, past=run.past, sweeps=run.sweeps, revision=run.revision)
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
 import pytest
+from installing import ROOT, copied, environment, needs_pip, pip
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.controls import SOURCE as CONTROLS
 
-ROOT = Path(__file__).parents[3]
 NAMES = {
     "stream.cu",
     "l2_persistence.cu",
@@ -95,32 +92,14 @@ def test_the_shipped_copy_comes_first(tmp_path, monkeypatch):
     assert sources.read("stream.cu") == "shipped"
 
 
-needs_pip = pytest.mark.skipif(
-    find_spec("pip") is None or find_spec("setuptools") is None, reason="pip and setuptools are needed to build without a network"
-)
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of what the build reads: builds leave files behind."""
-    copy = tmp_path_factory.mktemp("project")
-    for folder in ("pytest_gpumem", "kernels"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "LICENSE", copy)
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    (copy / "README.md").write_text("pytest-gpumem\n")
-    return copy
-
-
-def pip(python: Path | str, *arguments: str, cwd: Path) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments, "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return copied(tmp_path_factory.mktemp("project"))
 
 
 @needs_pip
 def test_found_in_a_wheel(project, tmp_path):
-    pip(sys.executable, "wheel", ".", "-w", str(tmp_path), cwd=project)
+    pip("wheel", ".", "-w", str(tmp_path), cwd=project)
     (wheel,) = tmp_path.glob("pytest_gpumem-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert {f"pytest_gpumem/kernels/cu/{name}" for name in NAMES} <= set(archive.namelist())
@@ -135,12 +114,8 @@ def test_found_in_a_wheel(project, tmp_path):
 
 @needs_pip
 def test_found_in_an_editable_install(project, tmp_path):
-    made = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")]
-    subprocess.run(made, check=True, capture_output=True)
-    python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    site = Path(subprocess.check_output([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
-    pip(sys.executable, "install", "-e", ".", "--target", str(site), cwd=project)
-    (site / "msgspec").symlink_to(Path(msgspec.__file__).parent)  # a dependency, which an install without a network leaves out
+    python, _ = environment(tmp_path / "venv")
+    pip("--python", str(python), "install", "-e", ".", cwd=project)
     folder, files = report(python, tmp_path)
     assert folder == project / "kernels"
     assert files == expected()

@@ -1,0 +1,46 @@
+"""Builds and installs the project without a network, for tests of what an installation has."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+needs_pip = pytest.mark.skipif(
+    find_spec("pip") is None or find_spec("setuptools") is None, reason="pip and setuptools are needed to build without a network"
+)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of what the build reads: builds leave files behind."""
+    for name in ("pytest_gpumem", "kernels"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pytest_gpumem_entry.py", "LICENSE", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "README.md").write_text("pytest-gpumem\n")
+    return folder
+
+
+def pip(*arguments: str, cwd: Path) -> None:
+    """Run pip without a network; what it installs gets no dependencies."""
+    alone = ["--no-deps", "--no-build-isolation", "--no-index"] if "uninstall" not in arguments else []
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, *alone, "-q"]
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def environment(folder: Path) -> tuple[Path, Path]:
+    """A new virtual environment without pip, which finds this interpreter's packages behind its own; its Python and its own packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
+    python = folder / "bin" / "python"
+    site = Path(subprocess.check_output([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
+    # The .pth files of a folder that a .pth file adds are not read: an editable install of this checkout stays out.
+    (site / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python, site
