@@ -12,6 +12,7 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.records.record import Bytes, Count, Launches, LaunchTime, LaunchTimes, Placements, Record, Seconds, Sectors
 from pytest_gpumem.records.uses import Activity
+from pytest_gpumem.records.what_ran import WhatRan
 
 REPEATED = 3
 """Requested over compulsory bytes from which on the compulsory bytes are no measure of the traffic of caches and memory."""
@@ -198,6 +199,8 @@ class Measurement(Record, frozen=True):
     """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`)."""
     activity: Activity | None = None
     """Kernels, copies and memsets of one launch in an untimed pass (`--gpumem-explain`)."""
+    what_ran: WhatRan | None = None
+    """Kernels with their machine code, copies, allocations and waits of one launch in an untimed pass; None without such a pass."""
     sectors_per_request: Sectors | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, predicted from the access pattern: 4 where all are coalesced, up to
     32 (CUDA C++ Best Practices Guide, 9.2.1). None where the pattern is unknown, and where there are no such requests: a copy engine, a

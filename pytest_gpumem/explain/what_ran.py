@@ -1,0 +1,150 @@
+"""What ran differently: the differences between what two launches ran. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal
+
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
+from pytest_gpumem.units import format_bytes
+
+_LONGEST = 60
+"""Characters of a kernel's name in a sentence."""
+_BYTES = ("shared", "dynamic_shared", "local", "nbytes")
+_SHAPES = ("grid", "block", "cluster")
+_WORDS = {
+    "code": "machine code",
+    "shared": "static shared memory",
+    "dynamic_shared": "dynamic shared memory",
+    "local": "local memory of a thread",
+    "registers": "registers",
+    "nbytes": "size",
+    "source": "reads",
+    "memory": "memory",
+    "window": "access-policy window",
+}
+_COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind", "name"))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that ran differently."""
+
+    change: Literal["added", "removed", "changed"]
+    what: str
+    """The value of a `StepKind`, "call", "state", or "order" where only the order differs."""
+    name: str
+    """Kernel, direction of a copy, runtime function, or part of the state; empty for what has no name."""
+    field: str = ""
+    """Of a change: the field of `Step` or, of calls, "count"."""
+    was: str | None = None
+    """The value on the first side, in words; of what was removed, its properties."""
+    now: str | None = None
+    """The value on the second side, in words; of what was added, its properties."""
+    times: int = 1
+    """Steps of the launch that differ so."""
+
+    @property
+    def text(self) -> str:
+        """In words: "kernel triad: block 256 → 128"."""
+        each = f"{self.times} × " if self.times > 1 else ""
+        subject = f"{each}{self.what} {_short(self.name)}".rstrip()
+        if self.what == "order":
+            return "the same steps in another order"
+        if self.change == "changed":
+            if self.field == "code":
+                return f"{subject}: other machine code"
+            return f"{subject}: {_WORDS.get(self.field, self.field)} {self.was} → {self.now}".replace(":  ", ": ")
+        properties = self.now if self.change == "added" else self.was
+        return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
+
+
+def differences(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
+    """What head ran differently from base: steps, then calls, then state; empty if the digests are equal.
+
+    Steps are matched in their order: kernels by name, copies by direction, the others by kind. A kernel under a new name with the same
+    machine code is no difference. What was not watched on one side may be missing: see `WhatRan.not_watched`.
+    """
+    if base.digest is not None and base.digest == head.digest:
+        return ()
+    found: Counter[Difference] = Counter(_of_steps(base.launch, head.launch))
+    steps = [Difference(one.change, one.what, one.name, one.field, one.was, one.now, times) for one, times in found.items()]
+    if not steps and base.launch != head.launch and _unnamed(base.launch) != _unnamed(head.launch):
+        steps = [Difference("changed", "order", "")]
+    return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
+
+
+def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
+    matched = SequenceMatcher(None, [_token(one) for one in base], [_token(one) for one in head], autojunk=False)
+    removed, added = list[Step](), list[Step]()
+    for tag, first, last, begin, end in matched.get_opcodes():
+        if tag == "equal":
+            for was, now in zip(base[first:last], head[begin:end], strict=True):
+                yield from _of_pair(was, now)
+        else:
+            removed += base[first:last]
+            added += head[begin:end]
+    # What moved, or has another name and the same code, is on both lists.
+    for was in list(removed):
+        same = [now for now in added if _token(now) == _token(was) or (was.code is not None and now.code == was.code)]
+        if same:
+            removed.remove(was)
+            added.remove(same[0])
+            yield from _of_pair(was, same[0])
+    for one in removed:
+        yield Difference("removed", one.kind.value, one.name, was=_properties(one))
+    for one in added:
+        yield Difference("added", one.kind.value, one.name, now=_properties(one))
+
+
+def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
+    for field in _COMPARED:
+        before, after = getattr(was, field), getattr(now, field)
+        if before != after:
+            yield Difference("changed", now.kind.value, now.name, field, _value(field, before), _value(field, after))
+
+
+def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*base, *head]):
+        was, now = base.get(name, 0), head.get(name, 0)
+        if was != now:
+            change: Literal["added", "removed", "changed"] = "added" if not was else "removed" if not now else "changed"
+            field = "count" if change == "changed" else ""
+            yield Difference(change, "call", name, field, str(was) if was else None, str(now) if now else None)
+
+
+def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*base, *head]):
+        if base.get(name) != head.get(name):
+            yield Difference("changed", "state", name, "", base.get(name, "none"), head.get(name, "none"))
+
+
+def _token(step: Step) -> tuple[str, str]:
+    return step.kind.value, step.name
+
+
+def _unnamed(launch: Sequence[Step]) -> list[object]:
+    return [(step.kind, *(getattr(step, field) for field in _COMPARED)) for step in launch]
+
+
+def _properties(step: Step) -> str:
+    if step.kind is StepKind.KERNEL:
+        return f"{_value('grid', step.grid)} blocks of {_value('block', step.block)}" if step.grid and step.block else ""
+    ways = " → ".join(one for one in (step.source, step.memory) if one)
+    return " ".join(one for one in ("" if step.nbytes is None else format_bytes(step.nbytes), ways) if one)
+
+
+def _value(field: str, value: Any) -> str:
+    if value is None:
+        return "unknown" if field != "window" and field != "cluster" else "none"
+    if field in _SHAPES:
+        x, y, z = value
+        return str(x) if (y, z) == (1, 1) else f"{x} × {y}" if z == 1 else f"{x} × {y} × {z}"
+    return format_bytes(value) if field in _BYTES else str(value)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

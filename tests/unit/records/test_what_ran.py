@@ -1,0 +1,82 @@
+"""The digest of a launch: what changes it, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.records.schema import from_plain, to_plain
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+
+KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), shared=0, registers=16, local=0, stream=7)
+COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4096, stream=9)
+
+
+def test_a_record_keeps_each_distinct_step_once_and_numbers_streams_by_first_use() -> None:
+    ran = what_ran([COPY, KERNEL, KERNEL, COPY], {"cuLaunchKernel": 2})
+    assert [step.stream for step in ran.steps] == [0, 1]
+    assert ran.order == (0, 1, 1, 0)
+    assert [step.kind for step in ran.launch] == [StepKind.COPY, StepKind.KERNEL, StepKind.KERNEL, StepKind.COPY]
+    assert len(list(ran.of(StepKind.KERNEL))) == 2
+
+
+def test_the_digest_does_not_depend_on_the_handles_of_streams_or_the_order_of_names() -> None:
+    base = what_ran([COPY, KERNEL], {"a": 1, "b": 2}, {"x": "1", "y": "2"})
+    moved = [replace(COPY, stream=123), replace(KERNEL, stream=45)]
+    assert what_ran(moved, {"b": 2, "a": 1}, {"y": "2", "x": "1"}).digest == base.digest
+
+
+def test_the_name_of_a_kernel_counts_only_where_its_code_is_unknown() -> None:
+    named, unknown = replace(KERNEL, name="saxpy"), replace(KERNEL, code=None)
+    assert what_ran([named], {}).digest == what_ran([KERNEL], {}).digest
+    assert what_ran([replace(unknown, name="saxpy")], {}).digest != what_ran([unknown], {}).digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"code": "0ther"},
+        {"grid": (32, 1, 1)},
+        {"block": (128, 1, 1)},
+        {"cluster": (2, 1, 1)},
+        {"shared": 48},
+        {"dynamic_shared": 48},
+        {"registers": 17},
+        {"local": 8},
+        {"window": "1 MiB"},
+        {"priority": -1},
+        {"stream": 9},
+    ],
+)
+def test_each_property_of_a_kernel_changes_the_digest(change: dict[str, Any]) -> None:
+    assert what_ran([COPY, replace(KERNEL, **change)], {}).digest != what_ran([COPY, KERNEL], {}).digest
+
+
+@pytest.mark.parametrize("change", [{"source": "pageable"}, {"memory": "managed"}, {"nbytes": 1}, {"name": "D2H"}])
+def test_each_property_of_a_copy_changes_the_digest(change: dict[str, Any]) -> None:
+    assert what_ran([replace(COPY, **change)], {}).digest != what_ran([COPY], {}).digest
+
+
+def test_order_number_calls_and_state_change_the_digest() -> None:
+    base = what_ran([COPY, KERNEL], {"cudaMemAdvise": 1}, {"window": "none"})
+    others = [
+        what_ran([KERNEL, COPY], {"cudaMemAdvise": 1}, {"window": "none"}),
+        what_ran([COPY, KERNEL, KERNEL], {"cudaMemAdvise": 1}, {"window": "none"}),
+        what_ran([COPY, KERNEL], {}, {"window": "none"}),
+        what_ran([COPY, KERNEL], {"cudaMemAdvise": 1}, {"window": "1 MiB"}),
+    ]
+    assert len({base.digest, *(other.digest for other in others)}) == 5
+
+
+def test_what_was_not_watched_has_no_digest() -> None:
+    ran = what_ran([KERNEL], {}, not_watched="cupti-python is missing")
+    assert (ran.digest, ran.not_watched) == (None, "cupti-python is missing")
+
+
+def test_a_record_is_read_back_equal() -> None:
+    ran = what_ran([COPY, KERNEL], {"cuLaunchKernel": 1}, {"window": "none"})
+    plain = to_plain(ran)
+    assert from_plain(plain, WhatRan) == ran
+    assert "cluster" not in plain["steps"][1]  # what a step does not have takes no room in a baseline
