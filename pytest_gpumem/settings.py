@@ -118,6 +118,12 @@ def _pinned_share(value: Any) -> float:
     return share
 
 
+def _memory(value: Any) -> int:
+    if (nbytes := units.parse_bytes(value)) == 0:
+        raise units.QuantityError(f"{value!r} leaves no memory; accepted is {units.SIZES_ACCEPTED}")
+    return nbytes
+
+
 def _path(kind: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
@@ -322,6 +328,14 @@ OPTIONS: tuple[Option, ...] = (
         "REVISION",
     ),
     Option("baseline_window", Role.JUDGING, _count, 20, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
+    Option(
+        "memory_limit",
+        Role.STRICTNESS,
+        _memory,
+        None,
+        'Run as on a card of so much memory, such as "16 GiB": the rest is held, and a test that asks for more fails. Default: none.',
+        "SIZE",
+    ),
     Option("strict", Role.STRICTNESS, _flag, False, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
         "allow_lost",
@@ -433,6 +447,8 @@ class Settings(NamedTuple):
     """Branch or commit: only processes of the history that HEAD shares with it are compared with; None: all."""
     baseline_window: int = 20
     """Newest accepted runs of each row that are compared with."""
+    memory_limit: int | None = None
+    """Bytes of device memory that the run may use, the context included; None: the card's."""
     strict: bool = False
     """Everything but PASS fails."""
     allow_lost: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Checks that both devices share: parts of allocations, access-policy windows, support for persisting L2, and cycles."""
+"""Checks that both devices share: memory limits, parts of allocations, access-policy windows, support for persisting L2, and cycles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Callable
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import GiB
+
+
+def below_context(nbytes: int, own: int) -> str:
+    """Explain that a memory limit of `nbytes` is below the `own` bytes that this process uses already."""
+    return f"a limit of {nbytes / GiB:.4g} GiB: the context of this process alone takes {own / GiB:.3g} GiB"
 
 
 def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:

@@ -38,6 +38,11 @@ class Unsupported(DeviceError):
 class OutOfMemory(DeviceError):
     """Not enough free memory. Raised before anything is allocated."""
 
+    def __init__(self, message: str, asked: int | None = None) -> None:
+        super().__init__(message)
+        self.asked = asked
+        """Bytes of device memory that were asked for; None if it was other memory, or not one allocation."""
+
 
 class NotCounted(DeviceError):
     """Page faults or activity cannot be counted here. The message is the reason; reports print it after "not counted:"."""
@@ -300,6 +305,21 @@ class Memory(Protocol):
 
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated of a kind."""
+
+    def limit(self, nbytes: int) -> None:
+        """Leave this process `nbytes` of the device's memory, its context included, as a card of that size would, until `close`.
+
+        Allocations of any library fail above it; what other processes use does not count where the driver lists it.
+
+        Raises:
+            DeviceError: this process uses more already, or other processes leave less.
+        """
+
+    def in_use(self) -> int:
+        """Bytes of the device's memory that this process uses, its context included, without what `limit` holds.
+
+        What other processes use counts too where the driver does not list memory by process.
+        """
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place of its own; `seed` decides where.

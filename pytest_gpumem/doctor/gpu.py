@@ -12,12 +12,14 @@ from pytest_gpumem.doctor.report import Check, Status, in_one_line
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.settings import device_choice
-from pytest_gpumem.units import QuantityError, format_bytes, format_rate
+from pytest_gpumem.units import GiB, QuantityError, format_bytes, format_rate
 
 INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 """Clock event reasons by which the hardware protects itself. Waiting for an idle GPU does not clear them."""
 SHOWN_PROCESSES = 3
+LEAST_FREE = 0.9
+"""Share of a card's memory below which something else takes a part of it that counts: the driver and ECC take less than a tenth."""
 
 
 def find(machine: Machine) -> tuple[opening.Chosen | None, str]:
@@ -124,6 +126,7 @@ def _persisting(machine: Machine, chosen: opening.Chosen) -> Check:
 
 def state(card: Card) -> Iterator[Check]:
     """Checks of states of the card that disturb a measurement."""
+    yield _room(card)
     yield _ecc(card)
     yield _memory(card)
     yield _persistence(card)
@@ -135,6 +138,17 @@ def state(card: Card) -> Iterator[Check]:
 
 
 _UNKNOWN = "the driver does not say"
+
+
+def _room(card: Card) -> Check:
+    if card.memory_bytes is None or card.free_bytes is None or card.mig:  # an instance has a part of it
+        return Check("memory", Status.OK, _UNKNOWN)
+    detail = (
+        f"{card.free_bytes / GiB:.1f} of {card.memory_bytes / GiB:.1f} GiB are free: a test, or a --gpumem-memory-limit, of so much fits"
+    )
+    if card.free_bytes < card.memory_bytes * LEAST_FREE:
+        return Check("memory", Status.WARNING, detail, "end what uses the rest: nvidia-smi lists it")
+    return Check("memory", Status.OK, detail)
 
 
 def _ecc(card: Card) -> Check:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, Graph, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Device, Graph, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
@@ -22,22 +22,6 @@ class WrongResult(AssertionError):
 
 class NotChecked(Exception):
     """The result of a launch could not be compared; the message is the reason."""
-
-
-_LACK_OF_MEMORY = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED")
-"""What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
-runtime's name, XLA's status."""
-
-
-def out_of_memory(error: Exception) -> bool:
-    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes.
-
-    CuPy and PyTorch raise an `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error.
-    """
-    if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error).lower()
-    return not isinstance(error, AssertionError) and any(words.lower() in text for words in _LACK_OF_MEMORY)
 
 
 def nothing(*_: object) -> None:

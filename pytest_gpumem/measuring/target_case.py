@@ -12,10 +12,11 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
+from pytest_gpumem.devices.shortage import out_of_memory
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, out_of_memory, padding, refuse_window, window_notes
+from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, padding, refuse_window, window_notes
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
-from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
@@ -69,6 +69,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         check_serial(config)
     folder = _baseline_folder(config, settings)
     chosen = _choose(settings, folder)
+    fitting.check(config, settings, chosen)
     if chosen.facts.uuid is not None:
         try:
             lock_file(chosen.facts.uuid)
@@ -94,6 +95,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
     config.pluginmanager.register(LostHooks(session), "gpumem-lost")
+    if settings.memory_limit is not None:
+        config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")
     if session.further_reports is not None:
         from pytest_gpumem.plugin.repeating import FurtherReports
 

@@ -186,10 +186,16 @@ class GpuSession:
 
     @property
     def device(self) -> Device:
-        """The open device. Raises `DeviceError` if it cannot be opened."""
+        """The open device. Raises `DeviceError` if it cannot be opened, or its memory not be limited."""
         if self._device is None:
-            self._device = self.chosen.open()
-            self.watch = Watch(self._device)
+            device = self.chosen.open()
+            if self.settings.memory_limit is not None:
+                try:
+                    device.memory.limit(self.settings.memory_limit)
+                except DeviceError as error:
+                    device.close()
+                    raise DeviceError(f"{self.settings.origins['memory_limit']}: {error}") from None
+            self._device, self.watch = device, Watch(device)
         return self._device
 
     def make_room(self) -> None:
@@ -197,6 +203,13 @@ class GpuSession:
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
                 self._device.memory.make_room()
+
+    def shed(self) -> None:
+        """Give back all device memory that the harness keeps between tests."""
+        if "conductor" in self.__dict__ and self.lost_in is None:
+            with suppress(DeviceError):
+                self.conductor.close()  # its next measurement allocates anew
+        self.make_room()
 
     @cached_property
     def kernels(self) -> Kernels:

@@ -170,3 +170,7 @@ class Card(Record, frozen=True):
     """Most PCIe lanes of card and slot together."""
     processes: tuple[CardProcess, ...] | None = None
     """Other processes with a context on the card."""
+    memory_bytes: int | None = None
+    """Bytes of the whole card's memory."""
+    free_bytes: int | None = None
+    """Bytes of it that are free."""

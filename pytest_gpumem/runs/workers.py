@@ -39,6 +39,7 @@ REFUSED: Mapping[str, str] = {
     **{option.flag: "a duet sweeps nothing" for option in of_role(Role.SWEEP)},
     **{option.flag: "a duet has fresh processes of its own" for option in of_role(Role.PROCESSES)},
     "--gpumem-baseline": "a duet compares with BASE alone",
+    "--gpumem-memory-limit": "a duet's two processes share the card",
     **dict.fromkeys(("-n", "--numprocesses"), "a duet measures one process at a time"),
 }
 """Arguments of pytest that a duet does not accept, and why."""

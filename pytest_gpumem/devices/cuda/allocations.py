@@ -16,6 +16,7 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.checks import check_part
 from pytest_gpumem.devices.cuda import guests, host, links
 from pytest_gpumem.devices.cuda.allocators import allocator
+from pytest_gpumem.devices.cuda.ballast import Ballast
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
@@ -25,7 +26,8 @@ ALIGNMENT = 256
 """Bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)."""
 
 RESERVE = 256 * 2**20
-"""Bytes of device memory left alone: modules, printf and stack memory, and the libraries' own workspaces come from it."""
+"""Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
+come from it."""
 
 _PAGE = 4096
 
@@ -68,6 +70,9 @@ class CudaMemory:
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
         self._facts = facts
+        self._ballast = Ballast(facts)
+        self._total = facts.memory_bytes
+        """Bytes of the device's memory, or the limit."""
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
         self._scrubbed = 0.0
@@ -96,7 +101,8 @@ class CudaMemory:
             self.make_room()
             free = self.free_bytes(kind)
         if nbytes > free:
-            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
+            asked = None if kind.beyond_link else nbytes
+            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free", asked)
         with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
             made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
@@ -144,7 +150,7 @@ class CudaMemory:
             spare, self._spare = self._spare, None
             return spare
         self.make_room()
-        roomy = min(_LEAST_REGION, self._facts.memory_bytes // _SPARE_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
+        roomy = min(_LEAST_REGION, self._total // _SPARE_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
         whole = self.allocate(size, MemoryKind.DEVICE)
         return _Region(whole.address, size, 0)
@@ -203,6 +209,19 @@ class CudaMemory:
     def _lock(self, allocation: Allocation) -> Allocation:
         self._locked[allocation.host_address] = allocation
         return allocation
+
+    def limit(self, nbytes: int) -> None:
+        self._ballast.limit(nbytes)
+        self._total = nbytes
+
+    def in_use(self) -> int:
+        return self._ballast.in_use()
+
+    def close(self) -> None:
+        """Give the spare memory and the ballast back."""
+        self.make_room()
+        with translated("giving back the memory above the limit"):
+            self._ballast.close()
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         check_part(allocation, offset, nbytes)
@@ -264,7 +283,7 @@ class CudaMemory:
         if region.parts:
             return
         spare = self._spare
-        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
+        if region.nbytes > self._total // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
             self._give_back(region.address, region.nbytes)
             return
         self._drop_spare()
@@ -279,7 +298,7 @@ class CudaMemory:
                 return max(0, links.free_bytes_on_peer(self.peer) - RESERVE)
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
-        return max(0, int(free) - RESERVE) + self._kept(kind)
+        return int(free) - min(RESERVE, int(free) // 4) + self._kept(kind)
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""

@@ -75,7 +75,7 @@ class CudaDevice:
             self.streams.close()
             runtime.deviceSynchronize()
             self._beacon.close()
-            self.memory.make_room()
+            self.memory.close()
         except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
         self._conditions.close()

@@ -111,6 +111,20 @@ class ConditionReader:
             pynvml.nvmlShutdown()
 
 
+def bytes_of_this_process(facts: DeviceFacts) -> int | None:
+    """Device memory that this process uses, its context included; None where NVML does not list it: in a container or under MPS."""
+    gpu = handle(facts.pci_bus_id)
+    if gpu is None:
+        return None
+    try:
+        listed = gpu if facts.mig_profile is None or facts.uuid is None else asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+        running = None if listed is None else asked(pynvml.nvmlDeviceGetComputeRunningProcesses, listed)
+    finally:
+        pynvml.nvmlShutdown()
+    used: int | None = next((one.usedGpuMemory for one in running or () if one.pid == os.getpid()), None)
+    return used
+
+
 def _parent(pid: int) -> int | None:
     """The parent of a process; None if the operating system does not report it."""
     try:
@@ -180,6 +194,7 @@ def _read(gpu: Any, count: int) -> Card:
     mig, _ = asked(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
     remapped = asked(pynvml.nvmlDeviceGetRemappedRows, gpu)
     reasons = clock_reasons(gpu)
+    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
     return Card(
         cards=count,
         name=asked(pynvml.nvmlDeviceGetName, gpu),
@@ -211,6 +226,8 @@ def _read(gpu: Any, count: int) -> Card:
         link_width=asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
         max_link_width=asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
         processes=_processes(gpu),
+        memory_bytes=None if memory is None else int(memory.total),
+        free_bytes=None if memory is None else int(memory.free),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import check_part
+from pytest_gpumem.devices.checks import below_context, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import (
@@ -126,6 +126,8 @@ class SimulatedMemory:
         self._forget = forget
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
+        self._total = machine.sheet.memory_bytes
+        """Bytes of the device's memory, or the limit."""
         self._device_addresses = AddressSpace(0x7F00_0000_0000)
         self._host_addresses = AddressSpace(0x5500_0000_0000)
 
@@ -211,25 +213,32 @@ class SimulatedMemory:
         self._timeline.host += ALLOCATE
 
     def free_bytes(self, kind: MemoryKind) -> int:
-        sheet = self._machine.sheet
         if not kind.beyond_link:
-            used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
-            return max(0, sheet.memory_bytes - sheet.context_bytes - used)
+            return max(0, self._total - self.in_use())
         host = self.host()
         return min(int(host.total * _PINNABLE) - host.locked, host.available) if kind.locked else host.available
+
+    def limit(self, nbytes: int) -> None:
+        if nbytes <= self.in_use():
+            raise DeviceError(below_context(nbytes, self.in_use()))
+        self._total = nbytes
+
+    def in_use(self) -> int:
+        return self._machine.sheet.context_bytes + sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
 
     def _take(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device",
+                asked=None if kind.beyond_link else nbytes,
             )
         self._used[kind] += nbytes
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
         if needed > free:
-            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
+            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device", asked=needed)
         made: dict[int, Allocation] = {}
         for which in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)

@@ -62,6 +62,8 @@ CARD = Card(
     link_width=16,
     max_link_width=16,
     processes=(),
+    memory_bytes=80 << 30,
+    free_bytes=79 << 30,
 )
 
 
@@ -128,6 +130,15 @@ def test_a_device_that_nobody_could_choose_is_named() -> None:
     assert "GPUMEM_DEVICE" in check.detail
     assert "'foo'" in check.detail
     assert "cuda:N" in check.detail
+
+
+@pytest.mark.parametrize(("free", "status"), [(79, Status.OK), (40, Status.WARNING)])
+def test_what_fits(free: int, status: Status) -> None:
+    card = structs.replace(CARD, free_bytes=free << 30)
+    check = found(examine(replace(WHOLE, look=lambda _: card)), "memory")
+    assert check.status is status
+    assert check.detail.startswith(f"{free}.0 of 80.0 GiB are free")
+    assert "--gpumem-memory-limit" in check.detail
 
 
 def test_a_whole_machine_is_all_ok() -> None:

@@ -313,7 +313,7 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
 
 def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
     of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
-    assert of_a_run == {"save", "strict", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality"}
+    assert of_a_run == {"save", "strict", "memory_limit", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality"}
     assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.

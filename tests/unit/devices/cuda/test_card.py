@@ -54,6 +54,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             SimpleNamespace(pid=7, usedGpuMemory=1 << 30),
             SimpleNamespace(pid=8, usedGpuMemory=None),
         ],
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=80 << 30, free=78 << 30, used=2 << 30),
         "nvmlSystemGetProcessName": lambda pid: {7: "python"}.get(pid, ""),
     }
 
@@ -98,6 +99,8 @@ def test_everything_that_it_says_in_si_units(nvml: list[str]) -> None:
         link_width=8,
         max_link_width=16,
         processes=(CardProcess(7, "python", 1 << 30), CardProcess(8, None, None)),
+        memory_bytes=80 << 30,
+        free_bytes=78 << 30,
     )
     assert nvml == ["init", "shutdown"]
 

@@ -1,0 +1,83 @@
+"""A run as on a card of less memory: opens the device ahead of the first test, and reports what ran out of memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+import pytest
+
+from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.shortage import asked_for, shortage
+from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.settings import Settings
+from pytest_gpumem.units import GiB, format_bytes
+
+PROPERTY = "gpumem_out_of_memory"
+"""Name of the JUnit property of a test that ran out of memory: JSON with the bytes `limit`, `in_use` and `asked`."""
+
+
+def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
+    """Refuse a limit that cannot be kept, before anything is opened.
+
+    Raises:
+        pytest.UsageError: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
+    """
+    if settings.memory_limit is None:
+        return
+    origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
+    if chosen.fallback_reason is not None:
+        raise pytest.UsageError(
+            f"gpumem: {origin}: a limit of {limit} needs a GPU: {chosen.fallback_reason}; choose --gpumem-device sim if the simulated "
+            "device is meant"
+        )
+    if settings.memory_limit > chosen.facts.memory_bytes:
+        raise pytest.UsageError(
+            f"gpumem: {origin}: a limit of {limit} is above the {chosen.facts.memory_bytes / GiB:.4g} GiB of {chosen.facts.name}"
+        )
+    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
+        raise pytest.UsageError(f"gpumem: {origin}: the limit is of one process, not of workers of xdist; leave out -n")
+
+
+class FittingHooks:
+    """Registered only with `--gpumem-memory-limit`."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        """Limit the memory before any test or fixture allocates, and leave all of it to the test."""
+        self._session.shed()
+        try:
+            _ = self._session.device
+        except DeviceError as error:
+            raise pytest.UsageError(f"gpumem: {error}") from None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        # The test's frames live as long as its exception, and with them what it had allocated.
+        error = None if call.excinfo is None or not report.failed else shortage(call.excinfo.value)
+        if error is None or self._session.lost_in is not None:
+            return report
+        limit = self._session.settings.memory_limit
+        assert limit is not None
+        in_use, asked = self._session.device.memory.in_use(), asked_for(error)
+        text = out_of_memory_text(limit, in_use, asked)
+        report.sections.append(("gpumem", text))
+        item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
+        self._session.remarks.append(f"{item.nodeid}: {text}")
+        return report
+
+
+def out_of_memory_text(limit: int, in_use: int, asked: int | None) -> str:
+    """One sentence on a test that ran out of memory; all in bytes, `asked` None if the library does not say."""
+    if asked is None:
+        need = f"{in_use / GiB:.4g} GiB were in use, and the library does not say how much it asked for"
+    else:
+        need = f"it asked for {asked / GiB:.4g} GiB beside {in_use / GiB:.4g} GiB in use, a peak of {(in_use + asked) / GiB:.4g} GiB"
+    return f"out of memory at a limit of {limit / GiB:.4g} GiB: {need}"

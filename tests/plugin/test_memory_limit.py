@@ -1,0 +1,80 @@
+"""`--gpumem-memory-limit`: a run as on a smaller card, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from test_options import only_line
+
+from pytest_gpumem import GiB
+from pytest_gpumem.devices import opening
+
+Run = Callable[..., pytest.RunResult]
+
+NEEDS_11_GIB = """
+def test_small(device_buffer, gpu_benchmark, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
+
+def test_large(device_buffer):
+    held = [device_buffer("1 GiB") for _ in range(11)]
+"""
+
+
+def test_what_needs_11_gib_passes_at_12_and_fails_at_10_with_its_peak(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(NEEDS_11_GIB)
+    gpumem("--gpumem-memory-limit", "12 GiB").assert_outcomes(passed=2)
+    result = gpumem("--gpumem-memory-limit=10GiB", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*memory limit 10 GiB*", "*asked for 1 GiB beside 9.5 GiB in use, a peak of 10.5 GiB*"])
+    result.stdout.fnmatch_lines(["*::test_large: out of memory at a limit of 10 GiB*"])
+    assert (
+        json.dumps({"limit": 10 * GiB, "in_use": 19 * GiB // 2, "asked": GiB}).replace('"', "&quot;")
+        in (pytester.path / "junit.xml").read_text()
+    )
+
+
+def test_the_error_of_any_library_is_reported_with_its_figures(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("""
+        class OutOfMemoryError(RuntimeError): pass
+        def test_it(): raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+        def test_other(): assert "out" == "of memory"
+    """)
+    result = gpumem("--gpumem-memory-limit", "4 GiB")
+    result.assert_outcomes(failed=2)
+    assert len([line for line in result.outlines if "a peak of 2.5 GiB" in line and "::" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [
+        ("16", "'16' is not understood"),
+        ("16 GHz", "'16 GHz' is not understood"),
+        ("-4 GiB", "'-4 GiB'"),
+        ("0 B", "leaves no memory"),
+        ("900 GiB", "above the 80 GiB"),
+        ("300 MiB", "context"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_one_line(pytester: pytest.Pytester, gpumem: Run, limit: str, named: str) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(gpumem(f"--gpumem-memory-limit={limit}"))
+    assert "--gpumem-memory-limit" in line
+    assert named in line
+
+
+def test_without_a_gpu(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gpu(index: int) -> None:
+        raise opening.NoDevice("the driver is broken")
+
+    monkeypatch.setattr(opening, "_cuda", no_gpu)
+    pytester.makepyfile("def test_it(): pass")
+    line = only_line(session("--gpumem", "--gpumem-memory-limit", "4 GiB"))
+    assert "needs a GPU: the driver is broken" in line
+
+
+def test_without_gpumem_and_under_xdist(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    assert "without --gpumem" in only_line(session("--gpumem-memory-limit", "4 GiB"))
+    assert "-n" in only_line(gpumem("--gpumem-memory-limit", "4 GiB", "-n", "2"))
