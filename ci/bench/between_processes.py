@@ -25,8 +25,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import within
+from record_file import write_record
 
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.schema import document_from_json
 
 PYTEST = (sys.executable, "-m", "pytest", "--gpumem", "-q", "-p", "no:cacheprovider")
@@ -121,7 +121,7 @@ def main() -> int:
             "summary": summary(runs),
         }
         if options.json:
-            write_whole(options.json, json.dumps(record, indent=1) + "\n")
+            write_record(options.json, record, indent=1)
     print(table(record))
     return 0
 

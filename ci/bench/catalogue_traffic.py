@@ -12,7 +12,6 @@ Needs ncu and the permission to read counters. Exits with 1 where a declaration 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -21,7 +20,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.files import write_whole
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.judging.traffic import SHARE, Agreement
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight import counting
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": round(time.monotonic() - begun, 1),
     }
     if asked.json:
-        write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+        write_record(asked.json, record, indent=1)
     print(table(record))
     wrong = [row for row in record["rows"] if row.get("finding") == Agreement.WRONG.value]
     return 1 if wrong or record["absent"] else 0

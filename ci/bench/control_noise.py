@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import one_after_another, serve, within
 from held_samples import awake
+from record_file import write_record
 from triad_bench import prepared
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring import controls
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
@@ -211,7 +211,7 @@ def main() -> int:
                 print(f"process {number}: {outcome.error}", file=sys.stderr)
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             if asked.json:
-                write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+                write_record(asked.json, record)
     finally:
         workers.close()
     if all(run["error"] is not None for run in record["runs"]):

@@ -26,8 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from gate_simulation import interval
+from record_file import write_record
 
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
 from pytest_gpumem.judging.suite import ALPHA
 from pytest_gpumem.outcomes import Outcome
@@ -239,7 +239,7 @@ def main() -> int:
         parser.error(f"--trials {options.trials}, --suites {options.suites}, --workers {options.workers}: at least 1 of each")
     record = simulate(options.trials, options.suites, spreads(options.records), options.workers)
     if options.json:
-        write_whole(options.json, json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record, indent=1)
     print(table(record))
     return 1 if missed(record) else 0
 

@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from explain_cases import BadCases, load
+from record_file import write_record
 
 from pytest_gpumem.explain import evidence
 from pytest_gpumem.files import write_whole
@@ -247,7 +248,7 @@ def main() -> int:
             if asked.keep is not None:
                 keep(asked.keep, place / "kept", found)
             if asked.json is not None:
-                write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+                write_record(asked.json, record, indent=1)
     if record["device"] is None:
         print("nothing was measured", file=sys.stderr)
         return 1

@@ -12,7 +12,6 @@ Prints the rate that `SCRUB_RATE` of `pytest_gpumem/devices/cuda/allocations.py`
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -25,11 +24,11 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from held_samples import HeldSamples, awake
+from record_file import write_record
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
@@ -202,7 +201,7 @@ def main() -> int:
         ],
     }
     if asked.json:
-        write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+        write_record(asked.json, record)
     print(table(record))
     return 1 if holds(record) is False else 0
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import zlib
@@ -31,10 +30,13 @@ import numpy as np
 from msgspec import structs
 from scipy.stats import beta
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.baselines.acceptance import refusal
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
@@ -524,7 +526,7 @@ def main() -> int:
         parser.error(f"--verdicts {options.verdicts}, --workers {options.workers}: at least 1 of each")
     record = simulate(options.verdicts, options.workers)
     if options.json:
-        write_whole(options.json, json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record, indent=1)
     broken = missed(record, modelled=True)
     print("\n".join([table(record), "", *(f"MISS  {sentence}" for sentence in (*broken, *missed(record, modelled=False)))]))
     return 1 if broken else 0

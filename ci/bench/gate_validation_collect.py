@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from fresh_processes import one_after_another
 from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SETS, SLOW_MODE, Row, launches, rounded, slope, work_of
+from record_file import taken_at
 
 from pytest_gpumem.files import write_whole
 
@@ -132,7 +133,7 @@ def measured(
     def command(one: dict[str, Any]) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("gate_validation_worker.py")), json.dumps(one)]
 
-    card: Card = {"slopes": {}, "failed": [], "processes": []}
+    card: Card = {"taken_at": taken_at(), "slopes": {}, "failed": [], "processes": []}
     reading: list[Future[tuple[Process, dict[str, Any]]]] = []
     pilots: list[dict[str, Any]] = []
     longest, done = 0.0, 0

@@ -26,11 +26,14 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import ALLOCATORS, Device
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.overlap import overlap_of
@@ -459,7 +462,7 @@ def main() -> int:
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             record["claims"] = claims(record)
             if chosen.json:
-                write_whole(chosen.json, json.dumps(record, separators=(",", ":")) + "\n")
+                write_record(chosen.json, record)
     finally:
         bench.conductor.close()
         device.close()

@@ -16,7 +16,6 @@ Exits with 1 if hot differs from the median of their replays by more than 1 % in
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from datetime import datetime, timezone
@@ -27,13 +26,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
+from record_file import write_record
 from triad_bench import SCALAR, TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import NoDevice
 from pytest_gpumem.devices.protocol import Launch
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.controls import idle_launch
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
@@ -203,7 +202,7 @@ def main() -> int:
         "summary": {mib: summary(pairs) for mib, (pairs, *_) in taken.items()},
     }
     if options.json:
-        write_whole(options.json, json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record, indent=1)
     print(table(record))
     return 0 if all(abs(summary(own)["less_median"]) <= LIMIT for own, *_ in taken.values()) else 1
 

@@ -13,7 +13,6 @@ The record is written after every case. Prints what was asked of it with ok or M
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -27,11 +26,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
+from record_file import write_record
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.l2_sweep import change
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.records.l2_sweep import Change
@@ -129,7 +128,7 @@ class Bench:
         self.record[what].append({**case, "seconds": spent, **found})
         self.record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         if self._path is not None:
-            write_whole(self._path, json.dumps(in_nanoseconds(self.record), separators=(",", ":")) + "\n")
+            write_record(self._path, in_nanoseconds(self.record))
 
 
 def in_nanoseconds(record: Record) -> Record:

@@ -35,11 +35,11 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
+from record_file import write_record
 from triad_bench import prepared
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import WindowSpec
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.memory.buffers import Arena
@@ -414,7 +414,7 @@ def main() -> int:
             record[name] = {"error": str(error)}
         record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         if asked.json is not None:
-            write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+            write_record(asked.json, record, indent=1)
     print(table(record))
     proved = checks(record)
     return 0 if proved and all(holds for _, holds in proved) and not errors(record) else 1

@@ -14,7 +14,6 @@ Exits with 1 if a variant computes something else.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -29,10 +28,10 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from held_samples import awake
+from record_file import write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.calls import ceil_div, touch
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
@@ -330,7 +329,7 @@ def main() -> int:
         "variants": variants,
     }
     if asked.json:
-        write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+        write_record(asked.json, record)
     print(table(record))
     return 0 if all(variant["right"] for variant in variants) else 1
 

@@ -39,7 +39,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.files import write_whole
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.units import format_time
@@ -810,7 +813,7 @@ def play(proof: Proof, parts: Sequence[str], path: Path | None) -> None:
         record["left_out"] = [key for key in wanted if key not in measured]
         record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         if path is not None:
-            write_whole(path, json.dumps(record, separators=(",", ":")) + "\n")
+            write_record(path, record)
         outcome = entry.get("error") or f"exit {entry['exit']} after {entry['wall']:.1f} s\n{entry.get('words', '')}".rstrip()
         print(f"{part}: {outcome}", file=sys.stderr, flush=True)
 

@@ -37,10 +37,10 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
+from record_file import write_record
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.sampling import Plan
@@ -494,7 +494,7 @@ def main() -> int:
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if asked.json:
-        write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+        write_record(asked.json, record)
     print(table(record))
     for one in record["programs"]:
         if one["nsys"] is not None and one["nsys"]["error"]:

@@ -36,6 +36,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.nsight import ncu, nsys_tables, reading
@@ -640,7 +644,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if asked.json:
-        write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+        write_record(asked.json, record, indent=1)
     print(table(record))
     return 0 if holds(record) else 1
 

@@ -31,8 +31,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.devices.opening import NoDevice, choose
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find
 from pytest_gpumem.ranges import LAUNCH, phase
 
@@ -308,7 +311,7 @@ def main() -> int:
                 record[look] = {"wrong": [f"{type(reason).__name__}: {reason}"]}
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             if asked.json is not None:
-                write_whole(asked.json, json.dumps(record, indent=1) + "\n")
+                write_record(asked.json, record, indent=1)
     print(table(record))
     wrong = [f"{look}: {sentence}" for look in looks for sentence in record[look]["wrong"]]
     for sentence in wrong:

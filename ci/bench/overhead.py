@@ -24,7 +24,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.files import write_whole
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.sampling import Sampling
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
@@ -160,7 +163,7 @@ def main() -> int:
             "median_s": {"rest": rest, "checking_triad": check},
             "tests": tests,
         }
-        write_whole(chosen.json, json.dumps(record, indent=1) + "\n")
+        write_record(chosen.json, record, indent=1)
     return int(not (rest <= REST_LIMIT and check <= CHECK_LIMIT))
 
 

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import Outcome, one_after_another
 from peers_summary import summary, table
+from record_file import write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import MiB
@@ -176,7 +176,7 @@ def write(record: dict[str, Any], path: Path | None) -> None:
     record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     record["summary"] = summary(record)
     if path is not None:
-        write_whole(path, json.dumps(record, separators=(",", ":")) + "\n")
+        write_record(path, record)
 
 
 def _several(what: str, accepted: Sequence[str]) -> Callable[[str], list[str]]:

@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import one_after_another, serve, within
 from held_samples import HeldSamples, Work, awake
+from record_file import write_record
 from triad_bench import SCALAR, prepared
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring import controls
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
@@ -480,7 +480,7 @@ def main() -> int:
                 print(f"process {number}: {outcome.error}", file=sys.stderr)
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             if asked.json:
-                write_whole(asked.json, json.dumps(record, separators=(",", ":")) + "\n")
+                write_record(asked.json, record)
     finally:
         workers.close()
     if not record["runs"]:

@@ -25,8 +25,11 @@ from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row
@@ -146,7 +149,7 @@ def main() -> int:
             "python": platform.python_version(),
             "version": version("pytest-gpumem"),
         }
-        write_whole(chosen.json, json.dumps(record, indent=1) + "\n")
+        write_record(chosen.json, record, indent=1)
     return int(median > SECONDS or size > BYTES)
 
 

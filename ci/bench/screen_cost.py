@@ -28,9 +28,12 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -197,7 +200,7 @@ def main() -> int:
         print(f"MISS: {miss}")
     if given.json is not None:
         record = {"processes": given.processes, "cores": os.cpu_count(), "python": platform.python_version()}
-        write_whole(given.json, json.dumps(record | {"costs": [asdict(cost) for cost in costs], "misses": said}, indent=1) + "\n")
+        write_record(given.json, record | {"costs": [asdict(cost) for cost in costs], "misses": said}, indent=1)
     return 1 if said else 0
 
 

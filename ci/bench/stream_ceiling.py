@@ -14,7 +14,6 @@ checked first.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -26,9 +25,12 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Foreign, Stream
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.conductor import Conductor
@@ -286,7 +288,7 @@ def main() -> int:
     }
     record["must_show"] = lines(record)
     if chosen.json:
-        write_whole(chosen.json, json.dumps(record, indent=1) + "\n")
+        write_record(chosen.json, record, indent=1)
     print(table(record))
     return 1 if any(line["holds"] is False for line in record["must_show"]) else 0
 

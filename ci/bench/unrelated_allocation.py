@@ -24,11 +24,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve, within
+from record_file import write_record
 from triad_bench import TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
-from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.spread import corrected_latencies, difference, readings
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
@@ -236,7 +236,7 @@ def main() -> int:
             record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             record["differences"] = differences(record)
             if chosen.json:
-                write_whole(chosen.json, json.dumps(record, separators=(",", ":")) + "\n")
+                write_record(chosen.json, record)
     finally:
         workers.close()
     if not record["runs"]:

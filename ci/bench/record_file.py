@@ -1,0 +1,40 @@
+"""How a bench script writes its record: whole or not at all, with the revision and the package version it was taken at."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.files import write_whole
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = None) -> None:
+    """Write `record` as JSON, with `taken_at` in addition; one line, or indented by `indent` spaces.
+
+    Raises:
+        OSError: the file cannot be written. A file of that name stays as it was.
+    """
+    separators = (",", ":") if indent is None else None
+    write_whole(path, json.dumps({**record, "taken_at": taken_at()}, indent=indent, separators=separators) + "\n")
+
+
+@lru_cache(maxsize=1)
+def taken_at() -> dict[str, str | None]:
+    """`revision`: the commit id, "-dirty" where files differ from it, None outside a checkout; `package`: the installed version."""
+    try:
+        package = importlib.metadata.version("pytest-gpumem")
+    except importlib.metadata.PackageNotFoundError:
+        package = None
+    command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {"revision": None, "package": package}
+    return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package}

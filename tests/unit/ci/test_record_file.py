@@ -1,0 +1,43 @@
+"""What a bench script's record says of its own making."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import record_file
+
+from pytest_gpumem import __version__
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(record_file, "ROOT", tmp_path)
+    record_file.taken_at.cache_clear()
+    yield tmp_path
+    record_file.taken_at.cache_clear()
+
+
+def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differed(checkout: Path) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e@e")
+        return subprocess.run(["git", *who, *arguments], cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (checkout / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-q", "-m", "one")
+    record_file.write_record(checkout / "out.json", {"kind": "x"})
+    commit = git("rev-parse", "HEAD")
+    assert json.loads((checkout / "out.json").read_text()) == {"kind": "x", "taken_at": {"revision": commit, "package": __version__}}
+
+    (checkout / "a").write_text("2")
+    record_file.taken_at.cache_clear()
+    assert record_file.taken_at()["revision"] == commit + "-dirty"
+
+
+def test_outside_a_checkout_the_revision_is_unknown_rather_than_wrong(checkout: Path) -> None:
+    assert record_file.taken_at()["revision"] is None
