@@ -12,8 +12,10 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_events import Accounts
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity
@@ -468,6 +470,49 @@ class Counters(Protocol):
         """
 
 
+class MemoryWatch(Protocol):
+    """The memory that is taken from its begin on. Watches may lie inside each other."""
+
+    def read(self) -> Footprint:
+        """The footprint so far. Waits for no work."""
+
+    def accounts(self) -> Accounts:
+        """The single allocations behind it, as of the last `read`: those of the peak and those that are kept."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Footprints(Protocol):
+    """The memory that all libraries of this process take on this device, and the driver."""
+
+    def start(self, *, driver: bool, stacks: bool = False) -> None:
+        """Have the sources report from now on. A second call changes what is watched.
+
+        Args:
+            driver: watch the driver's allocations too, which takes some 3 us each.
+            stacks: keep the Python stack of each allocation.
+        """
+
+    def stop(self) -> None:
+        """Have the sources report no longer."""
+
+    def watch(self) -> MemoryWatch:
+        """Begin to watch. Raises `DeviceError` before `start`."""
+
+    def ours(self) -> AbstractContextManager[None]:
+        """What is allocated inside the block belongs to the harness. Frees count wherever they happen."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """No source reports inside the block, and none takes time: for timed samples. What changes inside belongs to nobody."""
+
+    def took(self, allocation: Allocation) -> None:
+        """A fixture gave the test this memory."""
+
+    def gave_back(self, allocation: Allocation) -> None:
+        """A fixture's memory is the test's no longer."""
+
+
 class Device(Protocol):
     """One GPU, real or simulated. Not thread-safe; one per process."""
 
@@ -489,6 +534,8 @@ class Device(Protocol):
     def managed(self) -> Managed: ...
     @property
     def counters(self) -> Counters: ...
+    @property
+    def footprints(self) -> Footprints: ...
 
     def now(self) -> float:
         """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""

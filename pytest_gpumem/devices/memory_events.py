@@ -1,0 +1,288 @@
+"""From single allocations and frees to a footprint: the log that all sources write into, and the accounts of it. Pure.
+
+Three layers tell apart what must not count twice. The *driver* gives out memory. A library's pool takes *segments* of it, which are no use of
+their own. Inside them the library's arrays are the *use*. An allocation of the driver that is no pool's segment is a use as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from pytest_gpumem.records.footprint import FIXTURES, Course, MemoryPlace, MemoryUse, SizeCount
+
+Layer = Literal["use", "segment", "driver"]
+Frame = tuple[str, int, str]
+"""File, line and function."""
+Series = tuple[str, MemoryPlace]
+"""Library and kind of memory."""
+
+POINTS = 200
+"""Most points of one course."""
+SEGMENT_DELAY = 1e-3
+"""Seconds by which the clocks of two sources may differ: a pool reports its segment after the driver made it."""
+
+
+class MemoryEvent(NamedTuple):
+    """One allocation or free, as a source reports it."""
+
+    at: float
+    """Seconds on the clock of `time.perf_counter`."""
+    library: str
+    """As `MemoryUse.library`."""
+    kind: MemoryPlace
+    layer: Layer
+    address: int
+    nbytes: int
+    """0 for a free."""
+    stack: tuple[Frame, ...] = ()
+    """Python frames of the allocation, the innermost last; empty unless asked for."""
+
+
+class Figures(NamedTuple):
+    """A library's own counts of one kind of memory, in bytes."""
+
+    used: int
+    """In use by its arrays."""
+    reserved: int
+    """In its pool, used or not."""
+
+
+@dataclass(eq=False)
+class Allocated:
+    """One allocation."""
+
+    at: float
+    library: str
+    kind: MemoryPlace
+    layer: Layer
+    address: int
+    nbytes: int
+    stack: tuple[Frame, ...] = ()
+    owner: str | None = None
+    """Of an allocation of the driver: the library whose pool took it."""
+
+    @property
+    def used(self) -> bool:
+        """True if its bytes count as used: it is no pool's segment."""
+        return self.owner is None
+
+
+class Step(NamedTuple):
+    """A change of the bytes in use."""
+
+    at: float
+    change: int
+    """Bytes; below 0 for a free."""
+    of: Allocated
+
+
+class MemoryLog:
+    """The allocations of a process that are known, and the steps since the first open watch began."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._pending: list[MemoryEvent] = []
+        self._live: dict[tuple[Layer, str, int], Allocated] = {}
+        self._made: dict[int, list[Allocated]] = {}
+        """By address: allocations of the driver since the first open watch began."""
+        self._ours: list[tuple[float, float]] = []
+        """Times in which the harness worked, in their order."""
+        self.open = 0
+        """Watches that are open."""
+
+    def emit(self, event: MemoryEvent) -> None:
+        """Take an event of a source; `settle` brings those of all sources in order."""
+        self._pending.append(event)
+
+    def ours(self, begin: float, end: float) -> None:
+        """Allocations of the driver and of libraries between these times are the harness's."""
+        self._ours.append((begin, end))
+
+    def settle(self) -> None:
+        """Make steps of the events so far; to be called after every source has reported."""
+        segments: list[MemoryEvent] = []
+        for event in sorted(self._pending, key=lambda event: event.at):
+            if event.layer == "segment":
+                segments.append(event)
+                continue
+            key = (event.layer, event.library, event.address)
+            if (before := self._live.pop(key, None)) is not None:
+                self.steps.append(Step(event.at, -before.nbytes, before))
+            if event.nbytes and not self._is_ours(event.at):
+                made = Allocated(event.at, event.library, event.kind, event.layer, event.address, event.nbytes, event.stack)
+                self._live[key] = made
+                self.steps.append(Step(event.at, event.nbytes, made))
+                if event.layer == "driver":
+                    self._made.setdefault(event.address, []).append(made)
+        self._pending.clear()
+        self._ours.clear()
+        for event in segments:
+            self._own(event)
+
+    def _is_ours(self, at: float) -> bool:
+        index = bisect_right(self._ours, (at, float("inf"))) - 1
+        return index >= 0 and at <= self._ours[index][1]
+
+    def _own(self, segment: MemoryEvent) -> None:
+        """Give the driver's allocation that a pool took to its library."""
+        for made in reversed(self._made.get(segment.address, [])):
+            if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
+                made.owner = segment.library
+                return
+
+    def forget(self, freed: Iterable[Allocated], at: float) -> None:
+        """Book allocations of the driver as freed whose free nobody reported."""
+        for one in freed:
+            if self._live.pop((one.layer, one.library, one.address), None) is one:
+                self.steps.append(Step(at, -one.nbytes, one))
+
+    def of_driver(self) -> list[Allocated]:
+        """Allocations of the driver that live."""
+        return [one for one in self._live.values() if one.layer == "driver"]
+
+    def closed(self) -> None:
+        """One watch less; without a watch the steps are of no use."""
+        self.open -= 1
+        if self.open == 0:
+            self.steps.clear()
+            self._made.clear()
+
+
+@dataclass
+class _Account:
+    """Running figures of one series."""
+
+    bytes: int = 0
+    peak: int = 0
+    at_peak: int = 0
+    allocations: int = 0
+    allocated: int = 0
+    largest: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+    points: list[tuple[float, int]] = field(default_factory=list)
+
+    def take(self, step: Step, begin: float) -> None:
+        self.bytes += step.change
+        self.peak = max(self.peak, self.bytes)
+        self.points.append((max(0.0, step.at - begin), self.bytes))
+        if step.change > 0:
+            self.allocations += 1
+            self.allocated += step.change
+            self.largest = max(self.largest, step.change)
+            up_to = 1 << (step.change - 1).bit_length()
+            self.sizes[up_to] = self.sizes.get(up_to, 0) + 1
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What `account` finds."""
+
+    peak: int
+    """Most bytes of device memory in use at once."""
+    driver_peak: int
+    """Most bytes of device memory that the driver gave out at once."""
+    uses: Mapping[Series, MemoryUse]
+    courses: tuple[Course, ...]
+    at_peak: tuple[Allocated, ...]
+    """Allocations of the interval that lived at the peak, largest first."""
+    kept: tuple[Allocated, ...]
+    """Allocations of the interval that live at its end, largest first."""
+
+
+def account(steps: Sequence[Step], begin: float) -> Accounts:
+    """Add up the steps of an interval.
+
+    Args:
+        steps: in their order.
+        begin: when the interval began, on the steps' clock.
+    """
+    found: dict[Series, _Account] = {}
+    device = peak = driver = driver_peak = 0
+    peak_index = -1
+    for index, step in enumerate(steps):
+        of = step.of
+        on_device = of.kind == "device"
+        if on_device and (of.layer == "driver" or of.library == FIXTURES):
+            driver += step.change
+            driver_peak = max(driver_peak, driver)
+        if not of.used:
+            continue
+        found.setdefault((of.library, of.kind), _Account()).take(step, begin)
+        if on_device:
+            device += step.change
+            if device > peak:
+                peak, peak_index = device, index
+                for one in found.values():
+                    one.at_peak = one.bytes
+    uses = {
+        (library, kind): MemoryUse(
+            library,
+            kind,
+            peak=one.peak,
+            at_peak=max(0, one.at_peak),
+            kept=one.bytes,
+            allocations=one.allocations,
+            allocated=one.allocated,
+            largest=one.largest,
+            sizes=tuple(SizeCount(up_to, count) for up_to, count in sorted(one.sizes.items())),
+        )
+        for (library, kind), one in found.items()
+    }
+    courses = tuple(Course(library, kind, thinned(one.points)) for (library, kind), one in found.items())
+    return Accounts(peak, driver_peak, uses, courses, _live(steps[: peak_index + 1]), _live(steps))
+
+
+def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:
+    """At most some `most` points: of each stretch of time its highest, and the last of all."""
+    if len(points) <= most:
+        return tuple(points)
+    begin, end = points[0][0], points[-1][0]
+    width = (end - begin) / (most - 1) or 1.0
+    highest: dict[int, tuple[float, int]] = {}
+    for point in points:
+        stretch = int((point[0] - begin) / width)
+        if stretch not in highest or point[1] > highest[stretch][1]:
+            highest[stretch] = point
+    return (*highest.values(), points[-1])
+
+
+def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
+    """Give a pool that reports only the sum of its segments the allocations of the driver that make it up.
+
+    Args:
+        steps: of the interval.
+        library: the pool's.
+        nbytes: by which its segments grew over the interval, beyond those that are known.
+
+    Returns:
+        True if some of the allocations that still live add up to `nbytes`, the largest first.
+    """
+    found: list[Allocated] = []
+    left = nbytes
+    for one in _live(steps):
+        if one.layer == "driver" and one.kind == "device" and one.used and one.nbytes <= left:
+            found.append(one)
+            left -= one.nbytes
+    if left == 0:
+        for one in found:
+            one.owner = library
+    return left == 0
+
+
+def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:
+    """Bytes by which the known segments of a library's pool grew."""
+    return sum(step.change for step in steps if step.of.owner == library and step.of.kind == kind)
+
+
+def _live(steps: Sequence[Step]) -> tuple[Allocated, ...]:
+    """Allocations of these steps that were not freed by them, largest first; without segments of pools."""
+    living: dict[int, Allocated] = {}
+    for step in steps:
+        if step.change > 0:
+            living[id(step.of)] = step.of
+        else:
+            living.pop(id(step.of), None)
+    return tuple(sorted((one for one in living.values() if one.used), key=lambda one: -one.nbytes))
