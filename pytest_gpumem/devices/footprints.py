@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import Accounts, Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, owned
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Footprints, MemoryWatch
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
+from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
-NOTHING = Figures(0, 0)
-Level = Literal["exact", "figures"]
+_NONE = Figures(0, 0)
 
 
 class Source(Protocol):
-    """Something that reports memory: the driver, or one library's allocator."""
+    """Something that reports memory: the driver, or the allocator of one library."""
 
     name: str
     """As in `Footprint.watched`."""
@@ -30,19 +31,264 @@ class Source(Protocol):
         """True if its library is in use. Imports nothing."""
 
     def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        """Report into `log` from now on. The reason, if it cannot report each allocation; its figures count all the same."""
+        """Report into `log` from now on; the reason if single allocations cannot be reported. Its figures count all the same.
+
+        It is called again after each `stop`.
+        """
 
     def drain(self) -> None:
         """Report what has happened up to now."""
 
     def figures(self) -> Mapping[Series, Figures]:
-        """The library's own counts now; empty where it has none."""
+        """The library's own counts now."""
 
-    def caches(self) -> None:
-        """Give back what is kept for reuse and cannot be told from what is used. Called only where memory seems to be kept."""
+    def settle(self) -> None:
+        """Give back what it keeps for reuse and cannot tell from what is used."""
 
     def alive(self, allocated: Allocated) -> bool:
-        """False if an allocation of this source is surely freed: frees inside `paused` were not reported."""
+        """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
 
     def stop(self) -> None:
         """Report no longer."""
+
+
+class Footprints:
+    """Watches over sources.
+
+    Args:
+        driver: source of the driver's allocations; None on a simulated device.
+        libraries: sources of the libraries.
+        free_bytes: free memory of the device, or None where it means nothing.
+    """
+
+    def __init__(self, driver: Source | None, libraries: Sequence[Source], free_bytes: Callable[[], int | None]) -> None:
+        self._driver, self._libraries, self._free_bytes = driver, libraries, free_bytes
+        self._log = MemoryLog()
+        self._wanted: tuple[Source, ...] | None = None
+        """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
+        self._running: dict[str, Source] = {}
+        self._reasons: dict[str, str] = {}
+        """By source, why it reports no single allocations."""
+        self._stacks = False
+        self._depth = 0
+        """Of `ours` blocks."""
+        self._paused = False
+        self._before: dict[Series, Figures] = {}
+        """What libraries counted when the pause began."""
+        self._drift: dict[Series, int] = {}
+        """Bytes that libraries used more after pauses than before, since the start."""
+        self._numbers = itertools.count(1)
+
+    def start(self, *, driver: bool, stacks: bool = False) -> None:
+        self.stop()
+        also = (self._driver,) if driver and self._driver is not None else ()
+        self._wanted, self._stacks = (*also, *self._libraries), stacks
+        self._reasons.clear()
+        if not driver and self._driver is not None:
+            self._reasons[self._driver.name] = "allocations of the driver are watched with --gpumem-footprint"
+        self._look()
+
+    def stop(self) -> None:
+        for source in self._running.values():
+            source.stop()
+        self._running.clear()
+        self._wanted = None
+
+    @property
+    def driver_is_watched(self) -> bool:
+        """True if each allocation of the driver is reported, as on a simulated device, where only fixtures allocate."""
+        return self._driver is None or (self._driver.name in self._running and self._driver.name not in self._reasons)
+
+    def _look(self) -> None:
+        """Start the sources whose libraries have come into use."""
+        if self._paused:
+            return
+        for source in self._wanted or ():
+            if source.name not in self._running and source.ready():
+                if (why := source.start(self._log, self._stacks)) is not None:
+                    self._reasons[source.name] = why
+                self._running[source.name] = source
+
+    def _settle(self) -> None:
+        self._look()
+        if not self._paused:
+            for source in self._running.values():
+                source.drain()
+        self._log.settle()
+
+    def _figures(self) -> dict[Series, Figures]:
+        return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
+
+    def watch(self) -> MemoryWatch:
+        if self._wanted is None:
+            raise DeviceError("memory is not watched: start() comes first")
+        self._settle()
+        return _Watch(self)
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._wanted is not None:
+                self._log.ours(begin, time.perf_counter())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        if self._wanted is None or self._paused:
+            yield
+            return
+        self._pause()
+        try:
+            yield
+        finally:
+            self._resume()
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        if not self._paused:
+            yield
+            return
+        self._resume()
+        try:
+            yield
+        finally:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._settle()
+        self._before = self._figures()
+        for source in self._running.values():
+            source.stop()
+        self._paused = True
+
+    def _resume(self) -> None:
+        self._paused = False
+        now = time.perf_counter()
+        for source in self._running.values():
+            source.start(self._log, self._stacks)
+        for series, after in self._figures().items():
+            if after.used is None:
+                continue
+            change = after.used - (self._before.get(series, _NONE).used or 0)
+            if change < 0:
+                self._log.shrink(series, -change, now)
+            else:
+                self._drift[series] = self._drift.get(series, 0) + change
+        self._log.forget([one for one in self._log.living() if not self._alive(one)], now)
+
+    def _alive(self, one: Allocated) -> bool:
+        source = self._driver if one.layer == "driver" else None
+        return source is None or source.alive(one)
+
+    def took(self, kind: MemoryKind, nbytes: int) -> int:
+        place = _place(kind)
+        if self._wanted is None or self._paused or place is None:
+            return 0
+        number = next(self._numbers)
+        self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, place, "fixture", number, nbytes))
+        return number
+
+    def gave_back(self, number: int) -> None:
+        if self._wanted is not None and number:
+            self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, "device", "fixture", number, 0))
+
+
+def _place(kind: MemoryKind) -> MemoryPlace | None:
+    """The kind of memory of a footprint; None for what is no memory of this GPU and not page-locked."""
+    if kind.on_device:
+        return "device"
+    if kind.managed:
+        return "managed"
+    return "pinned" if kind.locked else None
+
+
+class _Watch:
+    """The memory from now on."""
+
+    def __init__(self, of: Footprints) -> None:
+        self._of = of
+        of._log.open += 1
+        self._index = len(of._log.steps)
+        self._begin = time.perf_counter()
+        self._figures = of._figures()
+        self._drift = dict(of._drift)
+        self._free = None if of.driver_is_watched else of._free_bytes()
+        self._accounts = account((), self._begin)
+        self._closed = False
+
+    def read(self) -> Footprint:
+        of = self._of
+        of._settle()
+        steps, after = of._log.steps[self._index :], of._figures()
+        driver = of.driver_is_watched
+        not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
+        for series, figures in after.items():
+            library, kind = series
+            before = self._figures.get(series, _NONE)
+            if driver and figures.segments is not None:
+                missing = figures.segments - (before.segments or 0) - owned(steps, library, kind)
+                if missing > 0 and not claim(steps, library, missing):
+                    not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
+        self._accounts = found = account(steps, self._begin)
+        uses = dict(found.uses)
+        for series, figures in after.items():
+            use = uses.get(series, MemoryUse(*series))
+            before = self._figures.get(series, _NONE)
+            kept, peak = use.kept, use.peak
+            if figures.used is not None:
+                kept = figures.used - (before.used or 0) - (of._drift.get(series, 0) - self._drift.get(series, 0))
+                peak = max(peak, kept)
+            if figures.high is not None and figures.high > (before.high or 0):
+                peak = max(peak, figures.high - (before.used or 0))
+            elif figures.high:
+                not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
+            use = replace(use, kept=kept, reserved=figures.unused - before.unused, peak=peak)
+            if use != MemoryUse(*series):
+                uses[series] = use
+        # Where allocations were not seen one by one, the peak of all is at least that of each.
+        least = max((use.peak for use in uses.values() if use.kind == "device"), default=0)
+        seconds = time.perf_counter() - self._begin
+        return Footprint(
+            peak=max(found.peak, least),
+            uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
+            driver_peak=found.driver_peak if driver else None,
+            bound=self._bound(after, uses),
+            watched=("fixtures", *of._running),
+            not_watched=tuple(not_watched),
+            seconds=seconds,
+            timeline=found.courses,
+        )
+
+    def _with_source(self, use: MemoryUse) -> MemoryUse:
+        if use.library == FIXTURES:
+            return replace(use, source="fixtures")
+        name = self._of._driver.name if use.library == DRIVER and self._of._driver is not None else use.library
+        source = next((one for one in self._of._wanted or () if one.name == name), None)
+        return use if source is None else replace(use, source=source.method)
+
+    def _bound(self, after: Mapping[Series, Figures], uses: Mapping[Series, MemoryUse]) -> int | None:
+        """What the free memory of the device tells beyond what is known."""
+        now = self._of._free_bytes() if self._free is not None else None
+        if self._free is None or now is None:
+            return None
+        known = sum(use.kept + use.reserved for use in uses.values() if use.kind == "device")
+        return max(0, self._free - now - known)
+
+    def accounts(self) -> Accounts:
+        return self._accounts
+
+    def settle(self) -> None:
+        for source in self._of._running.values():
+            source.settle()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._of._log.closed()
+
+
+_: type[FootprintsFacet] = Footprints

@@ -1,7 +1,7 @@
 """From single allocations and frees to a footprint: the log that all sources write into, and the accounts of it. Pure.
 
-Three layers tell apart what must not count twice. The *driver* gives out memory. A library's pool takes *segments* of it, which are no use of
-their own. Inside them the library's arrays are the *use*. An allocation of the driver that is no pool's segment is a use as well.
+Layers tell apart what must not count twice. The *driver* gives out memory. A library's pool takes *segments* of it. Inside them the
+library's arrays are the *use*. An allocation of the driver that is no pool's segment is a use as well, and so is a *fixture*'s buffer.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pytest_gpumem.records.footprint import FIXTURES, Course, MemoryPlace, MemoryUse, SizeCount
+from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
 
-Layer = Literal["use", "segment", "driver"]
+Layer = Literal["use", "segment", "driver", "fixture"]
 Frame = tuple[str, int, str]
 """File, line and function."""
 Series = tuple[str, MemoryPlace]
@@ -44,10 +44,14 @@ class MemoryEvent(NamedTuple):
 class Figures(NamedTuple):
     """A library's own counts of one kind of memory, in bytes."""
 
-    used: int
-    """In use by its arrays."""
-    reserved: int
-    """In its pool, used or not."""
+    used: int | None
+    """In use by its arrays; None: the sum of the single allocations."""
+    unused: int
+    """In its pool, and not in use."""
+    segments: int | None = None
+    """Of all segments of its pool; None where they are reported one by one, or where it has no pool."""
+    high: int | None = None
+    """The library's own high-water mark of what is in use; None where allocations are reported one by one."""
 
 
 @dataclass(eq=False)
@@ -134,14 +138,18 @@ class MemoryLog:
                 return
 
     def forget(self, freed: Iterable[Allocated], at: float) -> None:
-        """Book allocations of the driver as freed whose free nobody reported."""
+        """Book allocations as freed whose free nobody reported."""
         for one in freed:
             if self._live.pop((one.layer, one.library, one.address), None) is one:
                 self.steps.append(Step(at, -one.nbytes, one))
 
-    def of_driver(self) -> list[Allocated]:
-        """Allocations of the driver that live."""
-        return [one for one in self._live.values() if one.layer == "driver"]
+    def shrink(self, series: Series, nbytes: int, at: float) -> None:
+        """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
+        self.steps.append(Step(at, -nbytes, Allocated(at, *series, "use", 0, nbytes)))
+
+    def living(self) -> list[Allocated]:
+        """Allocations that live."""
+        return list(self._live.values())
 
     def closed(self) -> None:
         """One watch less; without a watch the steps are of no use."""
@@ -205,7 +213,7 @@ def account(steps: Sequence[Step], begin: float) -> Accounts:
     for index, step in enumerate(steps):
         of = step.of
         on_device = of.kind == "device"
-        if on_device and (of.layer == "driver" or of.library == FIXTURES):
+        if on_device and (of.layer in ("driver", "fixture")):
             driver += step.change
             driver_peak = max(driver_peak, driver)
         if not of.used:

@@ -474,7 +474,10 @@ class MemoryWatch(Protocol):
     """The memory that is taken from its begin on. Watches may lie inside each other."""
 
     def read(self) -> Footprint:
-        """The footprint so far. Waits for no work."""
+        """The footprint so far. Waits for no work. What CuPy's and PyTorch's pools keep for reuse is `reserved`, not `kept`."""
+
+    def settle(self) -> None:
+        """Give back what libraries keep for reuse and cannot be told from what is used, such as page-locked memory."""
 
     def accounts(self) -> Accounts:
         """The single allocations behind it, as of the last `read`: those of the peak and those that are kept."""
@@ -504,13 +507,16 @@ class Footprints(Protocol):
         """What is allocated inside the block belongs to the harness. Frees count wherever they happen."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """No source reports inside the block, and none takes time: for timed samples. What changes inside belongs to nobody."""
+        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody."""
 
-    def took(self, allocation: Allocation) -> None:
-        """A fixture gave the test this memory."""
+    def resumed(self) -> AbstractContextManager[None]:
+        """Inside `paused`, a block that is watched."""
 
-    def gave_back(self, allocation: Allocation) -> None:
-        """A fixture's memory is the test's no longer."""
+    def took(self, kind: MemoryKind, nbytes: int) -> int:
+        """A fixture gave the test memory; a number for `gave_back`, which stays the same if the harness moves the memory."""
+
+    def gave_back(self, number: int) -> None:
+        """A fixture's memory is the test's no longer; a second call does nothing."""
 
 
 class Device(Protocol):

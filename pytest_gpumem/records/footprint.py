@@ -69,7 +69,7 @@ class Phase(Record, frozen=True):
     """A part of a test's time."""
 
     name: str
-    """"setup", "call", "teardown", or the label of `gpu_memory.watch`."""
+    """Phase of the test such as "setup", "call" and "teardown", or the label of a part."""
     begin: Seconds
     """Seconds since the test began."""
     end: Seconds
@@ -87,8 +87,8 @@ class Footprint(Record, frozen=True):
     """Most bytes of device memory that the driver gave out at once, pools' reserves included, above those before the test: what the GPU
     must have free. None where the driver was not watched."""
     bound: Bytes | None = None
-    """Where the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end beyond what is known. Whole pages
-    of 2 MiB, other processes included."""
+    """Where the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
+    pages of 2 MiB, other processes included."""
     watched: tuple[str, ...] = ()
     """Sources that were read, such as "CUPTI", "CuPy", "PyTorch"."""
     not_watched: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Footprint(Record, frozen=True):
 
     @property
     def kept(self) -> int:
-        """Bytes of all kinds that are in use at the end and were not before; libraries that use less than before do not make up for others."""
+        """Bytes of all kinds in use at the end beyond those before. A library that uses less than before does not make up for others."""
         return sum(max(0, use.kept) for use in self.uses)
 
     @property

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from msgspec import UNSET, UnsetType
 
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.verdict import Verdict
@@ -22,7 +23,7 @@ class Row(Record, frozen=True):
     verdict: Verdict
     """Its verdict."""
     measurement: Measurement | None = None
-    """None if the test failed before anything was measured."""
+    """None if the test failed before anything was measured, and in a row that is of its footprint alone."""
     label: str = ""
     """Label of the measurement inside its test."""
     failed: bool = False
@@ -35,6 +36,8 @@ class Row(Record, frozen=True):
     """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
     changed: tuple[str, ...] = ()
     """Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
+    footprint: Footprint | None = None
+    """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
     @property
     def key(self) -> str:

@@ -20,6 +20,7 @@ import msgspec
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
@@ -46,8 +47,11 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Missing: ("key",),
     Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread"),
     DeviceFacts: ("key",),
+    Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
 """Properties that are written after the fields of a record."""
+_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
+"""Fields of a row that have properties of their own."""
 
 _T = TypeVar("_T")
 
@@ -107,8 +111,9 @@ def row_to_json(row: Row) -> dict[str, Any]:
     """
     plain: dict[str, Any] = to_plain(row)
     _refuse_other_label(row, "$")
-    if row.measurement is not None:
-        plain["measurement"] |= _derived(row.measurement, "$.measurement")
+    for name in _WITH_DERIVED:
+        if (record := getattr(row, name)) is not None:
+            plain[name] |= _derived(record, f"$.{name}")
     return plain | _derived(row, "$")
 
 
@@ -260,8 +265,9 @@ def _without_derived(value: object, kind: type[Record]) -> object:
     if not isinstance(value, dict):
         return value
     plain = _without(value, DERIVED[kind])
-    if kind is Row and "measurement" in plain:
-        plain["measurement"] = _without_derived(plain["measurement"], Measurement)
+    for name, inner in _WITH_DERIVED.items() if kind is Row else ():
+        if name in plain:
+            plain[name] = _without_derived(plain[name], inner)
     return plain
 
 

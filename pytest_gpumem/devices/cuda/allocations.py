@@ -14,10 +14,11 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_part
-from pytest_gpumem.devices.cuda import guests, host, links
+from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.allocators import allocator
 from pytest_gpumem.devices.cuda.ballast import Ballast
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
@@ -317,7 +318,7 @@ class CudaMemory:
         return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        return guests.guest(self.view, allocation, dtype, shape, like)
+        return arrays.guest(self.view, allocation, dtype, shape, like)
 
 
 def needed_bytes(sizes: Sequence[int]) -> int:

@@ -89,7 +89,9 @@ class CudaCounters:
         self._failed: Exception | None = None
         self._receive: Callable[[Any, Any], None] | None = None
         self._others = 0
-        """Records of other kinds that were delivered to `watch`."""
+        """Records of other kinds that were delivered."""
+        self._listeners: dict[int, Callable[[Any, Any], None]] = {}
+        """By kind of record: who gets them until `unlisten`."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         """Count while `work` runs. `work` waits for the work that it queues.
@@ -152,6 +154,36 @@ class CudaCounters:
         finally:
             self._receive = None
         self._refuse_losses(cupti)
+
+    def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
+        """Have CUPTI's records of one kind delivered from now on, in CUPTI's own thread; gives the module.
+
+        Raises:
+            NotCounted: as `watch`.
+        """
+        cupti = self._load()
+        number = getattr(cupti.ActivityKind, kind)
+        try:
+            cupti.activity_enable(number)
+        except self._errors as error:
+            raise self._refusal(f"records of {kind}", error) from error
+        self._listeners[int(number)] = receive
+        return cupti
+
+    def deliver(self) -> None:
+        """Have the records delivered that there are. Raises `NotCounted` if one could not be read, or was dropped."""
+        cupti = self._load()
+        self._flush(cupti)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise NotCounted(f"a record of CUPTI could not be read: {failed}")
+        self._refuse_losses(cupti)
+
+    def unlisten(self, kind: str) -> None:
+        """End `listen`; records that were not delivered are lost."""
+        number = getattr(self._cupti.ActivityKind, kind)
+        if self._listeners.pop(int(number), None) is not None:
+            self._cupti.activity_disable(number)
 
     def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
         """One pass, its records in `_events`; gives whether mappings were among the counters."""
@@ -243,8 +275,12 @@ class CudaCounters:
         # A record is read while CUPTI still holds its buffer. What is raised here would be lost in CUPTI's thread.
         try:
             for activity in activities:
-                if int(activity.kind) == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
+                kind = int(activity.kind)
+                if kind == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
                     self._events.append(event(self._cupti, activity))
+                elif (listener := self._listeners.get(kind)) is not None:
+                    self._others += 1
+                    listener(self._cupti, activity)
                 elif self._receive is not None:
                     self._others += 1
                     self._receive(self._cupti, activity)

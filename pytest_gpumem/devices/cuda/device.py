@@ -16,13 +16,19 @@ from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.current import Current
+from pytest_gpumem.devices.cuda.driver_memory import DriverMemory, free_bytes
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
+from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
+from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
+from pytest_gpumem.devices.cuda.guests.rmm_memory import RmmMemory
+from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.streams import CudaStreams
+from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import ContextLost, Device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
@@ -50,6 +56,8 @@ class CudaDevice:
         self.managed = CudaManaged(index, facts)
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
+        libraries = (CupyMemory(index), TorchMemory(index), RmmMemory(index), JaxMemory(index))
+        self.footprints = Footprints(DriverMemory(index, self.counters), libraries, free_bytes)
         self._conditions = ConditionReader(facts)
 
     def now(self) -> float:
@@ -72,6 +80,7 @@ class CudaDevice:
 
     def close(self) -> None:
         try:
+            self.footprints.stop()
             self.streams.close()
             runtime.deviceSynchronize()
             self._beacon.close()

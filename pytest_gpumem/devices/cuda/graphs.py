@@ -12,8 +12,9 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_window
-from pytest_gpumem.devices.cuda import guests, l2
+from pytest_gpumem.devices.cuda import l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Graphs, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
@@ -70,7 +71,7 @@ class CudaGraphs:
         try:
             with ExitStack() as pools:
                 pools.enter_context(cupy.cuda.using_allocator(pool.malloc))
-                torch_pool = pools.enter_context(guests.private_torch_pool())
+                torch_pool = pools.enter_context(arrays.private_torch_pool())
                 runtime.streamBeginCapture(stream.handle, runtime.streamCaptureModeThreadLocal)
                 self._stream = cast(CudaStream, stream)
                 body()

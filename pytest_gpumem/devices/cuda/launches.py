@@ -14,10 +14,10 @@ from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_window
-from pytest_gpumem.devices.cuda import guests
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, failure
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
@@ -95,7 +95,7 @@ class CudaKernels:
     def current_stream(self, stream: Stream) -> Iterator[None]:
         outer, self._entered = self._entered, stream
         try:
-            with guests.current(self._index, cast(CudaStream, stream)):
+            with arrays.current(self._index, cast(CudaStream, stream)):
                 yield
         finally:
             self._entered = outer
@@ -105,7 +105,7 @@ class CudaKernels:
             foreign.function()
             now = runtime.getDevice()
         else:
-            with guests.current(self._index, cast(CudaStream, stream)):
+            with arrays.current(self._index, cast(CudaStream, stream)):
                 foreign.function()
                 now = runtime.getDevice()
         if now != self._index:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.counters import SimulatedCounters
@@ -37,6 +38,7 @@ class SimulatedDevice:
         self.l2 = SimulatedL2(self.timeline, self.machine)
         self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
         self.counters = SimulatedCounters(self.timeline, self.machine)
+        self.footprints = Footprints(None, (), lambda: None)
 
     @property
     def facts(self) -> DeviceFacts:

@@ -15,6 +15,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Missing, Row
@@ -62,6 +63,14 @@ ROW = Row(
     range_name="test_triad_1",
     test_source="b" * 64,
     changed=("driver 580.95.05 -> 590.10",),
+    footprint=Footprint(
+        peak=3 * 2**20,
+        uses=(MemoryUse("CuPy", "device", peak=3 * 2**20, kept=4096, allocations=2, largest=2**21, sizes=(SizeCount(2**21, 2),)),),
+        driver_peak=2**22,
+        not_watched=("PyTorch: its history is off",),
+        phases=(Phase("call", 0.1, 0.2),),
+        timeline=(Course("CuPy", "device", ((0.1, 2**20), (0.2, 4096))),),
+    ),
 )
 
 seconds = st.floats(1e-9, 10.0)

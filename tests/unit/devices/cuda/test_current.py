@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import current, guests, launches
+from pytest_gpumem.devices.cuda import current, launches
 from pytest_gpumem.devices.cuda.current import Current
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.protocol import DeviceError, Foreign
 
@@ -83,7 +84,7 @@ def test_the_first_block_puts_back_what_was_current_before_the_gpu_was_opened(th
 def test_a_function_that_makes_another_gpu_current_is_an_error(monkeypatch: pytest.MonkeyPatch, h100: Any) -> None:
     thread = Thread(0)
     monkeypatch.setattr(launches, "runtime", thread)
-    monkeypatch.setattr(guests, "current", lambda index, stream: _Nothing())
+    monkeypatch.setattr(arrays, "current", lambda index, stream: _Nothing())
     kernels = CudaKernels(0, h100, cast(Any, SimpleNamespace()))
     kernels.call(Foreign(lambda: None), cast(Any, None))
     with pytest.raises(DeviceError, match=r"the measured function made GPU 1 current.*--gpumem-device cuda:1"):
@@ -99,7 +100,7 @@ def test_the_contexts_of_libraries_are_entered_once_for_many_calls(monkeypatch: 
         yield
 
     monkeypatch.setattr(launches, "runtime", Thread(0))
-    monkeypatch.setattr(guests, "current", counted)
+    monkeypatch.setattr(arrays, "current", counted)
     kernels, one, two = CudaKernels(0, h100, cast(Any, SimpleNamespace())), cast(Any, object()), cast(Any, object())
 
     def fails() -> None:

@@ -18,9 +18,10 @@ pytest.importorskip("cuda.bindings.runtime")
 import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import allocations, guests, host
+from pytest_gpumem.devices.cuda import allocations, host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, ContextLost, DeviceError, OutOfMemory, Unsupported
@@ -198,7 +199,7 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
         yield
         entered.append(f"end of {what}")
 
-    monkeypatch.setattr(guests.cupy.cuda, "Device", lambda index: booked(f"device {index}"))
+    monkeypatch.setattr(arrays.cupy.cuda, "Device", lambda index: booked(f"device {index}"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
     def stream(handle: int) -> Any:
@@ -206,7 +207,7 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
         made.cupy = booked("cupy")
         return made
 
-    with guests.current(1, stream(5)):
+    with arrays.current(1, stream(5)):
         assert entered == ["device 1", "cupy"]
     assert "torch" not in sys.modules
 
@@ -221,6 +222,6 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
     # PyTorch's own default stream has another handle than the legacy default stream's, and cannot be made from one.
     for handle, name in ((5, "5 on cuda:1"), (0, "default of 1"), (1, "default of 1"), (2, "2 on cuda:1")):
         entered.clear()
-        with guests.current(1, stream(handle)):
+        with arrays.current(1, stream(handle)):
             pass
         assert entered == ["device 1", "cupy", f"torch {name}", f"end of torch {name}", "end of cupy", "end of device 1"]

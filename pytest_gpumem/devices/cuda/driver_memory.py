@@ -1,0 +1,121 @@
+"""The driver's allocations: CUPTI's records of each, and the driver's own counts of its stream-ordered pool and of CUDA graphs.
+
+Sources: CUPTI, CUpti_ActivityMemory4 (kind MEMORY2); CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cuda.bindings import runtime as R  # noqa: N812
+from cupy.cuda import runtime
+
+from pytest_gpumem.devices.cuda.counters import CudaCounters
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
+from pytest_gpumem.devices.footprints import Source
+from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
+
+RECORDS = "MEMORY2"
+"""CUpti_ActivityKind with a record for each allocation and each free."""
+_KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "PINNED": "pinned"}
+"""CUpti_ActivityMemoryKind in our words. Memory that is registered counts as PINNED there as well."""
+
+
+class DriverMemory:
+    """The source of the driver's allocations for one device."""
+
+    name = "CUPTI"
+    method = "CUPTI"
+
+    def __init__(self, index: int, counters: CudaCounters) -> None:
+        self._index, self._counters = index, counters
+        self._log: MemoryLog | None = None
+        self._offset = 0.0
+        """Seconds from CUPTI's clock to that of `time.perf_counter`."""
+        self._listens = False
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+        self._log = log
+        try:
+            cupti = self._counters.listen(RECORDS, self._receive)
+        except NotCounted as why:
+            return str(why)
+        self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
+        self._listens = True
+        return None
+
+    def drain(self) -> None:
+        if self._listens:
+            self._counters.deliver()
+
+    def _receive(self, cupti: Any, record: Any) -> None:
+        kind = _KINDS.get(cupti.ActivityMemoryKind(int(record.memory_kind)).name)
+        if kind is None or (kind == "device" and int(record.device_id) != self._index) or self._log is None:
+            return
+        allocates = int(record.memory_operation_type) == int(cupti.ActivityMemoryOperationType.ALLOCATION)
+        at = int(record.timestamp) * 1e-9 + self._offset
+        nbytes = int(record.bytes) if allocates else 0
+        self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes))
+
+    def figures(self) -> Mapping[Series, Figures]:
+        attributes = R.cudaMemPoolAttr
+        pools = {
+            int(pool): pool for pool in (_known(R.cudaDeviceGetDefaultMemPool(self._index)), _known(R.cudaDeviceGetMemPool(self._index)))
+        }
+        used, reserved, high = (
+            sum(int(_known(R.cudaMemPoolGetAttribute(pool, attribute))) for pool in pools.values())
+            for attribute in (
+                attributes.cudaMemPoolAttrUsedMemCurrent,
+                attributes.cudaMemPoolAttrReservedMemCurrent,
+                attributes.cudaMemPoolAttrUsedMemHigh,
+            )
+        )
+        graphs = R.cudaGraphMemAttributeType
+        of_graphs = {
+            name: int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, getattr(graphs, f"cudaGraphMemAttr{name}"))))
+            for name in ("UsedMemCurrent", "ReservedMemCurrent")
+        }
+        pool = Figures(None, reserved - used) if self._listens else Figures(used, reserved - used, high=high)
+        unused = of_graphs["ReservedMemCurrent"] - of_graphs["UsedMemCurrent"]
+        return {
+            (DRIVER, "device"): pool,
+            (GRAPHS, "device"): Figures(of_graphs["UsedMemCurrent"], unused),
+        }
+
+    def settle(self) -> None:
+        """It keeps nothing that does not count as unused."""
+
+    def alive(self, allocated: Allocated) -> bool:
+        try:
+            return int(runtime.pointerGetAttributes(allocated.address).type) != 0  # cudaMemoryTypeUnregistered
+        except CUPY_ERRORS:
+            return True
+
+    def stop(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._counters.unlisten(RECORDS)
+
+
+def _known(answer: tuple[Any, ...]) -> Any:
+    """The value of a call that cannot fail on an open device."""
+    status, value = answer
+    if status != R.cudaError_t.cudaSuccess:
+        raise NotCounted(f"the driver does not tell its memory: {status.name}")
+    return value
+
+
+def free_bytes() -> int | None:
+    """Free memory of the current device."""
+    free, _total = runtime.memGetInfo()
+    return int(free)
+
+
+_: type[Source] = DriverMemory

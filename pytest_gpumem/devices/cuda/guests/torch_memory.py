@@ -1,0 +1,160 @@
+"""PyTorch's caching allocator: its history reports each tensor and each segment, its statistics the rest.
+
+Sources: torch.cuda.memory: memory_stats, _record_memory_history, _snapshot.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytest_gpumem.devices.footprints import Source
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
+
+NAME = "PyTorch"
+MOST_ENTRIES = 1_000_000
+"""Allocations, frees and segments between two looks at the history; of more the oldest are lost."""
+_ACTIONS: Mapping[str, tuple[Layer, bool]] = {
+    "alloc": ("use", True),
+    "free_requested": ("use", False),
+    "segment_alloc": ("segment", True),
+}
+"""Entries that count, and whether they allocate. The driver reports freed segments."""
+
+
+class TorchMemory:
+    """The source of PyTorch's memory on one device."""
+
+    name = NAME
+    method = "allocator history"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._log: MemoryLog | None = None
+        self._stacks = False
+        self._records = False
+        """The history is recorded, and it is ours."""
+        self._seen = -1
+        """Allocations and frees that PyTorch had counted at the last look."""
+
+    @property
+    def _torch(self) -> Any:
+        """PyTorch, if it is imported and uses CUDA."""
+        torch = sys.modules.get("torch")
+        return torch if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() else None
+
+    def ready(self) -> bool:
+        return self._torch is not None
+
+    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+        torch = self._torch
+        self._log, self._stacks = log, stacks
+        if torch.cuda.get_allocator_backend() != "native":
+            return f"its allocator is {torch.cuda.get_allocator_backend()}, whose allocations are the driver's"
+        if torch.cuda.is_initialized():
+            return self._record()
+        # Before that there is no allocator that could record.
+        torch.cuda._lazy_call(self._record_if_wanted)
+        return None
+
+    def _record_if_wanted(self) -> None:
+        if self._log is not None and not self._records:
+            self._record()
+
+    def _record(self) -> str | None:
+        torch = self._torch
+        if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
+            return "its history is recorded by the test already: the peak is that of its statistics"
+        try:
+            context = "alloc" if self._stacks else None
+            torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=MOST_ENTRIES)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            return f"its history cannot be recorded ({error}): the peak is that of its statistics"
+        self._records, self._seen = True, self._count()
+        return None
+
+    def _statistics(self) -> Mapping[str, Any]:
+        """PyTorch's nested statistics; empty before it uses the device."""
+        torch = self._torch
+        if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
+            return {}
+        found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
+        return found
+
+    def _count(self) -> int:
+        counts = self._statistics().get("allocation", {}).get("all", {})
+        return int(counts.get("allocated", 0)) + int(counts.get("freed", 0))
+
+    def drain(self) -> None:
+        if not self._records or self._log is None or (count := self._count()) == self._seen:
+            return
+        torch, self._seen = self._torch, count
+        if not torch._C._cuda_isHistoryEnabled():
+            self._records = False  # the test has ended it
+            return
+        now, wall = time.perf_counter(), time.time()
+        entries = torch.cuda.memory._snapshot()["device_traces"][self._index]
+        for event in events(entries, now - wall):
+            self._log.emit(event)
+        # Cleared: the next look would get the whole history again.
+        self._end()
+        self._record()
+
+    def _end(self) -> None:
+        self._torch.cuda.memory._record_memory_history(None)
+        self._records = False
+
+    def figures(self) -> Mapping[Series, Figures]:
+        statistics = self._statistics()
+        if not statistics:
+            return {}
+        name = "requested_bytes" if "requested_bytes" in statistics else "allocated_bytes"
+        used = statistics[name]["all"]
+        reserved = int(statistics["reserved_bytes"]["all"]["current"])
+        unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
+        if self._records:
+            return {(NAME, "device"): Figures(int(used["current"]), unused)}
+        return {(NAME, "device"): Figures(int(used["current"]), unused, segments=reserved, high=int(used["peak"]))}
+
+    def settle(self) -> None:
+        """Give back page-locked memory that is kept for reuse: the driver alone tells how much of it there is."""
+        torch = self._torch
+        for name in ("_host_emptyCache", "_cuda_hostEmptyCache"):
+            if torch is not None and torch.cuda.is_initialized() and hasattr(torch._C, name):
+                getattr(torch._C, name)()
+                return
+
+    def alive(self, allocated: Allocated) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self._log = None
+        if self._records:
+            self._end()
+
+
+def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[MemoryEvent]:
+    """Entries of the history as events.
+
+    Args:
+        entries: of one device, in their order.
+        offset: seconds from the wall clock to that of `time.perf_counter`.
+    """
+    at = 0.0
+    for entry in entries:
+        known = _ACTIONS.get(entry["action"])
+        if known is None:
+            continue
+        layer, allocates = known
+        at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
+        stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
+        yield MemoryEvent(at, NAME, "device", layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
+
+
+def _frame(frame: Mapping[str, Any]) -> Frame:
+    return str(frame["filename"]), int(frame["line"]), str(frame["name"])
+
+
+_: type[Source] = TorchMemory

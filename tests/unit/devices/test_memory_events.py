@@ -1,0 +1,244 @@
+"""Footprints from single allocations: peaks, what is kept, and what must not count twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, thinned
+from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.records.footprint import SizeCount
+
+MIB = 2**20
+
+
+def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> MemoryEvent:
+    return MemoryEvent(at, library, kind, layer, address, nbytes)
+
+
+def steps_of(*events: MemoryEvent) -> MemoryLog:
+    log = MemoryLog()
+    for one in events:
+        log.emit(one)
+    log.settle()
+    return log
+
+
+def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() -> None:
+    log = steps_of(
+        event(1.0, "CUDA", "driver", 0xA000, 4 * MIB),
+        event(1.0001, "CuPy", "segment", 0xA000, 4 * MIB),  # reported after the driver made it
+        event(1.1, "CuPy", "use", 0xA000, MIB),
+        event(1.2, "CuPy", "use", 0xA000 + MIB, 2 * MIB),
+        event(1.3, "CuPy", "use", 0xA000, 0),
+        event(1.4, "CUDA", "driver", 0xB000, MIB),  # nobody's pool
+    )
+    found = account(log.steps, begin=1.0)
+    assert (found.peak, found.driver_peak) == (3 * MIB, 5 * MIB)
+    cupy, cuda = found.uses["CuPy", "device"], found.uses["CUDA", "device"]
+    assert (cupy.peak, cupy.at_peak, cupy.kept, cupy.allocations, cupy.largest) == (3 * MIB, 3 * MIB, 2 * MIB, 2, 2 * MIB)
+    assert cupy.sizes == (SizeCount(MIB, 1), SizeCount(2 * MIB, 1))
+    assert (cuda.peak, cuda.at_peak, cuda.kept) == (MIB, 0, MIB)
+    assert [(one.address, one.nbytes) for one in found.at_peak] == [(0xA000 + MIB, 2 * MIB), (0xA000, MIB)]
+    assert [one.nbytes for one in found.kept] == [2 * MIB, MIB]
+
+
+def test_the_peak_is_that_of_all_libraries_at_one_time() -> None:
+    log = steps_of(
+        event(1, "CuPy", "use", 1, 3 * MIB),
+        event(2, "CuPy", "use", 1, 0),
+        event(3, "PyTorch", "use", 1, 2 * MIB),  # the same address in another library
+        event(4, "CUDA", "driver", 9, 8 * MIB, "pinned"),
+    )
+    found = account(log.steps, 0)
+    assert found.peak == 3 * MIB
+    assert found.uses["PyTorch", "device"].at_peak == 0
+    assert found.uses["CUDA", "pinned"].peak == 8 * MIB
+
+
+def test_an_address_that_is_given_out_again_was_freed_unseen() -> None:
+    log = steps_of(event(1, "CUDA", "driver", 7, MIB), event(2, "CUDA", "driver", 7, 2 * MIB))
+    assert account(log.steps, 0).uses["CUDA", "device"].kept == 2 * MIB
+    assert account(log.steps, 0).peak == 2 * MIB
+
+
+def test_a_free_of_what_was_never_seen_is_nothing() -> None:
+    assert account(steps_of(event(1, "CuPy", "use", 5, 0)).steps, 0).uses == {}
+
+
+@pytest.mark.parametrize(("missing", "fits"), [(5 * MIB, True), (4 * MIB, True), (3 * MIB, False)])
+def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(missing: int, fits: bool) -> None:
+    log = steps_of(event(1, "CUDA", "driver", 1, 4 * MIB), event(2, "CUDA", "driver", 2, MIB))
+    assert claim(log.steps, "JAX", missing) is fits
+    left = account(log.steps, 0).uses
+    assert sum(use.kept for use in left.values()) == (5 * MIB - missing if fits else 5 * MIB)
+
+
+def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
+    points = [(float(at), 7 if at == 777 else at % 3) for at in range(1000)]
+    kept = thinned(points, most=10)
+    assert len(kept) <= 11
+    assert (777.0, 7) in kept
+    assert kept[-1] == points[-1]
+    assert list(kept) == sorted(kept)
+    assert thinned(points[:5], most=10) == tuple(points[:5])
+
+
+class Library:
+    """A library whose pool holds 16 MiB once it was used."""
+
+    name = "CuPy"
+    method = "memory hook"
+
+    def __init__(self) -> None:
+        self.log: MemoryLog | None = None
+        self.used: dict[int, int] = {}
+        self.reserved = 0
+        self.time = 0.0
+        self.single = True
+        self.dead: set[int] = set()
+        self.high: int | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+        self.log = log
+        return None if self.single else "its history is off"
+
+    def stop(self) -> None:
+        self.log = None
+
+    def drain(self) -> None: ...
+    def settle(self) -> None: ...
+
+    def alive(self, allocated: Allocated) -> bool:
+        return allocated.address not in self.dead
+
+    def figures(self) -> Mapping[Series, Figures]:
+        used = sum(self.used.values())
+        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high)}
+
+    def take(self, address: int, nbytes: int) -> None:
+        self.used[address] = nbytes
+        self.reserved = max(self.reserved, sum(self.used.values()), 16 * MIB)
+        if self.high is not None:
+            self.high = max(self.high, sum(self.used.values()))
+        if self.log is not None and self.single:
+            self.log.emit(MemoryEvent(time.perf_counter(), self.name, "device", "use", address, nbytes))
+
+    def free(self, address: int) -> None:
+        del self.used[address]
+        if self.log is not None and self.single:
+            self.log.emit(MemoryEvent(time.perf_counter(), self.name, "device", "use", address, 0))
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+@pytest.fixture
+def footprints(library: Library) -> Footprints:
+    made = Footprints(None, (library,), lambda: None)
+    made.start(driver=False)
+    return made
+
+
+def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, footprints: Footprints) -> None:
+    library.take(1, MIB)
+    watch = footprints.watch()
+    library.take(2, 4 * MIB)
+    library.free(2)
+    (use,) = watch.read().uses
+    assert (use.peak, use.kept, use.reserved, use.source) == (4 * MIB, 0, 0, "memory hook")
+    library.take(3, 20 * MIB)  # the pool grows
+    library.free(3)
+    found = watch.read()
+    assert (found.peak, found.kept, found.reserved) == (20 * MIB, 0, 5 * MIB)
+    library.take(4, 4096)
+    assert watch.read().kept == 4096
+    library.free(1)  # of before: what it frees does not make up for what others keep
+    assert watch.read().kept == 0
+
+
+def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(library: Library, footprints: Footprints) -> None:
+    watch = footprints.watch()
+    library.take(1, MIB)
+    with footprints.ours():
+        library.take(2, 8 * MIB)
+        library.free(2)
+        library.free(1)
+    found = watch.read()
+    assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
+
+
+def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: Footprints) -> None:
+    watch = footprints.watch()
+    library.take(1, MIB)
+    library.take(2, 2 * MIB)
+    with footprints.paused():
+        assert library.log is None
+        library.take(3, 8 * MIB)
+        with footprints.resumed():
+            library.take(4, 4 * MIB)
+            library.free(4)
+        assert library.log is None
+    library.take(5, MIB)
+    found = watch.read()
+    assert (found.peak, found.kept) == (7 * MIB, 4 * MIB)
+    with footprints.paused():
+        library.free(2)
+        library.free(1)
+    assert watch.read().kept == MIB
+
+
+def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
+    library.single, library.high = False, 0
+    footprints = Footprints(None, (library,), lambda: None)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    library.take(1, 6 * MIB)
+    library.free(1)
+    assert watch.read().peak == 6 * MIB
+    assert watch.read().not_watched == ("CuPy: its history is off",)
+    watch.close()
+    later = footprints.watch()
+    library.take(1, MIB)
+    found = later.read()
+    assert (found.peak, found.kept) == (MIB, MIB)
+    assert any("below an earlier one" in why for why in found.not_watched)
+
+
+def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Footprints) -> None:
+    watch = footprints.watch()
+    numbers = [footprints.took(kind, MIB) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)]
+    found = watch.read()
+    assert {use.kind: use.kept for use in found.uses if use.library == "gpumem"} == {"device": MIB, "managed": MIB, "pinned": MIB}
+    assert (found.peak, found.driver_peak) == (MIB, MIB)
+    for number in (*numbers, *numbers):
+        footprints.gave_back(number)
+    assert watch.read().kept == 0
+
+
+def test_watches_lie_inside_each_other(library: Library, footprints: Footprints) -> None:
+    outer = footprints.watch()
+    library.take(1, MIB)
+    inner = footprints.watch()
+    library.take(2, 2 * MIB)
+    library.free(2)
+    assert inner.read().peak == 2 * MIB
+    inner.close()
+    assert (outer.read().peak, outer.read().kept) == (3 * MIB, MIB)
+    outer.close()
+    assert footprints.watch().read().peak == 0
+
+
+def test_nothing_is_watched_before_the_start() -> None:
+    with pytest.raises(DeviceError):
+        Footprints(None, (), lambda: None).watch()
