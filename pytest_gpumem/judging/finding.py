@@ -25,27 +25,27 @@ SENTENCES: Mapping[str, str] = {
     "does not beat": "{times}: {limit} does not hold",
     "may not beat": "{times}: {limit} is not beyond doubt",
     # A change against the baseline.
-    "slower": "slower than {limit} allows: {seen}",
-    "looks slower": "looks slower than {limit} allows: {seen}; {doubt}",
-    "within": "within {limit}: {seen}, catches {catches}",
-    "too few runs": "too few runs to pass {limit}: {seen}; {doubt}",
-    "noisy": "{limit} lies within the interval: {seen}; {doubt}",
-    "crept": "crept beyond {limit}: {seen}; gpumem compare shows the runs between",
-    "looks crept": "looks crept beyond {limit}: {seen}; {doubt}",
-    "faster": "faster than {limit}: {seen}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
+    "slower": "{seen}: slower than {limit} allows",
+    "looks slower": "{seen}: looks slower than {limit} allows; {doubt}",
+    "within": "{seen}: within {limit}, catches {catches}",
+    "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
+    "noisy": "{seen}: {limit} lies within the interval; {doubt}",
+    "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
+    "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
+    "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
     "no limit": "no limit set",
-    "no limit, compared": "no limit set, {seen}, catches {catches}",
+    "no limit, compared": "{seen}, no limit set, catches {catches}",
     # Nothing to compare with.
     "no history": "{limit} has nothing to compare with: {why}",
     "other variant": "{limit} cannot be judged: the baseline is of another variant of this card, or of another clock: DRAM answers in "
     "{own} here and in {theirs} there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem "
     "duet decide",
     "measured differently": "{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them",
-    "other work": "the measurement itself has changed, {changed}: {finding}",
+    "other work": "{finding}; the measurement itself has changed, {changed}",
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
-    "device changed": "the device has changed since the baseline: {control} that runs no code of the project takes {share}: {finding}",
-    "device changes": "{change}: {finding}",
+    "device changed": "{finding}; the device has changed since the baseline: {control} that runs no code of the project takes {share}",
+    "device changes": "{finding}; {change}",
 }
 
 

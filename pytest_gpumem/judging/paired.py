@@ -133,10 +133,10 @@ class Paired:
         seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, {shown}"
         limit = f"max_regression {format_share(self.delta)}"
         if self.outcome is Outcome.FAIL:
-            return f"slower than {limit} allows: {seen}" + (", each of them far beyond it" if self.gross else "")
+            return f"{seen}{', each of them far beyond it' if self.gross else ''}: slower than {limit} allows"
         if self.outcome is Outcome.PASS:
-            return f"within {limit}: {seen}"
-        return f"at {limit}: {seen}"
+            return f"{seen}: within {limit}"
+        return f"{seen}: at {limit}"
 
 
 def least_pairs(family: int) -> int:

@@ -115,7 +115,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not rows and test.replay is not None:
-        rows = [unmeasured(item, session, str(error) if error is not None else "a subtest failed")]
+        rows = [unmeasured(item, session, error)]
     rows = [in_context(row, item, session) for row in rows]
     item.stash[ROWS] = rows
     if test.replay is not None and session.decides:
@@ -180,12 +180,18 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
     return replace(row, verdict=verdict)
 
 
-def unmeasured(item: pytest.Item, session: GpuSession, why: str) -> Row:
-    """The row of a test that failed before anything was measured."""
-    lines = [line for line in why.splitlines() if line.strip()]
-    reason = f"failed before anything was measured: {lines[0].strip() if lines else 'no message'}"
+def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
+    """The row of a test that failed before anything was measured; by a subtest where there is no error."""
+    reason = f"failed before anything was measured: {'a subtest failed' if error is None else _first_line(error)}"
     verdict = Verdict(Outcome.FAIL, reason, simulated=session.facts.simulated)
     return Row(item.nodeid, Limits(), verdict, failed=True, range_name=session.names.unique(item.nodeid))
+
+
+def _first_line(error: BaseException) -> str:
+    """An error on one line: "ValueError: no such table". A failure that pytest raised has a message of its own."""
+    named = "" if isinstance(error, pytest.fail.Exception) else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
 
 
 def summary(row: Row, session: GpuSession) -> dict[str, Any]:

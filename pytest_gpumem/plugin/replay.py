@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -170,6 +172,39 @@ def check_machine(machine_info: Mapping[str, Any], compared: dict[str, Any]) -> 
             f"--benchmark-compare: the saved run is of {theirs.get('key', 'an unnamed GPU')}, this session's device is {ours['key']}; "
             "results of different devices are not comparable"
         )
+
+
+TABLE_OPTIONS = tuple(
+    f"--benchmark-{name}"
+    for name in (
+        *("columns", "sort", "group-by", "name", "time-unit", "verbose", "histogram"),
+        *("compare", "compare-fail", "cprofile"),
+    )
+)
+"""Options of pytest-benchmark that ask for its table."""
+
+
+@contextmanager
+def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
+    """Leave the measurements of this plugin out of pytest-benchmark's table, unless one of its options asks for the table.
+
+    Args:
+        config: the session's.
+        always: leave them out even so.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    groups = getattr(session, "groups", None)
+    words = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    asked = any(word.partition("=")[0] in TABLE_OPTIONS for word in words)
+    if not groups or (asked and not always):
+        yield
+        return
+    others = [(name, [one for one in of if "gpumem" not in one.get("extra_info", {})]) for name, of in groups]
+    session.groups = [(name, of) for name, of in others if of]
+    try:
+        yield
+    finally:
+        session.groups = groups
 
 
 def write_json(config: pytest.Config) -> Path | None:

@@ -129,6 +129,8 @@ class RunningHooks:
         shown = yield
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
             setattr(shown, BY_LIMITS_ATTRIBUTE, True)
+            if (crash := getattr(shown.longrepr, "reprcrash", None)) is not None:
+                crash.message = str(call.excinfo.value)  # so that pytest's short summary begins with the figure, not with "Failed: "
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
         if ours and shown.skipped and not hasattr(shown, "wasxfail") and self._session.settings.strict:
             shown.outcome = "failed"
@@ -145,7 +147,7 @@ class RunningHooks:
         if test is not None and test.replay is not None and (not shown.passed or hasattr(shown, "wasxfail")):
             test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
-            item.stash[ROWS] = [unmeasured(item, self._session, shown.longreprtext)]
+            item.stash[ROWS] = [unmeasured(item, self._session, call.excinfo.value if call.excinfo is not None else None)]
         if ended:
             rows = item.stash.get(ROWS, [])
             if self._session.reports_elsewhere:

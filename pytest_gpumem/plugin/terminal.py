@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,13 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, fail
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
+from pytest_gpumem.reporting.summary import counts_text, profiled_lines, summary
 from pytest_gpumem.reporting.table import table
-from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
+from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines, short_header
+from pytest_gpumem.settings import loosened
 from pytest_gpumem.units import format_time
 
 EVERY = 60.0
@@ -73,7 +76,8 @@ class TerminalHooks(SummaryHooks):
         session = self._session
         reason = session.chosen.fallback_reason
         conditions = session.chosen.conditions()
-        return header(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
+        draw = header if session.config.get_verbosity() > 0 else short_header
+        return draw(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
@@ -155,23 +159,40 @@ class TerminalHooks(SummaryHooks):
             tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
             yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.baseline_folder))} --reason '...'"
 
+    def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
+        """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""
+        session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
+        if writer.verbosity > 0:
+            drawn = [table(rows, session.facts, width=width, colour=colour, grouped=True), counts_text(rows)]
+        elif writer.verbosity == 0:
+            drawn = [summary(rows, session.facts, width=width, colour=colour)]
+        else:
+            shown = [row for row in rows if row.failed or is_failure(row.verdict, True)]
+            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False, grouped=True), counts_text(rows)]
+        return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
+
+    def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:
+        """Tests that are held to less than this run's options ask."""
+        found: dict[str, list[Row]] = {}
+        for row in rows:
+            for sentence in loosened(row.limits, self._session.settings):
+                found.setdefault(sentence, []).append(row)
+        for sentence, of in found.items():
+            yield from wrapped(printable(f"LOOSENED: {sentence}: {of[0].key}{f' and {len(of) - 1} more' if len(of) > 1 else ''}"), width)
+
     def summarise(self, writer: pytest.TerminalReporter) -> None:
         session = self._session
         rows = list(session.rows)
         if not rows and not self._notes:
             return
         title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
+        writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section(title)
-        # -q shows only rows that need attention.
-        shown = rows if writer.verbosity >= 0 else [row for row in rows if row.failed or is_failure(row.verdict, True)]
-        if shown:
-            width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
-            drawn = table(shown, session.facts, width=width, colour=colour, notes=writer.verbosity > 0, grouped=True)
-            writer.write_line(drawn)
-        if rows:
-            counts = Counter(row.verdict.outcome.value for row in rows)
-            simulated = " (simulated)" if session.facts.simulated else ""
-            writer.write_line(f"{len(rows)} measured{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+        if session.ranges.tool_attached():
+            for line in profiled_lines(rows):
+                writer.write_line(line)
+        elif rows:
+            writer.write_line(self._results(rows, writer))
         if (spent := self._budget()) is not None:
             writer.write_line(spent)
         for note in self._notes:

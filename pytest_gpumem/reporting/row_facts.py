@@ -144,20 +144,15 @@ def verdict_text(row: Row) -> str:
     return _verdict(row) + (" (simulated)" if row.verdict.simulated else "")
 
 
-def headline(row: Row) -> str:
-    """How the failure of a row begins: "FAIL (simulated) tests/test_a.py::test_copy: "."""
-    simulated = " (simulated)" if row.verdict.simulated else ""
-    return f"{row.verdict.outcome.value}{simulated} {row.key}: "
-
-
 def failure_text(row: Row, device: DeviceFacts) -> str:
-    """The text of a failing test: the headline with the verdict's reason, and a line for each fact."""
+    """The text of a failing test: the verdict's reason, which begins with the figure, and a line for each fact."""
     row, device = printable(row), printable(device)
     (described,) = row_facts([row], device)
-    facts = [(term, text) for term, text in described.facts() if term != "medians"]
+    facts = [("verdict", f"{row.verdict.outcome.value}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
+    facts += [(term, text) for term, text in described.facts() if term != "medians"]
     facts.append(("device", f"{device.name}, driver {device.driver or 'unknown'}, {device.key}"))
     width = max(len(term) for term, _ in facts) + 2
-    return "\n".join([f"{headline(row)}{row.verdict.reason}", *(f"  {term:<{width}}{text}" for term, text in facts)])
+    return "\n".join([row.verdict.reason, *(f"  {term:<{width}}{text}" for term, text in facts)])
 
 
 def conditions_text(conditions: Conditions) -> str:

@@ -13,6 +13,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.row import LOST, NOT_RUN, Missing
 from pytest_gpumem.reporting.row_facts import conditions_text
+from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 MOST = 20
@@ -48,6 +49,30 @@ def header(
     if baseline:
         lines.append(f"  baseline: {baseline}")
     return printable(lines)
+
+
+def short_header(
+    facts: DeviceFacts,
+    settings: Mapping[str, object],
+    baseline: str = "",
+    *,
+    fallback_reason: str | None = None,
+    conditions: Conditions | None = None,
+) -> list[str]:
+    """Two lines: the device, and the settings that are not the default with the baseline. Arguments as for `header`."""
+    if facts.simulated:
+        why = f" ({fallback_reason})" if fallback_reason else ""
+        device = f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
+    else:
+        peak = f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown"
+        profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
+        device = f"{facts.name}{profile}, driver {facts.driver or 'unknown'}, CUDA {facts.cuda or 'unknown'}, {peak}"
+        if conditions is not None and (conditions.throttle_reasons or conditions.other_processes):
+            device = f"{device}; {conditions_text(conditions)}"
+    usual = Settings().to_json()
+    own = {name: value for name, value in settings.items() if name == "mode" or value != usual.get(name)}
+    parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
+    return printable([f"gpumem: {device}", f"  {'; '.join(part for part in parts if part)}"])
 
 
 def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:

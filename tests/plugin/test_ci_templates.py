@@ -230,5 +230,5 @@ def test_without_a_gpu_the_tests_run_simulated(project: Project) -> None:
     script, variables = gitlab("gpumem:simulated")
     done = project.run(script, variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "SIMULATED DEVICE" in done.stdout
+    assert "SIMULATED NVIDIA" in done.stdout
     assert [script for _, script, _ in github("simulated")][-1].strip().endswith('--gpumem-device sim --gpumem-budget "50 ms" $TESTS')

@@ -171,7 +171,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "round 1: 2 undecided, at most" in told
     done = project.duet(*asked)
     assert done.returncode == 1, done.stderr
-    assert "FAIL (simulated) test_it.py::test_mine: slower than max_regression 1.00 % allows: +" in done.stdout.replace("\n  ", " ")
+    assert "FAIL (simulated) test_it.py::test_mine: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "with uncommitted changes" in done.stdout
     assert "its traffic has changed from 160 MiB to 168 MiB" in done.stdout.replace("\n  ", " ")

@@ -55,7 +55,7 @@ def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypat
     for name in ("out.md", "out.html", "step.md", "quality.json"):
         refuse_control((pytester.path / name).read_text(), name)
     failure = result.stdout.str()
-    (told,) = (line for line in failure.splitlines() if line.startswith("FAIL (simulated) "))
+    (told,) = (line for line in failure.splitlines() if line.startswith("  verdict "))
     assert r"test_a\n::add-mask::x\x1b[2J" in told
 
     # Every command escapes the names that it reads from the saved files.

@@ -93,7 +93,7 @@ def test_auto_without_a_gpu_says_simulated(pytester: pytest.Pytester, without_gp
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
     result = without_gpu("--gpumem")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*SIMULATED*", "*the driver is broken*"])
+    result.stdout.fnmatch_lines(["*SIMULATED*the driver is broken*"])
 
 
 @pytest.mark.parametrize("value", ["true", "1", "woodpecker"])
@@ -226,7 +226,7 @@ def test_without_nvidia_ml_py_the_simulated_device_says_why(
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
     result = session("--gpumem")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*SIMULATED*", "*nvidia-ml-py cannot be imported*"])
+    result.stdout.fnmatch_lines(["*SIMULATED*nvidia-ml-py cannot be imported*"])
     assert "nvidia-ml-py" in only_line(session("--gpumem", "--gpumem-device", "cuda"))
 
 

@@ -84,5 +84,18 @@ def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_c
     result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-markdown=out.md")
     assert result.ret != pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 measured (simulated): 1 FAIL, 1 PASS", "--gpumem-markdown: wrote *"]
+        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 measured (simulated): 1 FAIL, 1 PASS*", "--gpumem-markdown: wrote *"]
     )
+
+
+def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(test_it=TESTS, test_host="def test_host(benchmark): benchmark(sum, [1, 2])")
+    with_others = gpumem("--benchmark-json=out.json").stdout.str()
+    assert "- benchmark 'simulated'" not in with_others
+    assert "- benchmark: 1 tests -" in with_others  # that of a test on the host
+    assert len(json.loads((pytester.path / "out.json").read_text())["benchmarks"]) == 2
+    assert "- benchmark" not in gpumem("test_it.py").stdout.str()
+    for asked in ("--benchmark-columns=min,max", "--benchmark-sort=name", "--benchmark-verbose"):
+        assert "- benchmark 'simulated'" in gpumem("test_it.py", asked).stdout.str()
+    pytester.makeini("[pytest]\naddopts = --benchmark-sort=name")
+    assert "- benchmark 'simulated'" in gpumem("test_it.py").stdout.str()

@@ -12,7 +12,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Window
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Verdict
-from pytest_gpumem.reporting.row_facts import conditions_text, failure_text, headline, row_facts
+from pytest_gpumem.reporting.row_facts import conditions_text, failure_text, row_facts
 from pytest_gpumem.units import MiB
 
 Make = Callable[..., Row]
@@ -50,7 +50,8 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
     )
     row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}))
     assert failure_text(row, facts).splitlines() == [
-        "FAIL (simulated) t.py::test_a[b]: too slow",
+        "too slow",
+        "  verdict       FAIL (simulated), t.py::test_a[b]",
         "  limit         max_regression 1% (marker)",
         "  change        +10.0 % against 3 processes, between +9.00 % (99.9 %) and +11.0 % (99.5 %); catches 1.20 %",
         "  latency       268.3 us ± 0.100 % (95 %), triad",
@@ -63,13 +64,12 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         "  note          only 2 of 16 placements: the budget was spent",
         f"  device        NVIDIA H100 80GB HBM3, driver 580.95.05, {facts.key}",
     ]
-    assert failure_text(row, facts).startswith(headline(row))
 
 
 def test_the_text_of_a_test_that_measured_nothing(facts: DeviceFacts) -> None:
     text = failure_text(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), facts)
-    assert text.splitlines()[0] == "FAIL t.py::test_a: wrong result"
-    assert len(text.splitlines()) == 2
+    assert text.splitlines()[:2] == ["wrong result", "  verdict  FAIL, t.py::test_a"]
+    assert len(text.splitlines()) == 3
 
 
 def test_names_are_split_into_the_function_and_what_tells_its_rows_apart(make_row: Make, facts: DeviceFacts) -> None:

@@ -432,7 +432,7 @@ def test_others_on_the_gpu_make_the_next_processes_wait_before_they_import(tmp_p
 def test_the_text_and_the_document_say_it_all(tmp_path: Path) -> None:
     result = play(tmp_path, plain)
     text = report.text(result, sides(), width=120, colour=False, seconds=42)
-    assert "FAIL test_x.py::test_b: slower than max_regression 1.00 % allows: +" in text
+    assert "FAIL test_x.py::test_b: +" in text
     assert "22 processes in 42 s" in text
     document = report.to_json(result, sides(), {"seed": 0}, utc="now", seconds=42.0, code=1)
     assert [(verdict["outcome"], verdict["paired"]["pairs"]) for verdict in document["verdicts"]] == [("FAIL", 11), ("PASS", 8)]

@@ -1,0 +1,176 @@
+"""The end of a session in a terminal: what needs a person, one line a test, and the counts. ASCII only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from rich.text import Text
+
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.traffic import Agreement
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.groups import function_of, ordered
+from pytest_gpumem.reporting.remedies import remedies
+from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+
+MOST = 20
+"""Lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test."""
+_ROWS = "rows"
+_INTERVALS = "intervals"
+_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20))
+"""Parts that are left out one after the other, each if names have less than so many columns."""
+
+_Part = tuple[str, list[RowFacts]]
+"""A line of the table: its name and its rows."""
+
+
+def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
+    """The table, what decides the undecided rows, and the counts; without a trailing line break.
+
+    Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
+    test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
+
+    Args:
+        rows: of the session.
+        facts: the device that was measured.
+        width: columns of the terminal.
+        colour: with ANSI escape sequences.
+    """
+    rows, facts = printable(list(rows)), printable(facts)
+    shown = row_facts(rows, facts)
+    parts = list(_parts(shown, facts))
+    lines = [_drawn(parts, width, colour)] if parts else []
+    folded = any(len(of) > 1 for _, of in parts)
+    sentences = [*_sentences(shown), counts_text(rows) + ("; -v lists every row" if folded else "")]
+    return "\n".join([*lines, *(line for sentence in sentences for line in wrapped(sentence, width))])
+
+
+def counts_text(rows: Sequence[Row]) -> str:
+    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (6 held to no limit); 1 test failed before it measured anything"."""
+    measured = [row for row in rows if row.measurement is not None]
+    simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
+    counts = Counter(row.verdict.outcome for row in measured)
+    outcomes = []
+    for outcome in sorted(counts, key=lambda outcome: outcome.rank):
+        free = sum(all(getattr(row.limits, name) is None for name in LIMITS) for row in measured if row.verdict.outcome is outcome)
+        free = free if outcome is Outcome.PASS else 0
+        outcomes.append(f"{counts[outcome]} {outcome.value}" + (f" ({free} held to no limit)" if free else ""))
+    parts = [f"{len(measured)} measured{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
+    if otherwise := {row.nodeid for row in measured if row.test_error is True}:
+        parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")
+    if nothing := {row.nodeid for row in rows if row.measurement is None}:
+        parts.append(f"{counted(len(nothing), 'test')} failed before {'it' if len(nothing) == 1 else 'they'} measured anything")
+    return "; ".join(parts)
+
+
+def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
+    """The lines of the table."""
+    failing = sorted((one for one in shown if one.row.verdict.outcome is Outcome.FAIL), key=_change)[:MOST]
+    doubtful = sorted((one for one in shown if one.outcome is Outcome.UNDECIDED), key=_change)[:MOST]
+    alone = {id(one) for one in (*failing, *doubtful)}
+    rest = [one for one in shown if id(one) not in alone]
+    otherwise = [one for one in rest if one.row.failed]
+    fine = [one for one in rest if not one.row.failed]
+    for one in failing:
+        yield one.name, [one]
+    yield from _by(otherwise, lambda one: one.row.nodeid, shown)
+    for one in doubtful:
+        yield one.name, [one]
+    of_row = {id(one.row): one for one in fine}
+    kinds = [(kind, [of_row[id(row)] for row in of]) for kind, of in ordered([one.row for one in fine], facts)]
+    tests = [part for _, of in kinds for part in _by(of, lambda one: function_of(one.row), shown)]
+    if len(tests) <= MOST:
+        yield from tests
+        return
+    for kind, of in kinds:
+        yield f"{kind.value}: {counted(len({function_of(one.row) for one in of}), 'test')}", of
+
+
+def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], str], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
+    """Rows with the same key, under the name of their test; it says so where others of its rows have a line of their own."""
+    groups: dict[str, list[RowFacts]] = {}
+    for one in rows:
+        groups.setdefault(key(one), []).append(one)
+    whole = Counter(key(one) for one in all_rows)
+    for name, of in groups.items():
+        if len(of) == 1:
+            yield of[0].name, of
+        else:
+            yield of[0].function + (f" ({len(of)} others)" if len(of) < whole[name] else ""), of
+
+
+def _change(one: RowFacts) -> float:
+    comparison = one.row.verdict.comparison
+    return -comparison.delta if comparison is not None else 0.0
+
+
+def _drawn(parts: Sequence[_Part], width: int, colour: bool) -> str:
+    names = [name for name, _ in _LEFT_OUT]
+    for count, least in enumerate([*(least for _, least in _LEFT_OUT), 0]):
+        without = names[:count]
+        lines = [_line(name, of, without) for name, of in parts]
+        drawn = Columns("test", (_ROWS, *HEADINGS), "verdict", lines, least)
+        if drawn.fits(width):
+            break
+    return drawn.drawn(width, colour)
+
+
+def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
+    first = of[0]
+    if len(of) == 1:
+        figures = [figure.short if figure.short and _INTERVALS in without else figure.text for figure in first.figures]
+    else:
+        figures = [_span(heading, of) for heading in HEADINGS]
+    kept = ["" if heading in without else figure for heading, figure in zip(HEADINGS, figures, strict=True)]
+    verdicts = Counter(one.verdict for one in of)
+    text = first.verdict if len(verdicts) == 1 else ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    worst = min((one.outcome for one in of), key=lambda outcome: outcome.rank)
+    simulated = " (sim)" if any(one.simulated for one in of) else ""
+    return Line(name, [str(len(of)) if len(of) > 1 else "", *kept], Text(text + simulated, style=worst.style))
+
+
+def _span(heading: str, of: Sequence[RowFacts]) -> str:
+    """The least and the largest figure, such as "2.471 to 4.254 ms"; empty where a row has none, or where figures are of two kinds."""
+    figures = [one.figures[HEADINGS.index(heading)] for one in of]
+    values = [(figure.value, figure.short or figure.text) for figure in figures if figure.value is not None]
+    if not values or (len(values) < len(of) and heading not in ("of peak", "noise")):
+        return ""
+    (_, low), (_, high) = min(values), max(values)
+    if heading == "noise":
+        return high
+    (first, _, unit), (last, _, same) = low.partition(" "), high.partition(" ")
+    if low == high:
+        return low
+    if ("asked" in unit) != ("asked" in same) or ("/access" in unit) != ("/access" in same):
+        return ""
+    return f"{first} to {last} {unit}" if unit == same else f"{low} to {high}"
+
+
+def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
+    """What decides the undecided rows, and what else a person must know. Without full stops."""
+    rows = [one.row for one in shown]
+    yield from remedies(rows)
+    for changed, count in Counter(changed for row in rows for changed in row.changed).items():
+        yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
+    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
+    if slower:
+        yield f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}; -v shows by how much"
+    for one in shown:
+        if (account := one.account) is not None and account.finding is Agreement.WRONG:
+            # A wrong declaration makes the bandwidth in the table wrong.
+            yield f"traffic {one.row.key}: {account.sentence}"
+
+
+def profiled_lines(rows: Sequence[Row]) -> list[str]:
+    """Lines about a session under a profiler, in place of a table: its times are not comparable with others."""
+    tests = list(dict.fromkeys(row.nodeid for row in rows if row.measurement is not None))
+    lines = [f"profiled: {counted(len(tests), 'test')}; times under a profiler are not judged, and no table is shown"]
+    lines += [f"  {printable(test)}" for test in tests[:MOST]]
+    lines += [f"  and {len(tests) - MOST} further tests"] if len(tests) > MOST else []
+    return [*lines, "to read the tool's report: gpumem read REPORT"]
