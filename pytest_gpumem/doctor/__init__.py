@@ -29,7 +29,7 @@ def examine(machine: Machine | None = None) -> Report:
     elif facts is not None:
         remedy = "pip install nvidia-ml-py; in a container, let the driver's utilities in (NVIDIA_DRIVER_CAPABILITIES)"
         checks.append(Check("state of the GPU", Status.WARNING, f"clocks, throttling, ECC and processes cannot be read: {unseen}", remedy))
-    checks += [pinned(machine), *software.packages(machine, facts), *software.tools(machine, facts)]
+    checks += [pinned(machine), *software.packages(machine, facts, card), *software.tools(machine, facts)]
     return Report(tuple(checks), facts is None, _summary(facts, checks), facts, card)
 
 

@@ -14,7 +14,6 @@ from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.settings import device_choice
 from pytest_gpumem.units import GiB, QuantityError, format_bytes, format_rate
 
-INSTALL = "pip install 'pytest-gpumem[cuda13]' (driver 580 or newer) or 'pytest-gpumem[cuda12]'"
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 """Clock event reasons by which the hardware protects itself. Waiting for an idle GPU does not clear them."""
 SHOWN_PROCESSES = 3

@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pytest_gpumem.doctor.gpu import INSTALL
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.nsight.tools import COUNTERS_DOCUMENT, NCU, NSYS, Tool, ToolMissing
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, DeviceFacts
 
-CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-"""Distributions of CuPy: wheels for two CUDA majors, and a build from source or conda."""
+CUPY = {"cupy-cuda13x": 13, "cupy-cuda12x": 12, "cupy": None}
+"""Distributions of CuPy with the major version of their CUDA: wheels, and a build from source or conda for any."""
 GUESTS = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
 """Libraries whose code can be measured, with their distributions."""
 
 
-def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
+def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> Iterator[Check]:
     """Checks of the packages that pip installs."""
-    yield _cupy(machine)
-    yield _package(machine, "CUDA bindings", "cuda-bindings", Status.FAILURE, "no GPU can be used without it", INSTALL)
+    supported = card.cuda[0] if card is not None and card.cuda is not None else None
+    cupy = _cupy(machine, supported)
+    yield cupy
+    # CuPy decides which CUDA the others have to be of; without one, the driver.
+    built = [major for name, major in CUPY.items() if machine.version(name) is not None]
+    ours = int(facts.cuda.partition(".")[0]) if facts is not None and facts.cuda else None
+    major = (built[0] if len(built) == 1 else None) or ours or supported
+    yield _of_major(machine, "CUDA bindings", "cuda-bindings", major, "cuda", Status.FAILURE, "no GPU can be used without it")
     yield _package(machine, "NVML", "nvidia-ml-py", Status.WARNING, "no clocks, throttle reasons and ECC", "pip install nvidia-ml-py")
     yield _kernels(machine)
     yield _package(
@@ -29,7 +34,8 @@ def packages(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
     )
     remedy = "pip install nvtx (there is no wheel for macOS)"
     yield _package(machine, "NVTX", "nvtx", Status.WARNING, "no named ranges in Nsight tools", remedy)
-    yield _cupti(machine, facts)
+    lost = "page faults and migrations cannot be counted in a run"
+    yield _of_major(machine, "CUPTI", "cupti-python", major, "cupti", Status.WARNING, lost)
     for name, distribution in GUESTS:
         version = machine.version(distribution)
         yield Check(name, Status.OK, version if version else f"not installed: {name} code cannot be measured here")
@@ -43,14 +49,34 @@ def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
         yield _counters(machine)
 
 
-def _cupy(machine: Machine) -> Check:
+def _install(extra: str, major: int | None) -> str:
+    """The command that installs an extra for a major version of CUDA; None if the version is unknown."""
+    if major is None:
+        return f"pip install 'pytest-gpumem[{extra}13]' (driver 580 or newer) or 'pytest-gpumem[{extra}12]'"
+    return f"pip install 'pytest-gpumem[{extra}{min(max(major, 12), 13)}]'"
+
+
+def _cupy(machine: Machine, supported: int | None) -> Check:
     found = {name: version for name in CUPY if (version := machine.version(name)) is not None}
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     if not found:
-        return Check("CuPy", Status.FAILURE, "no GPU can be used without it", INSTALL)
+        return Check("CuPy", Status.FAILURE, "no GPU can be used without it", _install("cuda", supported))
+    remedy = f"pip uninstall -y {' '.join(found)}; {_install('cuda', supported)}"
     if len(found) > 1:
-        return Check("CuPy", Status.WARNING, f"{listed} overwrite each other", "uninstall all of them and install one")
+        return Check("CuPy", Status.WARNING, f"{listed} overwrite each other", remedy)
+    major = CUPY[next(iter(found))]
+    if major is not None and supported is not None and supported < major:
+        return Check("CuPy", Status.FAILURE, f"{listed} needs a driver for CUDA {major}; this one supports CUDA {supported}", remedy)
     return Check("CuPy", Status.OK, listed)
+
+
+def _of_major(machine: Machine, name: str, distribution: str, major: int | None, extra: str, without: Status, lost: str) -> Check:
+    """Check of a package that has to be of CuPy's major version of CUDA."""
+    check = _package(machine, name, distribution, without, lost, _install(extra, major))
+    version = machine.version(distribution)
+    if major is not None and version is not None and version.partition(".")[0] != str(major):
+        return Check(name, Status.WARNING, f"{check.detail} is not for CUDA {major}, which CuPy uses", _install(extra, major))
+    return check
 
 
 def _package(machine: Machine, name: str, distribution: str, without: Status, lost: str, remedy: str) -> Check:
@@ -62,26 +88,9 @@ def _kernels(machine: Machine) -> Check:
     try:
         folder = machine.kernels()
     except sources.SourceMissing as missing:
-        return Check("kernels", Status.FAILURE, str(missing), "pip install --force-reinstall pytest-gpumem")
+        return Check("kernels", Status.FAILURE, str(missing), "pip install --force-reinstall --no-deps pytest-gpumem")
     count = len(list(folder.glob("*.cu")))
     return Check("kernels", Status.OK, f"{count} source files in {folder}")
-
-
-def _cupti(machine: Machine, facts: DeviceFacts | None) -> Check:
-    check = _package(
-        machine,
-        "CUPTI",
-        "cupti-python",
-        Status.WARNING,
-        "page faults and migrations cannot be counted in a run",
-        "pip install 'pytest-gpumem[cupti]'",
-    )
-    major = facts.cuda.partition(".")[0] if facts is not None and facts.cuda else None
-    version = machine.version("cupti-python")
-    if major is not None and version is not None and version.partition(".")[0] != major:
-        detail = f"{check.detail} is of another major version than CUDA {facts.cuda if facts else ''}"
-        return Check("CUPTI", Status.WARNING, detail, f"pip install 'cupti-python=={major}.*'")
-    return check
 
 
 def _profiler(machine: Machine, tool: Tool, lost: str) -> Check:

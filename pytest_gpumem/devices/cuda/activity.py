@@ -1,4 +1,4 @@
-"""Kernels, copies and memsets of this process from CUPTI's activity records, through `cupti-python` (the extra `cupti`).
+"""Kernels, copies and memsets of this process from CUPTI's activity records, through `cupti-python` (the extra `cupti13`).
 
 Records need no permission for counters. They hold names, times and launch shapes, no hardware counts.
 Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind.

@@ -1,4 +1,4 @@
-"""Counts from CUPTI through `cupti-python` (the extra `cupti`): page faults and migrations of managed memory, kernels and copies.
+"""Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of managed memory, kernels and copies.
 
 CUPTI is imported at the first count. Its counters are off again when `pages` and `activity` return.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
@@ -237,7 +237,7 @@ class CudaCounters:
             try:
                 from cupti import cupti
             except ImportError as error:
-                raise NotCounted(f"cupti-python cannot be imported ({error}): pip install 'pytest-gpumem[cupti]'") from error
+                raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
             self._errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti, or an old one
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)

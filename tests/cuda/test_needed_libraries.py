@@ -1,0 +1,36 @@
+"""The extras install NVRTC and the CUDA runtime alone: nothing here calls CuPy's libraries for linear algebra, FFT and random numbers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sessions_of_their_own import need_a_free_gpu
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import pathlib, sys, pytest
+code = pytest.main(sys.argv[1:])
+pathlib.Path("maps.txt").write_text(pathlib.Path("/proc/self/maps").read_text())
+sys.exit(code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _real_gpu(pytestconfig: pytest.Config) -> None:
+    """In place of the folder's own, which would open the device here."""
+    need_a_free_gpu(pytestconfig)
+
+
+def test_the_memory_suite_loads_no_library_that_the_extras_leave_out(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "50 ms", "-q"]
+    command += ["-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    suite = [str(ROOT / "tests" / "memory" / f"test_{name}.py") for name in ("stream", "access_pattern", "managed", "l2_persistence")]
+    ran = subprocess.run([*command, *suite], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode in (0, 1), ran.stdout + ran.stderr  # with so short a budget a claim may fail
+    loaded = set(re.findall(r"/lib([A-Za-z]+)\.so", (tmp_path / "maps.txt").read_text()))
+    assert "nvrtc" in loaded
+    assert not loaded & {"cublas", "cublasLt", "cufft", "curand", "cusolver", "cusparse", "nvJitLink"}
