@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_gpumem.measuring.flush import FLUSH_FACTOR
-from pytest_gpumem.measuring.samplers import UNTIMED, batch_of
+from pytest_gpumem.measuring.samplers import batch_of, untimed_of
 from pytest_gpumem.measuring.stopping import MOST_SAMPLES
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -30,7 +30,8 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
     """
     sample = measurement.latency
     if measurement.sampler == "batched":
-        sample *= UNTIMED + batch_of(measurement.latency, foreign=False)
+        batch = batch_of(measurement.latency, foreign=False)
+        sample *= untimed_of(batch, len(measurement.placements)) + batch
     if measurement.mode != "hot" and facts.peak_bandwidth:  # without a known peak a flush counts as nothing
         sample += FLUSH_FACTOR * facts.l2_bytes / facts.peak_bandwidth
     return min(FIXED + MOST_SAMPLES * (sample + HOST), most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ LEAST_BATCH = 20
 MOST_BATCH = 400
 BATCH_SECONDS = 400e-6
 """Length of a batch: the extra microsecond of its first launch is a quarter of a per cent of it."""
+SLOW_BATCH_SECONDS = 2e-3
+"""Length from which a batch has fewer than the least launches, down to one: a launch more or less then changes a reading by 0.025 %."""
 FOREIGN_BATCH = (5, 50)
 """Fewest and most calls of a foreign callable, which may launch many kernels: a stream queues some thousand before a launch waits."""
 UNTIMED = 2
@@ -164,9 +167,16 @@ UNTIMED = 2
 
 
 def batch_of(latency: float | None, *, foreign: bool) -> int:
-    """Launches of one batch for a kernel that takes about `latency` seconds; the least where that is unknown."""
+    """Launches of one batch for a kernel that takes about `latency` seconds; one where that is unknown."""
+    if latency is None or latency <= 0:
+        return 1
     least, most = FOREIGN_BATCH if foreign else (LEAST_BATCH, MOST_BATCH)
-    return least if latency is None or latency <= 0 else int(min(most, max(least, BATCH_SECONDS / latency)))
+    return int(min(most, max(min(least, math.ceil(SLOW_BATCH_SECONDS / latency)), BATCH_SECONDS / latency)))
+
+
+def untimed_of(batch: int, places: int) -> int:
+    """Launches before the first event of a batch. One slow launch follows the one before it, unless other placements come between."""
+    return UNTIMED if batch > 1 else min(places - 1, 1)
 
 
 class BatchedSampler:
@@ -191,7 +201,7 @@ class BatchedSampler:
 
     def _body(self, place: int) -> None:
         device, stream = self._shot.device, self._shot.stream
-        for _ in range(UNTIMED):
+        for _ in range(untimed_of(self._batch, self._shot.target.places)):
             self._shot.launch(place, stream)
         device.streams.record(self._start, stream)
         for _ in range(self._batch):

@@ -25,9 +25,21 @@ from pytest_gpumem.measuring.samplers import (
     choose,
     uncollected,
 )
-from pytest_gpumem.measuring.stopping import WINDOW, affordable, enough, go_on, half_width, precise, samples_per_placement, steady
+from pytest_gpumem.measuring.stopping import (
+    FEW_IN_TURN,
+    SHORT,
+    WINDOW,
+    affordable,
+    enough,
+    enough_in_turn,
+    go_on,
+    half_width,
+    precise,
+    samples_per_placement,
+    steady,
+)
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.timed_stream import Elsewhere, NoWork, find_stream
+from pytest_gpumem.measuring.timed_stream import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import format_share, format_time
@@ -64,7 +76,7 @@ class Sampling:
         self._device, self._ranges = harness.device, harness.ranges
         self._random = np.random.default_rng(harness.device.entropy(seed))
         self._latency: float | None = None
-        """Seconds of the last warm-up sample."""
+        """Seconds of one launch, as far as is known: of the look for its stream, then of the last warm-up sample."""
         self._sampler: Sampler
         self._expired = 0
         """Holds that have expired: the first is tried again, the second ends the holding."""
@@ -145,11 +157,18 @@ class Sampling:
         self._device.memory.settle()
         if self.target.foreign and self.choice.sampler != "host":
             self._find_stream()
-        self._sampler = self._make()
         limit = WARM_UP_SHARE * self._plan.budget
-        samples: list[float] = []
-        step = 2
+        if self._latency is not None and self._latency > max(limit, LONG):
+            # The look for its stream was its warm-up.
+            self._sampler = self._make()
+            return self._latency
+        self._sampler = self._make()
         begun = self._device.now()
+        if self.choice.sampler == "batched":
+            self._latency = self._take(1)[-1][1]
+            self._sampler = self._make()
+        samples: list[float] = []
+        step = 1
         while True:
             before, lost = self._device.now(), self._expired
             latest = [seconds for _, seconds in self._take(step)]
@@ -185,7 +204,7 @@ class Sampling:
         restore, floor = self._shot().restore, self._harness.floors().empty
         try:
             with uncollected():
-                found, name = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
+                found = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
         except HoldExpired as expired:
             if self._again():
                 self._find_stream()
@@ -195,10 +214,11 @@ class Sampling:
             self._to_host(str(reason))
             self.work_seen = not isinstance(reason, NoWork)
         else:
-            if found is not target.stream and target.run_on is not None:
-                self.target = target.run_on(found)
-            if name is not None:
-                self.notes.append(f"timed on {name}, where it launches")
+            self._latency = found.seconds
+            if found.stream is not target.stream and target.run_on is not None:
+                self.target = target.run_on(found.stream)
+            if found.name is not None:
+                self.notes.append(f"timed on {found.name}, where it launches")
 
     # Placements
 
@@ -223,8 +243,9 @@ class Sampling:
             # A case may have a kernel made at every placement, which is loaded at its first launch: nothing may hold the stream meanwhile.
             self._launch_once()
         self._sampler = self._make()
-        # Page tables and instruction caches of the new addresses.
-        self._take(1 if self.target.places > 1 or self.target.foreign else 2)
+        # Page tables and instruction caches of the new addresses, which long work does not notice.
+        if not (self.target.foreign and cost > LONG):
+            self._take(1 if self.target.places > 1 or self.target.foreign else 2)
         return True
 
     def _fill(self, wanted: int, cost: float, begun: float, budget: float) -> None:
@@ -234,6 +255,8 @@ class Sampling:
         quota = samples_per_placement(cost, budget, wanted)
         together = self.target.places >= wanted
         chunk = max(1, int(CHUNK_SECONDS / (cost * self.target.places))) if cost > 0 else quota
+        if not together and (self._latency or 0.0) >= SHORT:
+            chunk = min(chunk, FEW_IN_TURN)
         while True:
             count = len(self._kept[0]) + len(self._lost[0])
             samples = self._take(chunk if together else min(chunk, quota - count))
@@ -244,7 +267,11 @@ class Sampling:
                 into[place].append(seconds)
             both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
             spent = self._device.now() - begun
-            if enough(both, wanted=self._plan.precision, spent=spent, budget=budget) if together else len(both[0]) >= quota:
+            if (
+                enough(both, wanted=self._plan.precision, spent=spent, budget=budget)
+                if together
+                else enough_in_turn(both[0], self.medians, wanted=self._plan.precision, placements=wanted, most=quota)
+            ):
                 break
         self.discarded += sum(map(len, self._lost))
         self.placements += [tuple(kept) for kept in self._kept if kept]

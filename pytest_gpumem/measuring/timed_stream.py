@@ -7,6 +7,7 @@ stream gives a wrong number without any error.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.measuring.samplers import held
@@ -19,6 +20,8 @@ LONG = 0.025
 """Seconds of work from which delays by other streams, of microseconds, do not matter."""
 LONG_SHARE = 0.1
 """Share of the whole time for which a stream must be busy with long work."""
+FILLED = 0.9
+"""Share of the whole time for which a stream is busy with long work that is timed there without a look at other streams."""
 BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
 
@@ -37,10 +40,21 @@ Queues = Callable[[Stream], object]
 """A function that queues work with the given stream as the current one of every library."""
 
 
-def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> tuple[Stream, str | None]:
-    """The stream on which the work can be timed, and its name if it is not `own`.
+@dataclass(frozen=True)
+class Found:
+    """Where work can be timed."""
 
-    The search launches the work some ten times, and holds and times each stream that the work may go to.
+    stream: Stream
+    name: str | None
+    """Of the stream; None for the current stream of the launch."""
+    seconds: float
+    """From a launch until the device is idle."""
+
+
+def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> Found:
+    """The stream on which the work can be timed.
+
+    The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
 
     Args:
         device: where it runs.
@@ -55,7 +69,7 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     """
     defaults = device.streams.defaults()
     watch = _Watch(device, prepare, launch, floor)
-    busy = [s for s in (own, *defaults) if watch.busy(own, s)]
+    busy = [own] if watch.fills(own) else [s for s in (own, *defaults) if watch.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
         # Some of it follows the current stream and some does not: with the default stream as the current one, all of it runs there.
         watch.first_on(defaults[0])
@@ -72,7 +86,7 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     if watch.goes_on(found):
         raise Elsewhere("some of its work goes on beside the timed stream")
     names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
-    return found, names.get(id(found))
+    return Found(found, names.get(id(found)), watch.whole(own))
 
 
 class _Watch:
@@ -84,37 +98,48 @@ class _Watch:
         self._launch = launch
         self._floor = floor
         self._whole: float | None = None
+        self._beside = 0.0
+        """Seconds for which the device was busy after the stream `_first` at the first look."""
+        self._first: Stream | None = None
+
+    def fills(self, own: Stream) -> bool:
+        """True if `own`, as the current stream, is busy with long work for nearly the whole time. Work beside it that ends sooner costs
+        nothing."""
+        whole = self.whole(own)
+        return whole > LONG and self._interval(own, own, whole) > FILLED * whole
 
     def busy(self, current: Stream, watched: Stream) -> bool:
         """True if `watched` is busy each time, with `current` as the current stream."""
-        whole = self._whole_time(current)
+        whole = self.whole(current)
         least = max(NOTHING_RAN * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
         looks = 1 if whole > LONG else LOOKS
-        return min(self._interval(current, watched, whole) for _ in range(looks)) > least
+        return all(self._interval(current, watched, whole) > least for _ in range(looks))
 
     def first_on(self, current: Stream) -> None:
         """Launch once without a hold: a library sets up its state for a stream, such as a workspace, at its first work there."""
         self._idle_after(current, True)
 
-    def _whole_time(self, current: Stream) -> float:
-        """Seconds until the device is idle after one launch."""
+    def whole(self, current: Stream) -> float:
+        """Seconds until the device is idle after one launch; the first call, which gives the current stream, decides."""
         if self._whole is None:
-            self._whole = min(self._idle_after(current, True) for _ in range(LOOKS))
+            self._first = current
+            self._whole, self._beside = self._idle_after(current, True)
+            if self._whole <= LONG:
+                self._whole = min(self._whole, *(self._idle_after(current, True)[0] for _ in range(LOOKS - 1)))
         return self._whole
 
-    def _idle_after(self, current: Stream, work: bool, first: Stream | None = None) -> float:
-        """Seconds from a launch, or from the time when the stream `first` is done with it, until the device is idle."""
+    def _idle_after(self, current: Stream, work: bool) -> tuple[float, float]:
+        """Seconds from a launch until the device is idle, and those of them after `current` is done with it."""
         device = self._device
         self._prepare(current)
         device.streams.synchronize()
         begun = device.now()
         if work:
             self._launch(current)
-        if first is not None:
-            device.streams.synchronize(first)
-            begun = device.now()
+        device.streams.synchronize(current)
+        done = device.now()
         device.streams.synchronize()
-        return device.now() - begun
+        return device.now() - begun, device.now() - done
 
     def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
         """Seconds for which `watched` is busy, held while the work is queued.
@@ -137,6 +162,8 @@ class _Watch:
         return device.streams.elapsed(start, end)
 
     def goes_on(self, stream: Stream) -> bool:
-        """True if the device is busy for longer than `stream`. Work beside it that ends sooner costs nothing and stays unnoticed."""
-        after, idle = (min(self._idle_after(stream, work, stream) for _ in range(LOOKS + 1)) for work in (True, False))
-        return after > idle + BESIDE
+        """True if the device is busy for longer than `stream`, each time. Work beside it that ends sooner stays unnoticed."""
+        limit = min(self._idle_after(stream, False)[1] for _ in range(LOOKS + 1)) + BESIDE
+        if stream is self._first and (self._whole or 0.0) > LONG and self._beside <= limit:
+            return False
+        return all(self._idle_after(stream, True)[1] > limit for _ in range(LOOKS + 1))

@@ -5,19 +5,32 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
-from pytest_gpumem.measuring.samplers import BATCH_SECONDS, FOREIGN_BATCH, LEAST_BATCH, MOST_BATCH, UNTIMED, batch_of
+from pytest_gpumem.measuring.samplers import (
+    BATCH_SECONDS,
+    FOREIGN_BATCH,
+    LEAST_BATCH,
+    MOST_BATCH,
+    SLOW_BATCH_SECONDS,
+    UNTIMED,
+    batch_of,
+    untimed_of,
+)
 from pytest_gpumem.units import MiB
 
 
 @pytest.mark.parametrize(
     ("latency", "launches"),
     [
-        (None, LEAST_BATCH),
-        (0.0, LEAST_BATCH),
+        (None, 1),
+        (0.0, 1),
         (1e-9, MOST_BATCH),
         (BATCH_SECONDS / 100, 100),
         (BATCH_SECONDS / 100.5, 100),
-        (1e-3, LEAST_BATCH),
+        (SLOW_BATCH_SECONDS / LEAST_BATCH, LEAST_BATCH),
+        (SLOW_BATCH_SECONDS / 4, 4),
+        (SLOW_BATCH_SECONDS / 3.5, 4),
+        (SLOW_BATCH_SECONDS, 1),
+        (1.0, 1),
     ],
 )
 def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(latency: float | None, launches: int) -> None:
@@ -25,12 +38,12 @@ def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(latency: float
 
 
 def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
-    assert [batch_of(latency, foreign=True) for latency in (None, 1e-9, BATCH_SECONDS / 30, 1.0)] == [
-        FOREIGN_BATCH[0],
-        FOREIGN_BATCH[1],
-        30,
-        FOREIGN_BATCH[0],
-    ]
+    latencies = (None, 1e-9, BATCH_SECONDS / 30, 1e-4, 1e-3, 1.0)
+    assert [batch_of(latency, foreign=True) for latency in latencies] == [1, FOREIGN_BATCH[1], 30, FOREIGN_BATCH[0], 2, 1]
+
+
+def test_one_slow_launch_follows_another_unless_other_placements_come_between() -> None:
+    assert [untimed_of(batch, places) for batch, places in ((20, 1), (20, 8), (1, 1), (1, 8))] == [UNTIMED, UNTIMED, 0, 1]
 
 
 def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,14 @@ from recorded_series import MEBIBYTES, TICK, recorded
 
 from pytest_gpumem.measuring.stopping import (
     ENOUGH_SAMPLES,
+    FEW_IN_TURN,
     FEW_SAMPLES,
     LEAST_SAMPLES,
     MOST_SAMPLES,
     NOTHING,
+    SHORT,
     enough,
+    enough_in_turn,
     go_on,
     half_width,
     precise,
@@ -232,8 +235,33 @@ def test_samples_are_shared_over_placements_within_bounds() -> None:
     assert samples_per_placement(cost=10e-3, budget=1.0, placements=10) == 10
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=8) == FEW_SAMPLES // 8
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=100) == ENOUGH_SAMPLES
-    assert samples_per_placement(cost=1.0, budget=1.0, placements=8) == LEAST_SAMPLES
+    assert samples_per_placement(cost=0.1, budget=1.0, placements=8) == LEAST_SAMPLES
+    assert samples_per_placement(cost=0.2, budget=1.0, placements=8) == 2  # two placements keep the budget
+    assert samples_per_placement(cost=5.0, budget=1.0, placements=8) == 1
     assert samples_per_placement(cost=0.0, budget=1.0, placements=1) == FEW_SAMPLES
+
+
+def in_turn(samples: list[float], medians: list[float] = [], *, most: int = 64) -> bool:  # noqa: B006
+    return enough_in_turn(samples, medians, wanted=0.001, placements=8, most=most)
+
+
+def test_a_placement_in_turn_stops_where_its_own_noise_does_not_decide() -> None:
+    random = np.random.default_rng(5)
+    quiet, noisy = (list(1e-3 * (1 + random.normal(0, sigma, 64))) for sigma in (0.0005, 0.01))
+    assert not in_turn(quiet[: FEW_IN_TURN - 1])
+    assert in_turn(quiet[:FEW_IN_TURN])
+    assert not in_turn(noisy[:FEW_IN_TURN])
+    assert in_turn(noisy)  # as many as it takes at most
+    assert in_turn(noisy[:FEW_IN_TURN], [1.0e-3, 1.1e-3, 0.9e-3])  # the placements differ by far more
+
+
+def test_a_placement_in_turn_between_two_levels_goes_on() -> None:
+    assert not in_turn([1e-3, 1.2e-3] * 6)
+
+
+def test_short_launches_take_all_of_their_samples_in_turn() -> None:
+    assert not in_turn([SHORT / 2] * 63)
+    assert in_turn([SHORT] * FEW_IN_TURN)
 
 
 WIDE = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.1, 0.9]
@@ -250,6 +278,9 @@ def test_one_wanted_placement_stays_one() -> None:
         (WIDE[:4], 0.1, True),  # fewer than wanted
         (WIDE[:4], 0.9, True),  # the wanted number comes before a tight budget
         (WIDE[:4], 2.1, False),  # but not at any price
+        (WIDE[:2], 1.3, True),  # a third one ends before twice the budget
+        (WIDE[:2], 1.5, False),  # a third one would not
+        (WIDE[:1], 3.0, True),  # two in any case
         (WIDE, 0.5, True),  # wanted number, too wide, budget left
         (WIDE, 1.1, False),  # budget used
         (WIDE * 4, 0.5, False),  # as many as there may be

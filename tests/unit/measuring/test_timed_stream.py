@@ -65,7 +65,8 @@ class Scene:
         return launch
 
     def find(self, launch: Callable[[Stream], object]) -> tuple[Stream, str | None]:
-        return find_stream(self.device, self.prepared.append, launch, self.own, self.floor)
+        found = find_stream(self.device, self.prepared.append, launch, self.own, self.floor)
+        return found.stream, found.name
 
 
 @pytest.fixture
@@ -166,12 +167,26 @@ def test_work_beside_that_ends_sooner_stays_unseen(scene: Scene) -> None:
     assert scene.find(both) == (scene.own, None)
 
 
-def test_long_work_is_found_without_waiting_for_other_streams(scene: Scene) -> None:
-    long = scene.launch_of(8 * GiB)
-    for streams, found in (((None,) * 6, scene.own), ((scene.device.legacy,) * 6, scene.device.legacy)):
+def test_long_work_is_launched_twice_where_it_fills_the_current_stream(scene: Scene) -> None:
+    long, launches = scene.launch_of(8 * GiB), list[Stream]()
+    for streams, found, most in (((None,) * 6, scene.own, 2), ((scene.device.legacy,) * 6, scene.device.legacy, 6)):
+        launches.clear()
+        launch = scene.on(*streams, work=long)
+
+        def counted(current: Stream, launch: Callable[[Stream], None] = launch) -> None:
+            launches.append(current)
+            launch(current)
+
         begun = scene.device.now()
-        assert scene.find(scene.on(*streams, work=long))[0] is found
+        assert scene.find(counted)[0] is found
         assert scene.device.now() - begun > LONG
+        assert len(launches) <= most
+
+
+def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
+    long = scene.launch_of(8 * GiB)
+    with pytest.raises(Elsewhere):
+        scene.find(scene.on(*(None,) * 3, *(scene.device.thread,) * 6, work=long))
 
 
 def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +265,25 @@ def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
         take(scene, scene.on(scene.device.legacy), stream=stream)
     with persisting(scene.device, table) as stream:
         assert take(scene, scene.on(None), stream=stream).sampler == "blocked"
+
+
+@pytest.mark.parametrize("mode", ["clean-cold", "hot"])
+@pytest.mark.parametrize("case", [False, True])
+def test_slow_work_keeps_near_its_budget(scene: Scene, case: bool, mode: str) -> None:
+    """Half a second of work with a budget of one second: a first launch, two looks, and one sample at each of two placements."""
+    long, launches = scene.launch_of(8 * GiB), list[Stream]()
+
+    def work() -> None:
+        launches.append(scene.device.current_of_libraries)
+        scene.on(*(None,) * 90, work=long)(scene.device.current_of_libraries)
+
+    scene.find(scene.on(None))  # what is set up once
+    begun = scene.device.now()
+    if case:
+        taken = scene.bench.case(lambda memory: Case(work), placements=8, budget=1.0, mode=mode)
+    else:
+        taken = scene.bench.take(scene.bench.target(work), placements=8, budget=1.0, mode=mode)
+    assert taken.latency == pytest.approx(0.5, rel=0.2)
+    assert len(taken.placements) == (2 if case else 1)
+    assert len(launches) <= (6 if case else 5)
+    assert scene.device.now() - begun < 3.5
