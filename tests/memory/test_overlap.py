@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-
+import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
@@ -21,7 +20,7 @@ def _undisturbed(gpu_benchmark, work, label):
     """The first of three measurements whose samples agree: a link that other machines' guests use too copies at half the rate at times."""
     for name in (label, f"{label}, again", f"{label}, a third time"):
         result = gpu_benchmark(work, label=name)
-        low, middle, high = statistics.quantiles(result.measurement.samples, n=4)
+        low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
         if high - low < 0.1 * middle:
             return result
     pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
