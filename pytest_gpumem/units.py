@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     # Imported where a text is parsed: a session without --gpumem parses none.
+    from collections.abc import Callable
     from fractions import Fraction
     from typing import TypeGuard
 
@@ -244,6 +245,43 @@ def format_shares(low: float, high: float) -> tuple[str, str]:
     else:
         return format_share(low, sign=True), format_share(high, sign=True)
     return texts
+
+
+class Quantity(float):
+    """A figure in SI units that a failed assertion shows with its unit. In every other way a float: `str` and formats give the number."""
+
+    __slots__ = ("write",)
+    write: Callable[[float], str]
+
+    def __new__(cls, value: float, write: Callable[[float], str]) -> Quantity:
+        """`write` gives the text of a figure of this kind, such as `format_time`."""
+        made = super().__new__(cls, value)
+        made.write = write
+        return made
+
+    def __repr__(self) -> str:
+        return self.write(float(self))
+
+    __str__ = float.__repr__
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
+
+
+def comparison_text(left: object, relation: str, right: object) -> list[str] | None:
+    """Lines about a comparison that failed, such as ["3188 GB/s > 3319 GB/s", "3.95 % below"]; None unless a side is a `Quantity`.
+
+    A plain number on the other side gets the unit of the quantity.
+    """
+    quantity = next((side for side in (left, right) if isinstance(side, Quantity)), None)
+    if quantity is None or relation not in ("<", "<=", ">", ">=", "=="):
+        return None
+    if not (_is_number(left) and _is_number(right)):
+        return None
+    lines = [f"{quantity.write(float(left))} {relation} {quantity.write(float(right))}"]
+    if right > 0 and left != right:
+        lines.append(f"{format_share(abs(left / right - 1))} {'above' if left > right else 'below'}")
+    return lines
 
 
 def _is_number(value: object) -> TypeGuard[float]:

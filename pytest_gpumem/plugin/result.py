@@ -11,7 +11,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.reporting.l2_text import sweep_sentence
-from pytest_gpumem.units import format_rate, format_share, format_time
+from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
 
 
 class NoTraffic(ValueError):
@@ -49,7 +49,7 @@ class Result:
     @property
     def latency(self) -> float:
         """Seconds of one launch: the mean over placements of each placement's median."""
-        return self.measurement.latency
+        return Quantity(self.measurement.latency, format_time)
 
     @property
     def latency_per_access(self) -> float:
@@ -61,7 +61,7 @@ class Result:
         latency = self.measurement.latency_per_access
         if latency is None:
             raise self._independent()
-        return latency
+        return Quantity(latency, format_time)
 
     @property
     def latency_per_access_interval(self) -> tuple[float, float] | None:
@@ -98,7 +98,7 @@ class Result:
                 f"the traffic of {self.measurement.target} is unknown: pass moved=<bytes that must be read plus written>, "
                 "or name the arrays in the Case's reads= and writes="
             )
-        return bandwidth
+        return Quantity(bandwidth, format_rate)
 
     @property
     def overlap(self) -> Overlap:
@@ -122,7 +122,7 @@ class Result:
         hidden = self.overlap.hidden(self.latency)
         if hidden is None:
             raise NoTraffic(f"{self.measurement.target}: there is nothing to hide, as one part takes all of the time")
-        return hidden
+        return Quantity(hidden, format_share)
 
     @property
     def counts(self) -> Migrations | None:
@@ -146,7 +146,8 @@ class Result:
     @property
     def noise(self) -> float | None:
         """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer than two placements."""
-        return self.measurement.noise
+        noise = self.measurement.noise
+        return None if noise is None else Quantity(noise, format_share)
 
     @property
     def sampler(self) -> str:

@@ -28,6 +28,7 @@ from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, k
 from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import FURTHER_PROCESS, Settings
+from pytest_gpumem.units import comparison_text
 
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
@@ -216,6 +217,9 @@ class SessionHooks:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         self._session.close()
+
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
+        return comparison_text(left, op, right)
 
     # xdist
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pytest_gpumem.records.record import Record
+from pytest_gpumem.units import format_rate
 
 
 class DeviceFacts(Record, frozen=True):
@@ -81,6 +82,10 @@ class DeviceFacts(Record, frozen=True):
     def arch(self) -> str:
         """Compilation target such as "sm_90"."""
         return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"
+
+    def __repr__(self) -> str:
+        """In one line: a failed assertion shows it."""
+        return f"<DeviceFacts {self.name}, peak {format_rate(self.peak_bandwidth)}{', simulated' if self.simulated else ''}>"
 
     @property
     def key(self) -> str:

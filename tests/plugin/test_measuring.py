@@ -434,3 +434,34 @@ def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(py
         """
     )
     gpumem().assert_outcomes(passed=5)
+
+
+def test_a_failed_assertion_has_units_and_a_short_device(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+            result = gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+            assert result.bandwidth > 0.99 * result.device.peak_bandwidth
+        """
+    )
+    result = gpumem()
+    result.stdout.fnmatch_lines(["E *assert *GB/s > 3319 GB/s", "E *% below"])
+    assert "DeviceFacts(" not in result.stdout.str()
+
+
+def test_an_error_of_a_fixture_is_the_reason_of_its_row(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def table():
+            raise ValueError("no such table")
+
+        def test_lookup(gpu_benchmark, table):
+            pass
+        """
+    )
+    gpumem("--benchmark-json=out.json").assert_outcomes(errors=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["verdict"]["reason"] == "failed before anything was measured: ValueError: no such table"
