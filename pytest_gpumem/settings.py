@@ -394,7 +394,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
+CALL_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
+"""Keywords of a single measurement."""
+MARKER_KEYWORDS = (*CALL_KEYWORDS, "gpus")
+"""Keywords of `@pytest.mark.gpumem`: also the number of GPUs that the test has for itself."""
 
 
 def of_role(*roles: Role) -> tuple[Option, ...]:
@@ -580,6 +583,16 @@ def marker_keywords(marks: Iterable[Mark]) -> dict[str, Any]:
     return merged
 
 
+def marker_gpus(keywords: Mapping[str, Any]) -> int | None:
+    """How many GPUs a marker asks for; None if it does not say.
+
+    Raises:
+        SettingsError: an unknown keyword, or no whole number.
+    """
+    found: int | None = _parsed_keywords(keywords, "marker").get("gpus")
+    return found
+
+
 def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
     """The limits among the keywords of a marker or of a single measurement (`origin="call"`).
 
@@ -601,7 +614,7 @@ def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Ove
     Raises:
         SettingsError: an unknown keyword, a value that cannot be read, or a budget for the whole run.
     """
-    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name not in LIMITS}
+    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in Overrides._fields}
     if (budget := given.get("budget")) is not None:
         if budget.each is None:
             raise SettingsError(
@@ -694,8 +707,9 @@ def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
 
 
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
-    parsers = {name: option.parse for name, option in _BY_NAME.items()} | {name: limit.parse for name, limit in LIMITS.items()}
+    _refuse_unknown(keywords, MARKER_KEYWORDS if origin == "marker" else CALL_KEYWORDS, f"{origin}: there is no keyword {{}}")
+    parsers: dict[str, Callable[[Any], Any]] = {name: option.parse for name, option in _BY_NAME.items()}
+    parsers |= {name: limit.parse for name, limit in LIMITS.items()} | {"gpus": _count}
     return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}
 
 

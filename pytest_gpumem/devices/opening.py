@@ -29,6 +29,8 @@ class Chosen:
     """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device."""
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:
@@ -72,10 +74,13 @@ def _cuda(index: int) -> Chosen:
     from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
 
     try:
-        facts = read_facts(index)
+        found = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
-    return Chosen(facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts), prepare=_import_cuda)
+    facts = found.facts
+    return Chosen(
+        facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts), prepare=_import_cuda, gpus=found.gpus
+    )
 
 
 def _cuda_conditions(facts: DeviceFacts) -> Conditions:

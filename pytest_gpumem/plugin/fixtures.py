@@ -125,9 +125,14 @@ def pageable_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def peer_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def _gpumem_peer_memory(_gpumem_memory: Memory) -> Memory:
+    return _gpumem_memory
+
+
+@pytest.fixture
+def peer_buffer(_gpumem_peer_memory: Memory) -> Callable[..., Any]:
     """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one. See `gpu_device.peer_access`."""
-    return _gpumem_memory.peer
+    return _gpumem_peer_memory.peer
 
 
 @pytest.fixture

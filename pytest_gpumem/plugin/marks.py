@@ -20,6 +20,9 @@ OVERSUBSCRIBES = "gpumem_oversubscribe"
 TEST_FIXTURE = "_gpumem_test"
 """The private fixture that all others depend on."""
 
+PEER_FIXTURE = "_gpumem_peer_memory"
+"""The private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two."""
+
 KERNELS_FIXTURE = "gpu_kernels"
 """Gives the kernels of the catalogue: only their measurements use the memory that is kept between tests."""
 

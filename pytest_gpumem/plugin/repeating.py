@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
@@ -35,11 +36,19 @@ def check_alone(config: pytest.Config) -> None:
         raise pytest.UsageError("gpumem: --gpumem-processes runs its processes one after another, not under xdist; leave out -n")
 
 
-def processes(session: GpuSession, arguments: Sequence[str], count: int, only: Callable[[], list[str]] = list) -> Iterator[Further]:
-    """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own."""
+def processes(
+    session: GpuSession, arguments: Sequence[str], count: int, only: Callable[[], list[str]] = list, gpu: str | None = None
+) -> Iterator[Further]:
+    """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own.
+
+    Args:
+        gpu: UUID of the GPU to measure on, for a worker of xdist had its own; None: that of this process.
+    """
     config = session.config
     own = [str(argument) for argument in config.invocation_params.args]
     environment = {**os.environ, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
+    if (order := beginning_with(gpu, session.chosen)) is not None:
+        environment[VISIBLE] = order
     return repeats([*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only)
 
 
@@ -149,10 +158,30 @@ class DecideHooks:
         self._until = now + max(LEAST_SECONDS, now - self._begun)
         self._open = list(self._first)
         self._write(f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most")
-        further = list[Further]()
+        undecided_rows = list[str]()
+        for card, keys in self._by_gpu().items():
+            self._open = keys
+            self._measure_on(card)
+            undecided_rows += self._open
+        self._open = undecided_rows
+        if gpu.settings.strict:
+            self._fail(row for row in gpu.rows if row.key in self._open)
+
+    def _by_gpu(self) -> dict[str | None, list[str]]:
+        """The keys of the open rows, by the UUID of the GPU that they were measured on: workers of xdist have one each."""
+        found: dict[str | None, list[str]] = {}
+        for key in self._open:
+            measurement = self._first[key].measurement
+            provenance = None if measurement is None else measurement.provenance
+            found.setdefault(None if provenance is None else provenance.card, []).append(key)
+        return found
+
+    def _measure_on(self, card: str | None) -> None:
+        """Measure the open rows again, on one GPU, until they are decided or the time ends."""
+        gpu, further = self._session, list[Further]()
         serial = ["-n0"] if getattr(gpu.config.option, "dist", "no") != "no" else []
         try:
-            for process in processes(gpu, serial, LOOKS[-1] - 1, self._tests):
+            for process in processes(gpu, serial, LOOKS[-1] - 1, self._tests, card):
                 further.append(process)
                 self._fail_as(process)
                 count = len(further) + 1
@@ -164,8 +193,6 @@ class DecideHooks:
                 self._progress(f"process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided, {self._left()} left")
         except RepeatFailed as failed:
             self._write(f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
-        if gpu.settings.strict:
-            self._fail(row for row in gpu.rows if row.key in self._open)
 
     def _tests(self) -> list[str]:
         return sorted({self._first[key].nodeid for key in self._open})

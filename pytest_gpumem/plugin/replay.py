@@ -149,6 +149,12 @@ def default_storage(config: pytest.Config, key: str) -> None:
         config.option.benchmark_storage = f"{DEFAULT_STORAGE}/{key}"
 
 
+def leave_out_xdist_notice(config: pytest.Config) -> None:
+    """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured."""
+    if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
+        config.option.benchmark_disable, config.option.benchmark_enable = True, False
+
+
 def storage_folder(config: pytest.Config) -> Path:
     """The folder of pytest-benchmark's storage, before it is split by GPU; its default where the storage is not a folder."""
     uri = str(config.option.benchmark_storage)

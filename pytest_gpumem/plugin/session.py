@@ -16,6 +16,7 @@ from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
+from pytest_gpumem.plugin.gpus import WorkerGpus
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
@@ -88,6 +89,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     if settings.save and not config.option.collectonly and not hasattr(config, "workerinput") and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     replay.default_storage(config, chosen.facts.key)
+    replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
         session.counts = _counts(config, settings, chosen.facts)
@@ -111,6 +113,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
         config.pluginmanager.register(DecideHooks(session), "gpumem-repeats")
     if not session.is_worker:
+        config.pluginmanager.register(WorkerGpus(settings, chosen), "gpumem-worker-gpus")
         from pytest_gpumem.plugin.outputs import OutputHooks
         from pytest_gpumem.plugin.terminal import TerminalHooks
 

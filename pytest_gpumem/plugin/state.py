@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
@@ -36,6 +37,7 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
+from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -226,12 +228,15 @@ class GpuSession:
 
         Raises:
             ContextLost: an earlier test lost the context.
+            Unsupported: the test asks for more GPUs than there are.
         """
         if self.lost_in is not None:
             raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}"))
+                # All in one order: two tests that each hold a GPU of the other's would wait for ever.
+                for uuid in sorted(reserved(item, self.chosen)):
+                    stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid))
             except GpuBusy:
                 self._waits = False
                 raise
@@ -273,8 +278,10 @@ class GpuSession:
             finally:
                 device.close()
 
-    def _exclusive(self, test: str | None) -> AbstractContextManager[None]:
-        return exclusive(self.facts, self._announce, test=test, limit=None if self._waits else 0.0)
+    def _exclusive(self, test: str | None, uuid: str | None = None) -> AbstractContextManager[None]:
+        """A GPU for this process alone: that of the session, or another one."""
+        facts = self.facts if uuid is None else replace(self.facts, uuid=uuid)
+        return exclusive(facts, self._announce, test=test, limit=None if self._waits else 0.0)
 
     def _announce(self, line: str) -> None:
         """Print a line at once, even if pytest captures output; at most one every `REPEAT` seconds, however many tests wait."""

@@ -18,6 +18,7 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.current import Current
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory, free_bytes
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
@@ -29,7 +30,7 @@ from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import ContextLost, Device
+from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -40,6 +41,7 @@ class CudaDevice:
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
         self.facts = facts
+        _check_same(index, facts)
         self._current = Current(index)
         with translated(f"opening device {index}"):
             cupy.cuda.Device(index).use()
@@ -88,6 +90,23 @@ class CudaDevice:
         except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
         self._conditions.close()
+
+
+def _check_same(index: int, facts: DeviceFacts) -> None:
+    """Another process read the facts, and another may hold the lock of that GPU.
+
+    Raises:
+        DeviceError: this process numbers the GPUs otherwise.
+    """
+    try:
+        now = uuid_of(index)
+    except CudaUnavailable as reason:
+        raise DeviceError(f"opening device {index}: {reason}") from None
+    if facts.uuid is not None and now != facts.uuid:
+        raise DeviceError(
+            f"device {index} is {now}, and was {facts.uuid} at the session's start: CUDA_VISIBLE_DEVICES has changed, or CUDA was "
+            "initialised before it was set"
+        )
 
 
 _: type[Device] = CudaDevice

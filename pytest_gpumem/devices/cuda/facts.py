@@ -41,8 +41,8 @@ class _Link:
     bandwidth: float | None
 
 
-def read_facts(index: int) -> DeviceFacts:
-    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see.
+def read_facts(index: int) -> Found:
+    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
     no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
@@ -67,16 +67,19 @@ def read_facts(index: int) -> DeviceFacts:
             f"the driver supports CUDA {_dotted(found.supported)}, the installed CuPy needs CUDA {linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{found.supported // 1000}]'"
         )
-    return msgspec.structs.replace(found.facts, cuda=_dotted(linked))
+    return msgspec.structs.replace(found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked)))
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
     """What the driver says of a device."""
 
     facts: DeviceFacts
-    """All but `cuda`, which is CuPy's."""
+    """In the answer of `query` without `cuda`, which is CuPy's."""
     supported: int
     """Newest version of CUDA that the driver supports, as 1000 x major + 10 x minor."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the others. The second one is its peer
+    (`links.peer_of`)."""
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -129,7 +132,36 @@ def query(index: int) -> Found:
         raise CudaUnavailable(f"the driver sees no GPU{among}")
     if index >= count:
         raise CudaUnavailable(f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}")
-    return Found(_read(driver, _value(driver.cuDeviceGet(index))), int(_value(driver.cuDriverGetVersion())))
+    device = _value(driver.cuDeviceGet(index))
+    facts = _read(driver, device)
+    others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
+    direct = [other for other in others if _reach(driver, device, other)]
+    ordered = [*direct, *(other for other in others if other not in direct)]
+    gpus = (facts.uuid, *(_uuid(driver, other, mig=_is_mig(driver, other)) for other in ordered))
+    return Found(facts, int(_value(driver.cuDriverGetVersion())), tuple(uuid for uuid in gpus if uuid is not None))
+
+
+def uuid_of(index: int) -> str:
+    """The UUID of a device as this process numbers them; calls cuInit.
+
+    Raises:
+        CudaUnavailable: there is no such device.
+    """
+    from cuda.bindings import driver
+
+    _device_count(driver)
+    device = _value(driver.cuDeviceGet(index))
+    return _uuid(driver, device, mig=_is_mig(driver, device))
+
+
+def _reach(driver: Any, device: Any, other: Any) -> bool:
+    """True if two GPUs reach each other's memory."""
+    answers = (driver.cuDeviceCanAccessPeer(*pair) for pair in ((device, other), (other, device)))
+    return all(int(error) == 0 and bool(reaches) for error, reaches in answers)
+
+
+def _is_mig(driver: Any, device: Any) -> bool:
+    return split_mig(_text(_value(driver.cuDeviceGetName(256, device))))[1] is not None
 
 
 def _installed(module: str) -> bool:

@@ -22,6 +22,7 @@ from pytest_gpumem.settings import (
     SettingsError,
     is_enabled,
     loosened,
+    marker_gpus,
     marker_keywords,
     marker_limits,
     marker_overrides,
@@ -190,7 +191,19 @@ def test_the_marker_is_strict() -> None:
         *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("mode", "sampler", "placements", "precision", "budget"),
+        "gpus",
     }
+
+
+def test_the_number_of_gpus_is_the_tests() -> None:
+    assert marker_gpus({"gpus": 2, "max_latency": "1 us"}) == 2
+    assert marker_gpus({}) is None
+    assert marker_overrides({"gpus": 2}) == Overrides()
+    for wrong in (0, "two", True, 1.5):
+        with pytest.raises(SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"):
+            marker_gpus({"gpus": wrong})
+    with pytest.raises(SettingsError, match="call: there is no keyword gpus"):
+        marker_limits({"gpus": 2}, "call")
 
 
 @pytest.mark.parametrize(

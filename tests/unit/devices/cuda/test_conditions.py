@@ -100,3 +100,19 @@ def test_a_list_without_us_says_nothing() -> None:
     assert other_processes([17, 17], own=17) == 0
     assert other_processes([18, 19], own=17) is None
     assert other_processes([], own=17) is None
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, 3), ("PYTEST_XDIST_WORKER", 1), ("GPUMEM_FURTHER_PROCESS", 1)])
+def test_processes_that_wait_for_this_one_do_not_count(
+    nvml: list[str], monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+) -> None:
+    """The parent, and another child of it: a worker of xdist that waits for its turn on the same GPU."""
+    sibling = 4_000_000
+    pids = [os.getpid(), os.getppid(), sibling, 1]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: [SimpleNamespace(pid=pid) for pid in pids])
+    monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml._parent", lambda pid: os.getppid() if pid == sibling else 0)
+    for name in ("PYTEST_XDIST_WORKER", "GPUMEM_FURTHER_PROCESS"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "gw0")
+    assert ConditionReader(FACTS).read().other_processes == expected

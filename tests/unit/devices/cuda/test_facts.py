@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from known_devices import H100
+from msgspec import structs
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.cuda import facts, facts_process
@@ -82,6 +83,17 @@ def test_an_index_too_high_says_how_many_there_are(driver: FakeDriver) -> None:
     driver.count = 2
     with pytest.raises(CudaUnavailable, match=r"^there is no device 2: CUDA sees 2 GPUs, numbered from 0$"):
         read_facts(2)
+
+
+def test_gpus_that_copy_directly_come_first(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.count = 4
+    reaching = {(1, 3), (3, 1), (1, 0)}  # 0 does not reach 1
+    monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (Code(0), index), raising=False)
+    monkeypatch.setattr(driver, "cuDeviceCanAccessPeer", lambda one, other: (Code(0), (one, other) in reaching), raising=False)
+    monkeypatch.setattr(facts, "_read", lambda driver, device: structs.replace(H100, uuid=f"GPU-{device}"))
+    monkeypatch.setattr(facts, "_is_mig", lambda driver, device: False)
+    monkeypatch.setattr(facts, "_uuid", lambda driver, device, mig: f"GPU-{device}")
+    assert facts.query(1).gpus == ("GPU-1", "GPU-3", "GPU-0", "GPU-2")
 
 
 def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

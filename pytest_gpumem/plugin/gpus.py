@@ -1,0 +1,74 @@
+"""The GPUs of a session: one for each worker of pytest-xdist, and several for a test that asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.protocol import Unsupported
+from pytest_gpumem.plugin.marks import PEER_FIXTURE, marks_of, uses
+from pytest_gpumem.settings import Settings, marker_gpus, marker_keywords
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The driver reads it once, when a process initialises CUDA."""
+_MIG = "MIG-"
+
+
+def orders(gpus: Sequence[str], visible: str | None) -> list[str]:
+    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU in turn is device 0, and the others follow.
+
+    A process sees one MIG instance at most, the first in the list: of several, each is a GPU of its own.
+
+    Args:
+        gpus: UUIDs of the GPUs that this process sees, in its order.
+        visible: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
+    """
+    if gpus and gpus[0].startswith(_MIG):
+        listed = [name.strip() for name in (visible or "").split(",")]
+        return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
+    return [",".join((first, *(other for other in gpus if other != first))) for first in gpus]
+
+
+def beginning_with(gpu: str | None, chosen: Chosen) -> str | None:
+    """The value of `CUDA_VISIBLE_DEVICES` under which a GPU is device 0; None if it is that of the session, or is not among them."""
+    if gpu is None or gpu == chosen.facts.uuid:
+        return None
+    return next((order for order in orders(chosen.gpus, os.environ.get(VISIBLE)) if order.split(",")[0] == gpu), None)
+
+
+def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
+    """UUIDs of the GPUs that a test has for itself: one, two if it uses `peer_buffer`, or as many as its marker says.
+
+    Raises:
+        Unsupported: the marker asks for more than there are.
+    """
+    asked = marker_gpus(marker_keywords(marks_of(item)))
+    there = max(1, len(chosen.gpus))
+    if asked is not None and asked > there:
+        raise Unsupported(f"the test needs {asked} GPUs (gpus={asked}); this process sees {there}")
+    own = chosen.gpus or ((chosen.facts.uuid,) if chosen.facts.uuid is not None else ())
+    return own[: max(asked or 1, 2 if uses(item, PEER_FIXTURE) else 1)]
+
+
+class WorkerGpus:
+    """In the controller of xdist: gives each worker a GPU of its own; with more workers than GPUs, some share one and take turns.
+
+    Every worker sees all GPUs, its own as device 0, so that code which names no device, or device 0, runs there. The GPU stands in the
+    worker's specification: the worker that replaces a crashed one has the same.
+    """
+
+    def __init__(self, settings: Settings, chosen: Chosen) -> None:
+        several = ":" not in settings.device and not chosen.facts.simulated  # "cuda:1" names one GPU for all
+        self._orders = orders(chosen.gpus, os.environ.get(VISIBLE)) if several else []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        if len(self._orders) > 1:
+            for spec, order in zip(specs, cycle(self._orders), strict=False):
+                if spec.popen:  # no other machine
+                    spec.env.setdefault(VISIBLE, order)

@@ -1,0 +1,236 @@
+"""Several GPUs: a worker of xdist has one of its own, and a test may have several for itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+from sessions import SIMULATED
+
+from pytest_gpumem.devices import opening
+from pytest_gpumem.plugin.gpus import beginning_with, orders
+
+pytest.importorskip("xdist")
+
+TWO_GPUS = """
+    import os
+    from dataclasses import replace
+    from pathlib import Path
+    import pytest
+    from msgspec import structs
+    from pytest_gpumem.devices import opening
+    from pytest_gpumem.plugin import exclusive, session
+
+    simulated = opening.choose("sim")
+
+    def choose(choice):
+        gpus = tuple(os.environ.get("CUDA_VISIBLE_DEVICES", "{visible}").split(","))
+        index = int(choice.partition(":")[2] or 0)
+        gpus = (gpus[index], *(gpu for gpu in gpus if gpu != gpus[index]))
+        return replace(simulated, facts=structs.replace(simulated.facts, simulated=False, uuid=gpus[0]), gpus=gpus)
+
+    session.choose = choose
+    exclusive.user_runtime_path = lambda name, appauthor: Path({runtime!r}) / name
+
+    @pytest.fixture
+    def holders(gpu_device):
+        "The GPUs whose lock a process holds, and which."
+        folder = Path({runtime!r}) / "gpumem"
+        return {{path.stem: path.read_text() for path in folder.glob("*.json")}}
+"""
+"""A conftest: GPUs that are simulated, but have UUIDs."""
+
+WRITTEN = """
+    import os
+    from pathlib import Path
+    import pytest
+
+    def write(name, holders):
+        with open(Path({runtime!r}) / "seen.jsonl", "a") as file:
+            mine = sorted(gpu for gpu, text in holders.items() if f'"pid": {{os.getpid()}},' in text)
+            worker = os.environ.get("PYTEST_XDIST_WORKER")
+            file.write(__import__("json").dumps([name, worker, os.environ.get("CUDA_VISIBLE_DEVICES"), mine]) + "\\n")
+"""
+
+
+class Seen:
+    """What each test of a session saw."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
+        self._runtime = pytester.path / "runtime"
+        self._runtime.mkdir(mode=0o700)
+
+    def write(self, tests: str, visible: str = "GPU-a,GPU-b") -> None:
+        """The conftest and the tests, which call `write(name, holders)`."""
+        self._pytester.makeconftest(TWO_GPUS.format(visible=visible, runtime=str(self._runtime)))
+        self._pytester.makepyfile(WRITTEN.format(runtime=str(self._runtime)) + tests)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        device = () if "--gpumem-device" in arguments else ("--gpumem-device", "cuda")
+        given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
+        return self._pytester.runpytest_subprocess(*given, *device, "--gpumem-processes", "1", *arguments)
+
+    def lines(self) -> list[tuple[str, str, str, list[str]]]:
+        """Test, worker, CUDA_VISIBLE_DEVICES, and the GPUs whose lock it holds."""
+        return [tuple(json.loads(line)) for line in (self._runtime / "seen.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def seen(pytester: pytest.Pytester) -> Seen:
+    return Seen(pytester)
+
+
+MEASURED = """
+    @pytest.mark.parametrize("number", range(4))
+    def test_write(gpu_benchmark, device_buffer, gpu_kernels, holders, number):
+        gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
+        write(number, holders)
+"""
+
+
+def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, seen: Seen) -> None:
+    seen.write(MEASURED)
+    result = seen.run("-n", "2", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=4)
+    by_worker = {worker: (visible, mine) for _, worker, visible, mine in seen.lines()}
+    assert by_worker == {"gw0": ("GPU-a,GPU-b", ["GPU-a"]), "gw1": ("GPU-b,GPU-a", ["GPU-b"])}
+    assert "automatically disabled" not in result.stdout.str() + result.stderr.str()
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    held = {str(name): mine[0] for name, _, _, mine in seen.lines()}
+    assert {row["nodeid"][-2]: row["measurement"]["taken"]["card"] for row in rows} == held
+
+
+def test_more_workers_than_gpus_take_turns(seen: Seen) -> None:
+    seen.write(
+        """
+    @pytest.mark.parametrize("number", range(6))
+    def test_alone(gpu_device, holders, number):
+        write(number, holders)
+        busy = Path("busy-" + os.environ["CUDA_VISIBLE_DEVICES"])
+        busy.touch(exist_ok=False)
+        gpu_device.streams.synchronize()
+        busy.unlink()
+"""
+    )
+    seen.run("-n", "3").assert_outcomes(passed=6)
+    gpu_of = {worker: mine for _, worker, _, mine in seen.lines()}
+    assert gpu_of == {"gw0": ["GPU-a"], "gw1": ["GPU-b"], "gw2": ["GPU-a"]}
+
+
+def test_a_worker_that_replaces_a_crashed_one_has_its_gpu(seen: Seen) -> None:
+    seen.write(
+        """
+    def test_crash(gpu_device):
+        if os.environ["PYTEST_XDIST_WORKER"] == "gw1":
+            os._exit(1)
+
+    def test_after(gpu_device, holders):
+        write("after", holders)
+"""
+    )
+    seen.run("-n", "2", "--dist", "each").assert_outcomes(passed=3, failed=1)
+    held = {worker: (visible, mine) for _, worker, visible, mine in seen.lines()}
+    assert held == {"gw0": ("GPU-a,GPU-b", ["GPU-a"]), "gw2": ("GPU-b,GPU-a", ["GPU-b"])}
+
+
+def test_a_test_has_several_gpus_for_itself(seen: Seen) -> None:
+    seen.write(
+        """
+    @pytest.mark.gpumem(gpus=2)
+    @pytest.mark.parametrize("number", range(4))
+    def test_two(gpu_device, holders, number):
+        write("two", holders)
+        Path("busy").touch(exist_ok=False)
+        gpu_device.streams.synchronize()
+        Path("busy").unlink()
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_one(holders, number):
+        write("one", holders)
+
+    @pytest.mark.gpumem(gpus=3)
+    def test_three(gpu_device):
+        pass
+"""
+    )
+    result = seen.run("-n", "2", "-rs")
+    result.assert_outcomes(passed=8, skipped=1)
+    result.stdout.fnmatch_lines(["*the test needs 3 GPUs (gpus=3); this process sees 2*"])
+    assert {name: sorted({len(mine) for n, _, _, mine in seen.lines() if n == name}) for name in ("one", "two")} == {"one": [1], "two": [2]}
+
+
+def test_without_workers_a_test_has_the_gpus_too(seen: Seen) -> None:
+    seen.write(
+        """
+    @pytest.mark.gpumem(gpus=2)
+    def test_two(holders):
+        write("two", holders)
+
+    def test_peer(peer_buffer, holders):
+        write("peer", holders)
+
+    def test_one(holders):
+        write("one", holders)
+""",
+        visible="GPU-a,GPU-b,GPU-c",
+    )
+    seen.run("--gpumem-device", "cuda:2").assert_outcomes(passed=3)
+    assert {name: mine for name, _, _, mine in seen.lines()} == {"two": ["GPU-a", "GPU-c"], "peer": ["GPU-a", "GPU-c"], "one": ["GPU-c"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "visible"),
+    [
+        (("-n", "2", "--gpumem-device", "cuda:0"), None),
+        (("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-b", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-b"), "GPU-b"),
+    ],
+    ids=["one device", "own choice"],
+)
+def test_a_choice_of_the_user_stays(seen: Seen, arguments: tuple[str, ...], visible: str | None) -> None:
+    seen.write(MEASURED)
+    seen.run(*arguments).assert_outcomes(passed=4)
+    assert {value for _, _, value, _ in seen.lines()} == {visible}
+
+
+def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen: Seen) -> None:
+    seen.write(
+        """
+    def test_call(gpu_benchmark, device_buffer, gpu_kernels):
+        gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, gpus=2)
+"""
+    )
+    result = seen.run()
+    result.assert_outcomes(failed=1)
+    assert "has no parameter 'gpus'" in result.stdout.str()
+    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(gpus='two')\ndef test_it(gpu_device): pass")
+    result = seen.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "gpus: 'two' is not understood; accepted is a whole number from 1 on" in result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [
+        (("GPU-a", "GPU-b", "GPU-c"), "2,0,1", ["GPU-a,GPU-b,GPU-c", "GPU-b,GPU-a,GPU-c", "GPU-c,GPU-a,GPU-b"]),
+        (("GPU-a",), None, ["GPU-a"]),
+        (("GPU-a", "GPU-b"), "GPU-a,GPU-b", ["GPU-a,GPU-b", "GPU-b,GPU-a"]),
+        # CUDA shows one MIG instance to a process, whatever the variable lists.
+        (("MIG-1",), "MIG-1, MIG-2,MIG-1", ["MIG-1", "MIG-2"]),
+        (("MIG-1",), "MIG-GPU-a/1/0,MIG-GPU-a/2/0", ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]),
+        (("MIG-1",), None, ["MIG-1"]),
+        ((), None, []),
+    ],
+    ids=["indices", "one", "UUIDs", "MIG", "older names of MIG", "MIG without a list", "simulated"],
+)
+def test_each_gpu_comes_first_in_turn(gpus: tuple[str, ...], visible: str | None, expected: list[str]) -> None:
+    assert orders(gpus, visible) == expected
+
+
+def test_a_row_is_measured_again_on_its_gpu() -> None:
+    simulated = opening.choose("sim")
+    chosen = replace(simulated, facts=structs.replace(simulated.facts, uuid="GPU-a"), gpus=("GPU-a", "GPU-b"))
+    assert beginning_with("GPU-b", chosen) == "GPU-b,GPU-a"
+    assert [beginning_with(gpu, chosen) for gpu in ("GPU-a", "GPU-c", None)] == [None] * 3
