@@ -219,6 +219,15 @@ def format_bytes(nbytes: int) -> str:
     return min(texts, key=len, default="0 B")
 
 
+def short_bytes(nbytes: int) -> str:
+    """Four significant digits at most, in binary units: "64 MiB", "1.5 GiB", "11.77 MiB", "512 B"."""
+    if nbytes < 0:
+        return "-" + short_bytes(-nbytes)
+    unit, factor = next(((unit, _SIZES[unit]) for unit in ("TiB", "GiB", "MiB", "KiB") if nbytes >= 0.99995 * _SIZES[unit]), ("B", 1))
+    text = _digits(nbytes / factor, 4)
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
+
+
 def format_time(seconds: float) -> str:
     """Four significant digits: "268.3 us", "1.280 us", "12.60 ms"."""
     return _scaled_text(seconds, (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)))

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import Accounts, Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, owned
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
+from pytest_gpumem.devices.referrers import referrers_of
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 _NONE = Figures(0, 0)
+
+MOST_LOOKED_AT = 10
+"""Arrays whose referrers are looked for: each takes some passes over all objects of the process."""
 
 
 class Source(Protocol):
@@ -47,6 +52,9 @@ class Source(Protocol):
 
     def alive(self, allocated: Allocated) -> bool:
         """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
+
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        """The Python objects over its memory that the garbage collector knows, each with the address of its allocation."""
 
     def stop(self) -> None:
         """Report no longer."""
@@ -189,12 +197,27 @@ class Footprints:
         if self._wanted is None or self._paused or place is None:
             return 0
         number = next(self._numbers)
-        self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, place, "fixture", number, nbytes))
+        stack = python_stack() if self._stacks else ()
+        self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, place, "fixture", number, nbytes, stack))
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
             self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, "device", "fixture", number, 0))
+
+    def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
+        arrays: dict[tuple[str, int], list[object]] = {}
+        for source in self._running.values():
+            for address, array in source.arrays():
+                arrays.setdefault((source.name, address), []).append(array)
+        left = itertools.repeat(None, MOST_LOOKED_AT)
+
+        def of(allocated: Allocated) -> tuple[str, ...]:
+            over = arrays.get((allocated.library, allocated.address), [])
+            found = [text for array, _ in zip(over, left, strict=False) for text in referrers_of(array, (id(over),))]
+            return tuple(dict.fromkeys(found))
+
+        return of
 
 
 def _place(kind: MemoryKind) -> MemoryPlace | None:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts
+from pytest_gpumem.devices.memory_events import Accounts, Allocated
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -511,6 +511,9 @@ class Footprints(Protocol):
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
+
+    def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
+        """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; a number for `gave_back`, which stays the same if the harness moves the memory."""

@@ -76,6 +76,35 @@ class Phase(Record, frozen=True):
     """Seconds since the test began."""
 
 
+class Site(Record, frozen=True):
+    """A line of the user's code that allocates, with what one library allocated there of one kind of memory."""
+
+    file: str
+    """Relative to pytest's root folder where it lies in it; empty where no Python code ran in the thread that allocated."""
+    line: Count
+    """Number of the line."""
+    function: str
+    """Name of the function."""
+    code: str
+    """Text of the line; empty if it cannot be read."""
+    library: str
+    """As `MemoryUse.library`."""
+    kind: MemoryPlace
+    """As `MemoryUse.kind`."""
+    at_peak: Bytes = 0
+    """Bytes of it that were in use at the test's peak."""
+    at_peak_count: Count = 0
+    """Allocations that make them up."""
+    kept: Bytes = 0
+    """Bytes of it that are in use at the end."""
+    kept_count: Count = 0
+    """Allocations that make them up."""
+    stack: tuple[str, ...] = ()
+    """The lines of the user's code that led there, as "file:line in function", the outermost first; of its largest allocation."""
+    referrers: tuple[str, ...] = ()
+    """What refers to what is kept, as far as Python knows, such as "`cache` of the module app"."""
+
+
 class Footprint(Record, frozen=True):
     """The memory that a test took, or a labelled part of it. Work of the harness does not count: flushes, placements, references."""
 
@@ -99,6 +128,9 @@ class Footprint(Record, frozen=True):
     """Setup, body and teardown, and the labelled parts."""
     timeline: tuple[Course, ...] = ()
     """Bytes in use over the test's time."""
+    sites: tuple[Site, ...] = ()
+    """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
+    out."""
     further_peaks: tuple[Bytes, ...] = ()
     """`peak` in further processes of the same run (`--gpumem-processes`)."""
 

@@ -40,7 +40,7 @@ class Callbacks:
         try:
             from cupti import cupti
         except ImportError as error:
-            raise NotCounted(f"cupti-python cannot be imported ({error}): pip install 'pytest-gpumem[cupti]'") from error
+            raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
         errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
         ids = getattr(cupti, _IDS[domain])
         keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]

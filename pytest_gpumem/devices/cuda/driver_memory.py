@@ -1,21 +1,28 @@
 """The driver's allocations: CUPTI's records of each, and the driver's own counts of its stream-ordered pool and of CUDA graphs.
 
-Sources: CUPTI, CUpti_ActivityMemory4 (kind MEMORY2); CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+A record comes later and from a thread of CUPTI's. The Python stack of its allocation is taken in CUPTI's callback, which runs in the thread
+that allocates, and found again by the correlation id that both have.
+
+Sources: CUPTI, CUpti_ActivityMemory4 (kind MEMORY2) and CUpti_CallbackData; CUDA Runtime API, cudaMemPoolGetAttribute,
+cudaDeviceGetGraphMemAttribute.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.allocation_sites import python_stack
+from pytest_gpumem.devices.cuda.callbacks import CALLBACKS
 from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryEvent, MemoryLog, Series
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
@@ -23,6 +30,22 @@ RECORDS = "MEMORY2"
 """CUpti_ActivityKind with a record for each allocation and each free."""
 _KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "PINNED": "pinned"}
 """CUpti_ActivityMemoryKind in our words. Memory that is registered counts as PINNED there as well."""
+
+
+CALLS = {
+    "DRIVER_API": (
+        *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
+        *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
+        *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
+    ),
+    "RUNTIME_API": (
+        *("cudaMalloc_v3020", "cudaMallocPitch_v3020", "cudaMalloc3D_v3020", "cudaMallocManaged_v6000", "cudaMallocHost_v3020"),
+        *("cudaHostAlloc_v3020", "cudaHostRegister_v4000", "cudaMallocAsync_v11020", "cudaMallocAsync_ptsz_v11020"),
+        *("cudaMallocFromPoolAsync_v11020", "cudaMallocFromPoolAsync_ptsz_v11020", "cudaMallocArray_v3020", "cudaGraphLaunch_v10000"),
+    ),
+}
+"""Calls that allocate, by the domain of their callbacks, as cupti-python names them. A call of the runtime makes one of the driver, and
+either may be the one that a record belongs to."""
 
 
 class DriverMemory:
@@ -37,6 +60,10 @@ class DriverMemory:
         self._offset = 0.0
         """Seconds from CUPTI's clock to that of `time.perf_counter`."""
         self._listens = False
+        self._stacks: dict[int, tuple[Frame, ...]] = {}
+        """By correlation id, the stacks of calls whose record was not delivered yet."""
+        self._ends: list[Callable[[], None]] = []
+        """End the callbacks."""
 
     def ready(self) -> bool:
         return True
@@ -49,11 +76,21 @@ class DriverMemory:
             return str(why)
         self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
         self._listens = True
+        if stacks:
+            self._enter = int(cupti.ApiCallbackSite.API_ENTER)
+            with suppress(NotCounted):  # such as another tool that holds the callbacks: then there are records without stacks
+                for domain, names in CALLS.items():
+                    self._ends.append(CALLBACKS.add(domain, names, self._called))
         return None
+
+    def _called(self, _cbid: int, data: Any) -> None:
+        if int(data.callback_site) == self._enter:
+            self._stacks[int(data.correlation_id)] = python_stack()
 
     def drain(self) -> None:
         if self._listens:
             self._counters.deliver()
+            self._stacks.clear()  # of calls of the runtime whose record belongs to the driver's call, and of those that failed
 
     def _receive(self, cupti: Any, record: Any) -> None:
         kind = _KINDS.get(cupti.ActivityMemoryKind(int(record.memory_kind)).name)
@@ -62,7 +99,8 @@ class DriverMemory:
         allocates = int(record.memory_operation_type) == int(cupti.ActivityMemoryOperationType.ALLOCATION)
         at = int(record.timestamp) * 1e-9 + self._offset
         nbytes = int(record.bytes) if allocates else 0
-        self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes))
+        stack = self._stacks.pop(int(record.correlation_id), ()) if self._ends and allocates else ()
+        self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
         attributes = R.cudaMemPoolAttr
@@ -98,7 +136,14 @@ class DriverMemory:
         except CUPY_ERRORS:
             return True
 
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        """None: an address of the driver's has no Python object."""
+        return ()
+
     def stop(self) -> None:
+        for end in self._ends:
+            end()
+        self._ends.clear()
         if self._listens:
             self._listens = False
             self._counters.unlisten(RECORDS)

@@ -115,6 +115,9 @@ class Library:
         self.log = None
 
     def drain(self) -> None: ...
+    def arrays(self) -> list[tuple[int, object]]:
+        return []
+
     def settle(self) -> None: ...
 
     def alive(self, allocated: Allocated) -> bool:
@@ -242,3 +245,19 @@ def test_watches_lie_inside_each_other(library: Library, footprints: Footprints)
 def test_nothing_is_watched_before_the_start() -> None:
     with pytest.raises(DeviceError):
         Footprints(None, (), lambda: None).watch()
+
+
+def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
+    library = Library()
+    footprints = Footprints(None, [library], lambda: None)
+    footprints.start(driver=True, stacks=True)
+    watch = footprints.watch()
+    footprints.took(MemoryKind.DEVICE, MIB)
+    array, other = [1], [2]
+    library.arrays = lambda: [(0xA000, array), (0xB000, other)]  # type: ignore[attr-defined]
+    watch.read()
+    (one,) = watch.accounts().kept
+    assert one.stack[-2][2] == "test_allocations_have_stacks_and_referrers_if_asked_for"
+    (text,) = footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xA000, MIB))
+    assert text.startswith("`array` of the function test_allocations_have_stacks_and_referrers_if_asked_for")
+    assert footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xC000, MIB)) == ()

@@ -5,16 +5,17 @@ Source: cupy.cuda.MemoryHook. CuPy keeps its hooks for each thread: other thread
 
 from __future__ import annotations
 
-import sys
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import cupy
 
+from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "CuPy"
 
@@ -38,16 +39,6 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 
     def free_postprocess(self, **of: Any) -> None:
         self._emit("use", of["device_id"], of["mem_ptr"], 0)
-
-
-def python_stack() -> tuple[Frame, ...]:
-    """The Python frames that led to an allocation, the innermost last."""
-    found: list[Frame] = []
-    frame = sys._getframe(3)
-    while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back  # type: ignore[assignment]
-    return tuple(reversed(found))
 
 
 class CupyMemory:
@@ -85,6 +76,11 @@ class CupyMemory:
 
     def alive(self, allocated: Allocated) -> bool:
         return True
+
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        for one in gc.get_objects():
+            if issubclass(type(one), cupy.ndarray) and one.device.id == self._index and one.nbytes:
+                yield int(one.data.mem.ptr), one
 
     def stop(self) -> None:
         hook, self._hook = self._hook, None

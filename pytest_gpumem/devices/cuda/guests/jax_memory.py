@@ -6,7 +6,7 @@ Source: jax.Device.memory_stats.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -54,6 +54,10 @@ class JaxMemory:
 
     def alive(self, allocated: Allocated) -> bool:
         return True
+
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        """None: it reports no single allocations."""
+        return ()
 
     def stop(self) -> None:
         """Nothing was started."""

@@ -6,7 +6,7 @@ Memory of RMM that comes from no pool of its own is the driver's, which reports 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -60,6 +60,10 @@ class RmmMemory:
 
     def alive(self, allocated: Allocated) -> bool:
         return True
+
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        """None: it reports no single allocations."""
+        return ()
 
     def stop(self) -> None:
         """The statistics stay on: memory that is in use goes through them."""

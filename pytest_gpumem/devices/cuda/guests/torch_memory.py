@@ -5,9 +5,11 @@ Sources: torch.cuda.memory: memory_stats, _record_memory_history, _snapshot.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -128,6 +130,15 @@ class TorchMemory:
 
     def alive(self, allocated: Allocated) -> bool:
         return True
+
+    def arrays(self) -> Iterable[tuple[int, object]]:
+        torch = self._torch
+        for one in gc.get_objects() if torch is not None else ():
+            if not issubclass(type(one), torch.Tensor):
+                continue
+            with suppress(RuntimeError, NotImplementedError):  # a tensor without memory of its own, such as a sparse or a fake one
+                if one.is_cuda and one.device.index == self._index and (address := one.untyped_storage().data_ptr()):
+                    yield address, one
 
     def stop(self) -> None:
         self._log = None

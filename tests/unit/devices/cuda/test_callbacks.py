@@ -105,5 +105,5 @@ def test_another_tool_holds_cupti(cupti: Cupti) -> None:
 
 def test_without_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupti", None)
-    with pytest.raises(NotCounted, match="pytest-gpumem"):
+    with pytest.raises(NotCounted, match="gpumem doctor"):
         Callbacks().add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: None)

@@ -1,0 +1,70 @@
+"""The lines that take memory, as text: the largest of them, and what changed against the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.sites import SiteChange, site_changes
+from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.units import short_bytes
+
+SHOWN = 3
+"""Lines, and changes, that a failed test's report shows."""
+_NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
+
+
+def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]:
+    """The largest sites at the peak and of what is kept, each list with its changes since the baseline.
+
+    Args:
+        footprint: of this run; without sites there are no lines.
+        base: of the newest run of the baseline; None if there is none.
+    """
+    lines: list[str] = []
+    for title, name in (("in use at the peak", "at_peak"), ("kept", "kept")):
+        sites = sorted((site for site in footprint.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
+        if sites:
+            lines.append(f"{title}, {_total(sites, name)}:")
+            lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
+        if sites and base is not None and base.sites:
+            lines += _changes(site_changes(base.sites, footprint.sites, lambda site, name=name: int(getattr(site, name))))  # type: ignore[misc]
+    if lines and base is not None and not base.sites:
+        lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
+    return lines
+
+
+def place(site: Site) -> str:
+    """Where a site is, in one line: "model.py:12 in forward: y = a * b"."""
+    if not site.file:
+        return _NO_PYTHON
+    return f"{site.file}:{site.line} in {site.function}" + (f": {site.code}" if site.code else "")
+
+
+def _total(sites: Sequence[Site], name: str) -> str:
+    nbytes, count = (sum(getattr(site, each) for site in sites) for each in (name, f"{name}_count"))
+    return f"{short_bytes(nbytes)} in {counted(count, 'allocation')}"
+
+
+def _site(site: Site, name: str) -> list[str]:
+    number = getattr(site, f"{name}_count")
+    kind = "" if site.kind == "device" else f" {site.kind}"
+    lines = [f"  {short_bytes(getattr(site, name))}  {place(site)}  ({site.library}{kind}, {counted(number, 'allocation')})"]
+    if name == "kept":
+        lines += [f"    kept by {referrer}" for referrer in site.referrers]
+    return lines
+
+
+def _changes(changes: Sequence[SiteChange]) -> list[str]:
+    grown = [change for change in changes if change.growth > 0][:SHOWN]
+    return ["since the baseline:", *(_change(change) for change in grown)] if grown else []
+
+
+def _change(change: SiteChange) -> str:
+    if not change.before:
+        was = "new"
+    elif change.was:
+        was = f"{short_bytes(change.before)} before, by {change.was}"
+    else:
+        was = f"{short_bytes(change.before)} before"
+    return f"  +{short_bytes(change.growth)}  {place(change.site)}  ({was})"

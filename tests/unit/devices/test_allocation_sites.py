@@ -1,0 +1,86 @@
+"""Allocations by the line of the user's code that made them."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem import GiB, MiB
+from pytest_gpumem.devices import allocation_sites
+from pytest_gpumem.devices.allocation_sites import is_users, python_stack, sites, users_frames
+from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
+
+LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
+STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
+OURS = (str(Path(allocation_sites.__file__).parent.parent / "plugin" / "running.py"), 5, "pytest_runtest_call")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "model.py"
+    file.write_text("import torch\n\ndef forward(a, b, c):\n    return torch.relu(a * b + c)\n")
+    return file
+
+
+def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -> Allocated:
+    return Allocated(0.0, library, "device", "use", 0, nbytes, stack)
+
+
+def accounts(at_peak: list[Allocated], kept: list[Allocated]) -> Accounts:
+    return Accounts(0, 0, {}, (), tuple(at_peak), tuple(kept))
+
+
+def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, tmp_path: Path) -> None:
+    test = (str(tmp_path / "test_model.py"), 3, "test_forward")
+    line = (str(model), 4, "forward")
+    in_library = (*(OURS, test), line, STANDARD, LIBRARY)
+    stayed = allocated(GiB, in_library)
+    found = sites(
+        accounts([stayed, allocated(64 * MiB, (OURS, test, line)), allocated(MiB, (OURS, test))], [stayed]),
+        tmp_path,
+        lambda one: (f"`cache` of the module app, {one.nbytes} bytes",),
+    )
+    first, second = found
+    assert (first.file, first.line, first.function) == ("model.py", 4, "forward")
+    assert first.code == "return torch.relu(a * b + c)"
+    assert (first.at_peak, first.at_peak_count, first.kept, first.kept_count) == (GiB + 64 * MiB, 2, GiB, 1)
+    assert first.stack == ("test_model.py:3 in test_forward", "model.py:4 in forward")
+    assert first.referrers == (f"`cache` of the module app, {GiB} bytes",)
+    assert (second.file, second.at_peak, second.kept, second.referrers) == ("test_model.py", MiB, 0, ())
+
+
+def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: Path) -> None:
+    line = (str(model), 4, "forward")
+    found = sites(accounts([allocated(3, (line,)), allocated(2, (line,), "CUDA"), allocated(1, ())], []), tmp_path)
+    assert [(site.file, site.library, site.at_peak) for site in found] == [
+        ("model.py", "PyTorch", 3),
+        ("model.py", "CUDA", 2),
+        ("", "PyTorch", 1),
+    ]
+
+
+def test_small_sites_are_left_out(tmp_path: Path) -> None:
+    many = [allocated(1000 + line, ((str(tmp_path / "a.py"), line, "f"),)) for line in range(50)]
+    found = sites(accounts(many, many[:3]), tmp_path)
+    assert len(found) == 23
+    assert found[0].line == 49
+    assert [site.line for site in found if site.kept] == [2, 1, 0]
+
+
+def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -> None:
+    assert not is_users(LIBRARY[0])
+    assert not is_users(STANDARD[0])
+    assert not is_users("<frozen importlib._bootstrap>")
+    assert users_frames((OURS, LIBRARY, ("<string>", 1, "<module>"))) == (LIBRARY,)
+
+
+def test_the_stack_of_this_thread() -> None:
+    def inner() -> tuple[Frame, ...]:
+        return python_stack()
+
+    stack = inner()
+    assert [function for _, _, function in stack[-2:]] == ["test_the_stack_of_this_thread", "inner"]
+    assert stack[-1][0] == __file__
+    assert python_stack(skip=1)[-1][2] != "test_the_stack_of_this_thread"

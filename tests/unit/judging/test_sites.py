@@ -1,0 +1,76 @@
+"""Which lines take more memory than in the baseline."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from pytest_gpumem import MiB
+from pytest_gpumem.judging.sites import site_changes
+from pytest_gpumem.records.footprint import Site
+from pytest_gpumem.reporting.sites import site_lines
+
+LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1)
+OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)
+
+
+def at_peak(site: Site) -> int:
+    return site.at_peak
+
+
+def test_a_line_that_only_moved_is_the_same() -> None:
+    assert site_changes([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], at_peak) == ()
+
+
+def test_growth_of_a_line() -> None:
+    (change,) = site_changes([LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], at_peak)
+    assert (change.site.line, change.before, change.after, change.was) == (13, 64 * MiB, 128 * MiB, "")
+
+
+def test_a_line_that_was_changed_is_compared_with_what_it_was() -> None:
+    """A dtype is widened."""
+    base = replace(LAYER, code="state = torch.zeros(n, dtype=torch.float32)")
+    head = replace(LAYER, code="state = torch.zeros(n, dtype=torch.float64)", at_peak=128 * MiB)
+    (change,) = site_changes([base, OUT], [head, OUT], at_peak)
+    assert (change.growth, change.was) == (64 * MiB, base.code)
+
+
+def test_a_new_line_in_place_of_one_that_took_nothing() -> None:
+    """A refactoring made a temporary: what was done in place took nothing, so that the baseline has no site of it."""
+    temporary = replace(LAYER, code="c = a * b + c", at_peak=16 * MiB)
+    (change,) = site_changes([OUT], [OUT, temporary], at_peak)
+    assert (change.site, change.before, change.was) == (temporary, 0, "")
+
+
+def test_growth_comes_first_and_what_vanished_last() -> None:
+    more = replace(LAYER, function="backward", code="grad = w.T @ y")
+    found = site_changes([LAYER, OUT], [more, replace(OUT, at_peak=33 * MiB)], at_peak)
+    assert [(change.site.function, change.growth) for change in found] == [("backward", 64 * MiB), ("forward", MiB), ("forward", -64 * MiB)]
+
+
+def test_the_same_line_of_two_libraries_is_two() -> None:
+    (change,) = site_changes([LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], at_peak)
+    assert (change.site.library, change.growth) == ("CUDA", MiB)
+
+
+def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
+    from pytest_gpumem.records.footprint import Footprint
+
+    lines = [replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB) for line in (10, 20, 30, 40)]
+    leak = replace(OUT, at_peak=0, kept=4096, kept_count=2, referrers=("`cache[0]` of the module app",))
+    base = Footprint(100 * MiB, sites=(*lines[1:], replace(lines[0], at_peak=MiB)))
+    found = site_lines(Footprint(100 * MiB, sites=(*lines, leak)), base)
+    assert found == [
+        "in use at the peak, 100 MiB in 4 allocations:",
+        "  40 MiB  model.py:40 in forward: x40 = make(40)  (PyTorch, 1 allocation)",
+        "  30 MiB  model.py:30 in forward: x30 = make(30)  (PyTorch, 1 allocation)",
+        "  20 MiB  model.py:20 in forward: x20 = make(20)  (PyTorch, 1 allocation)",
+        "since the baseline:",
+        "  +9 MiB  model.py:10 in forward: x10 = make(10)  (1 MiB before)",
+        "kept, 4 KiB in 2 allocations:",
+        "  4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (PyTorch, 2 allocations)",
+        "    kept by `cache[0]` of the module app",
+        "since the baseline:",
+        "  +4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (new)",
+    ]
+    assert site_lines(Footprint(1)) == []
+    assert "without --gpumem-footprint=trace" in site_lines(Footprint(1, sites=(LAYER,)), Footprint(1))[-1]
