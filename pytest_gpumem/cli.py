@@ -17,6 +17,7 @@ from pytest_gpumem.commands.completion import completion
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
+from pytest_gpumem.commands.export import export
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.l2_sweep import l2_sweep
 from pytest_gpumem.commands.profile import profile, ranges
@@ -27,9 +28,22 @@ from pytest_gpumem.commands.traffic import traffic
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
+TASKS = {
+    "Decide": ("gate", "duet", "compare", "accept"),
+    "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
+    "Report": ("report", "export", "schema"),
+    "Set up": ("doctor", "completion"),
+}
+"""The commands by task, as `gpumem --help` lists them."""
+
 
 class _Commands(click.Group):
     """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage errors exit with 2."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=formatter.width)) for name in names])
 
     def main(
         self,
@@ -78,5 +92,5 @@ def main() -> None:
     """CUDA memory performance: what this machine can measure, and what was measured."""
 
 
-for command in (accept, compare, completion, doctor, duet, explain, gate, l2_sweep, profile, ranges, read, report, schema, traffic):
+for command in (accept, compare, completion, doctor, duet, explain, export, gate, l2_sweep, profile, ranges, read, report, schema, traffic):
     main.add_command(command)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import click
 from rich.text import Text
@@ -17,6 +19,8 @@ from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.csv_text import written
+from pytest_gpumem.reporting.remedies import OF_FILES, remedies
 from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.units import format_share, format_time
 
@@ -25,21 +29,27 @@ _BETWEEN = "between"
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
-    """What each side is, one line for each row, and a sentence for each that did not pass; ASCII, without a trailing line break."""
+    """What each side is, one line for each row, what fails first, and a sentence for each FAIL; ASCII, without a trailing line break.
+
+    What decides the other rows is told once for each group of them.
+    """
     compared, base, head = printable((compared, base, head))
+    compared = replace(compared, pairs=tuple(sorted(compared.pairs, key=_rank)))
     lines = [f"base: {_what(base)}", f"head: {_what(head)}"]
     if compared.forced is not None:
         lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
     lines += compared.unknown
     shown = [line for sentence in lines for line in wrapped(sentence, width)]
     shown.append(_table(compared, width, colour))
-    after = [
+    simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""
+    failed = [row for row in compared.rows if row.verdict.outcome is Outcome.FAIL]
+    after = [f"FAIL{simulated} {row.key}: {row.verdict.reason}" for row in failed]
+    after += remedies(compared.rows, OF_FILES)
+    after += [
         f"changed between the sides: {what} ({count} of {len(compared.rows)})"
         for what, count in Counter(what for row in compared.rows for what in row.changed).items()
     ]
-    simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""
-    after += [f"{_judged(pair)}{simulated} {pair.row.key}: {pair.row.verdict.reason}" for pair in compared.pairs if _worth_a_sentence(pair)]
-    counts = Counter(_judged(pair) for pair in compared.pairs)
+    counts = Counter(_judged(pair) for pair in compared.pairs)  # in the order of the rows: FAIL first
     after.append(
         f"{counted(len(compared.pairs), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
     )
@@ -86,8 +96,31 @@ def _judged(pair: Pair) -> str:
     return outcome.value if outcome is not Outcome.PASS or pair.row.limits.max_regression is not None else "no limit"
 
 
-def _worth_a_sentence(pair: Pair) -> bool:
-    return pair.row.verdict.outcome is not Outcome.PASS
+def _rank(pair: Pair) -> tuple[int, float]:
+    verdict = pair.row.verdict
+    return verdict.outcome.rank, -verdict.comparison.delta if verdict.comparison is not None else 0.0
+
+
+_FIELDS = ("test", "outcome", "code", "base_s", "head_s", "delta", "delta_low", "delta_high", "catches", "simulated", "reason")
+
+
+def fields(pair: Pair) -> dict[str, object]:
+    """One row for programs: seconds, and shares as fractions."""
+    row, verdict, found = pair.row, pair.row.verdict, pair.row.verdict.comparison
+    head = row.measurement.latency if row.measurement is not None else None
+    change = (found.delta, found.low, found.high, found.catches) if found is not None else (None,) * 4
+    code = verdict.code.value if verdict.code is not None else None
+    return dict(zip(_FIELDS, (row.key, _judged(pair), code, pair.base, head, *change, verdict.simulated, verdict.reason), strict=True))
+
+
+def in_format(name: str, compared: Compared, base: Side, head: Side, *, code: int) -> str:
+    """The comparison as "csv" or "json"."""
+    rows = [fields(pair) for pair in sorted(compared.pairs, key=_rank)]
+    if name == "csv":
+        return written([_FIELDS, *(list(row.values()) for row in rows)])
+    sides = {"base": base.name, "head": head.name}
+    document = {"kind": "gpumem compare", "schema": 1, **sides, "forced": compared.forced, "exit": code, "rows": rows}
+    return json.dumps(printable(document), indent=1) + "\n"
 
 
 def _what(side: Side) -> str:
@@ -105,9 +138,10 @@ def _what(side: Side) -> str:
 )
 @click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: the limit of each test.')
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
+@click.option("--format", type=click.Choice(["text", "csv", "json"]), default="text", help="Of the output. Default: text.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
-def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, force: bool) -> int:
+def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, format: str, force: bool) -> int:
     """Compare result files, without a GPU: is HEAD slower than BASE?
 
     Each is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
@@ -130,6 +164,10 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
         compared = compare_sides(first, second, max_regression, force=force)
     except (SideError, QuantityError) as error:
         raise click.ClickException(str(error)) from None
+    if format != "text":
+        code = compared.exit_code(strict=strict)
+        click.echo(in_format(format, compared, first, second, code=code), nl=False)
+        return code
     width = shutil.get_terminal_size((120, 24)).columns
     click.echo(text(compared, first, second, width=width, colour=wants_colour(sys.stdout, os.environ)))
     return compared.exit_code(strict=strict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_gpumem.outcomes import Outcome
@@ -11,8 +10,10 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.concerns import concerns
+from pytest_gpumem.reporting.concerns import Level, concerns
+from pytest_gpumem.reporting.remedies import remedies
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+from pytest_gpumem.reporting.summary import counts_text
 from pytest_gpumem.reporting.terminal import header
 
 LIMIT = 60_000
@@ -42,23 +43,20 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
         parts.append(preformatted(remarks, _REASONS))
     if not rows:
         return _joined([*parts, "Nothing was measured."])
-    counts = Counter(row.verdict.outcome for row in rows)
-    summary = [f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]]
-    failed = sum(row.failed and row.verdict.outcome is not Outcome.FAIL for row in rows)
-    summary += [f"{failed} of tests that failed for another reason"] if failed else []
-    parts.append(f"{len(rows)} measured: **{', '.join(summary)}**")
+    parts.append(f"**{counts_text(rows)}**")
     lines = row_facts(rows, facts)
     of_row = {id(one.row): one for one in lines}
     found = concerns(rows)
     if found:
         shown = found[:MOST]
         parts.append(table(of_row[id(concern.row)] for concern in shown))
-        parts.append(preformatted((concern.sentence for concern in shown), _REASONS))
+        failures = [concern.sentence for concern in shown if concern.level is Level.FAILURE]
+        parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")
     parts.append(folded("How it was measured", preformatted(header(facts, settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
-    parts.append(folded(f"All {len(rows)} rows", table(lines, room)))
+    parts.append(folded(f"All {len(rows)} rows", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
     return _joined(parts)
 
 

@@ -32,7 +32,6 @@ OF_FILES: Mapping[Code, tuple[str, str]] = MappingProxyType(
         Code.TOO_FEW_RUNS: ("needs {runs} of the base", "a quoted pattern names several files, such as 'base-*.json'"),
         Code.MEASURED_DIFFERENTLY: ("is measured differently on the two sides", "gpumem duet compares them"),
         Code.OTHER_CARD_VARIANT: ("is of another variant of this card on each side", "measure both sides on one card"),
-        Code.NO_BASELINE: ("is in HEAD only", "there is nothing to compare with"),
     }
 )
 """The same of a comparison of files."""
@@ -60,7 +59,7 @@ def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN)
 def _sentence(outcome: Outcome, what: str, remedy: str, rows: Sequence[Row]) -> str:
     count = counted(len(rows), "row")
     if not what:
-        return f"{outcome.value}: {count if len(rows) > 1 else rows[0].key}: {remedy}"
+        return f"{outcome.value}: {count}: {remedy}" if len(rows) > 1 else f"{outcome.value} {rows[0].key}: {remedy}"
     return f"{outcome.value}: {count} {what if len(rows) == 1 else _plural(what)}: {remedy}"
 
 

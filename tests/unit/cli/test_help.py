@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pytest_gpumem.cli import main
+from pytest_gpumem.cli import TASKS, main
 from pytest_gpumem.commands.completion import VARIABLE
 
 
@@ -39,7 +39,14 @@ def test_the_list_of_commands_cuts_nothing_off() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
     assert not [line for line in lines[1:] if line.endswith("...")]
     assert all(len(line) <= 80 for line in lines)
-    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == sorted(main.commands)
+    shown: dict[str, list[str]] = {task: [] for task in TASKS}
+    for line in lines[lines.index("Decide:") :]:
+        if line.endswith(":"):
+            task = line.removesuffix(":")
+        elif line:
+            shown[task].append(line.split()[0])
+    assert shown == {task: list(names) for task, names in TASKS.items()}
+    assert sorted(name for names in TASKS.values() for name in names) == sorted(main.commands)
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
@@ -103,7 +110,7 @@ def test_a_usage_error_ends_its_sentence() -> None:
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    program = f"{shlex.quote(sys.executable)} -c 'from pytest_gpumem.cli import main; main()' schema"
+    program = f"{shlex.quote(sys.executable)} -c 'from pytest_gpumem.cli import TASKS, main; main()' schema"
     done = subprocess.run(["bash", "-c", f"{program} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
     assert done.returncode in (0, 141)  # the pipe may hold all of it
     assert done.stderr == ""
@@ -120,7 +127,7 @@ def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(monkeypatch: p
 
 
 def test_a_file_name_without_characters_can_be_printed() -> None:
-    program = "import sys; from pytest_gpumem.cli import main; sys.argv[1:] = ['report', sys.argv[1]]; main()"
+    program = "import sys; from pytest_gpumem.cli import TASKS, main; sys.argv[1:] = ['report', sys.argv[1]]; main()"
     done = subprocess.run([sys.executable, "-c", program, b"none\xff.json"], capture_output=True)
     assert done.returncode == 4
     assert b"none\\udcff.json" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,7 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
     assert result.exit_code == 0
     assert "UNDECIDED tests/test_a.py::test_gone: not in b.json" in result.stdout
     assert "NEW tests/test_a.py::test_new: not in a?.json" in result.stdout
-    assert result.stdout.splitlines()[-1] == "3 rows: 1 PASS, 1 NEW, 1 UNDECIDED"
+    assert result.stdout.splitlines()[-1] == "3 rows: 1 UNDECIDED, 1 NEW, 1 PASS"
     assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
     found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False).rows
     assert [row.verdict.code for row in found] == [None, Code.NO_BASELINE, Code.NOT_MEASURED]
@@ -400,3 +402,19 @@ def test_an_acceptance_alone_is_no_side(folder: Folder, compare: Compare) -> Non
     path: Path = reset(folder.path / "kept", H100.key, ["x"], "why", "ada", None)
     folder.write("b.json", [folder.row()])
     assert one_line(compare(str(path), "b.json")).endswith("nothing was measured")
+
+
+def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compare: Compare) -> None:
+    for index in range(5):
+        folder.write(f"base-{index}.json", [folder.row(name=f"test_{name}") for name in "abc"])
+    for index in range(3):
+        folder.write(f"head-{index}.json", [folder.row(name="test_a"), folder.row(name="test_b"), folder.row(280e-6, name="test_c")])
+    result = compare("base-*.json", "head-*.json", "--max-regression", "1%")
+    rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("test_")]
+    assert rows == ["test_c", "test_a", "test_b"]
+    plain = compare("base-*.json", "head-*.json", "--max-regression", "1%", "--format", "json")
+    document = json.loads(plain.stdout)
+    assert (plain.exit_code, document["exit"]) == (1, 1)
+    assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
+    lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--format", "csv").stdout.splitlines()))
+    assert float(lines[0]["delta"]) == pytest.approx(document["rows"][0]["delta"])

@@ -72,7 +72,7 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
-    assert "2 measured: **2 PASS**" in summary
+    assert "**2 measured: 2 PASS**" in summary
     assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
 
 

@@ -1,0 +1,42 @@
+"""The command `gpumem export`: results in the formats of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_gpumem.commands import examples
+
+if TYPE_CHECKING:
+    from pytest_gpumem.result_files import Results
+
+
+def _csv(results: Results) -> str:
+    from pytest_gpumem.reporting.csv_text import of_rows
+
+    return of_rows(results.document.rows, results.document.device)
+
+
+FORMATS: Mapping[str, Callable[[Results], str]] = MappingProxyType({"csv": _csv})
+"""By the name of a format, the text of results in it."""
+
+
+@click.command(short_help="Write results as CSV.", epilog=examples("gpumem export csv results.json > results.csv"))
+@click.argument("format", type=click.Choice(list(FORMATS)))
+@click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
+def export(format: str, results: Path) -> None:
+    """Print RESULTS, a --benchmark-json file of a session with --gpumem, in another format.
+
+    csv has a line for each measurement, with figures in SI units and shares as fractions.
+    """
+    from pytest_gpumem.result_files import ResultsError, load_results
+
+    try:
+        text = FORMATS[format](load_results(results))
+    except ResultsError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(text, nl=False)
