@@ -139,16 +139,6 @@ def _nothing() -> None:
     """The function of replayed rounds."""
 
 
-def default_storage(config: pytest.Config, key: str) -> None:
-    """Give each GPU its own folder below pytest-benchmark's default storage; a storage that the user chose stays.
-
-    pytest-benchmark's own machine id names only the operating system and the interpreter: another GPU's results would be compared
-    with a mere warning.
-    """
-    if config.option.benchmark_storage == DEFAULT_STORAGE:
-        config.option.benchmark_storage = f"{DEFAULT_STORAGE}/{key}"
-
-
 def leave_out_xdist_notice(config: pytest.Config) -> None:
     """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured."""
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
@@ -156,28 +146,31 @@ def leave_out_xdist_notice(config: pytest.Config) -> None:
 
 
 def storage_folder(config: pytest.Config) -> Path:
-    """The folder of pytest-benchmark's storage, before it is split by GPU; its default where the storage is not a folder."""
+    """The folder of pytest-benchmark's storage; its default where the storage is not a folder."""
     uri = str(config.option.benchmark_storage)
     if "://" in uri and not uri.startswith("file://"):
         uri = DEFAULT_STORAGE
     return Path(os.path.expanduser(uri.removeprefix("file://")))
 
 
-def check_machine(machine_info: Mapping[str, Any], compared: dict[str, Any]) -> None:
-    """Refuse to compare with another GPU's results, or simulated with real ones.
+def leave_out(compared: dict[str, Any], key: str) -> str | None:
+    """Take the rows of another GPU out of a saved run that pytest-benchmark compares with. Benchmarks of the host stay.
 
-    Raises:
-        pytest.UsageError: the saved run is from a device with another key.
+    Args:
+        compared: the saved run. Its GPU is taken out too, so that pytest-benchmark compares the hosts alone.
+        key: of this session's device.
+
+    Returns:
+        The key of the other GPU; None if nothing was left out.
     """
-    ours, theirs = machine_info["gpu"], compared.setdefault("machine_info", {}).get("gpu")
-    if theirs is None:
-        # A run from before this plugin says nothing of a GPU; that alone must not make the machines differ.
-        compared["machine_info"]["gpu"] = ours
-    elif theirs.get("key") != ours["key"]:
-        raise pytest.UsageError(
-            f"--benchmark-compare: the saved run is of {theirs.get('key', 'an unnamed GPU')}, this session's device is {ours['key']}; "
-            "results of different devices are not comparable"
-        )
+    gpu = compared.setdefault("machine_info", {}).pop("gpu", None)
+    if gpu is None or gpu.get("key") == key:
+        return None
+    of_the_host = [one for one in compared["benchmarks"] if "gpumem" not in one.get("extra_info", {})]
+    if len(of_the_host) == len(compared["benchmarks"]):
+        return None
+    compared["benchmarks"] = of_the_host
+    return str(gpu.get("key", "an unnamed GPU"))
 
 
 TABLE_OPTIONS = tuple(

@@ -18,7 +18,7 @@ from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.gpus import WorkerGpus
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
-from pytest_gpumem.plugin.marks import SESSION_PLUGIN
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
@@ -88,7 +88,6 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not hasattr(config, "workerinput") and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
-    replay.default_storage(config, chosen.facts.key)
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
@@ -176,7 +175,7 @@ def _place(config: pytest.Config, settings: Settings, name: str) -> Path:
 
 
 def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
-    # An xdist worker inherits the controller's rewritten storage option: it cannot find the folder by itself.
+    # An xdist worker may run in another folder.
     if (folder := getattr(config, "workerinput", {}).get(WORKER_BASELINE)) is not None:
         return Path(folder)
     if settings.baseline is None:
@@ -189,9 +188,17 @@ class SessionHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
+        self._left_out: str | None = None
+        """The other GPU of a saved run that pytest-benchmark compares with."""
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal announces the budget
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
+            raise pytest.UsageError(
+                f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
+                "of different devices are not comparable. Give each GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/"
+                f"{self._session.facts.key}"
+            )
         self._session.names = Names(item.nodeid for item in session.items)
         self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
         self._session.open_ledger(session.items)
@@ -239,19 +246,15 @@ class SessionHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        facts = self._session.facts
+        if not len(self._session.rows):
+            return  # no GPU took part in it, as while it is compared before the first test
         # Identity only: clocks, temperatures and serial numbers would make every two runs differ.
-        whole = device_to_json(facts)
+        whole = device_to_json(self._session.facts)
         machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
-    @pytest.hookimpl(wrapper=True)  # around pytest-benchmark's table
-    def pytest_terminal_summary(self) -> Generator[None, object, object]:
-        with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
-            return (yield)
-
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_benchmark_compare_machine_info(self, machine_info: Mapping[str, Any], compared_benchmark: dict[str, Any]) -> None:
-        replay.check_machine(machine_info, compared_benchmark)
+    def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
+        self._left_out = replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -59,8 +60,7 @@ def test_the_same_seed_gives_the_same_document(pytester: pytest.Pytester, gpumem
 def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(LABELLED)
     gpumem("--benchmark-save=first").assert_outcomes(passed=1)
-    (saved,) = pytester.path.glob(".benchmarks/*/*/0001_first.json")
-    assert "simulated" in saved.parts[-3]
+    (saved,) = pytester.path.glob(".benchmarks/*/0001_first.json")
     again = gpumem("--benchmark-compare", "--benchmark-compare-fail=median:5%")
     again.assert_outcomes(passed=1)
     text = again.stdout.str()
@@ -81,11 +81,26 @@ def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpu
     assert "H100" in line
 
 
-def test_a_run_without_a_gpu_can_be_compared_with(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
-    pytester.makepyfile("def test_host(benchmark): benchmark(lambda: None)")
-    session("--benchmark-save=first", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
-    again = gpumem("--benchmark-compare", "--benchmark-storage=file://./kept", "--benchmark-max-time=0.01")
-    again.assert_outcomes(passed=1)
+@pytest.mark.parametrize("where", [(), ("--benchmark-storage=file://./.benchmarks",), ("--benchmark-storage=kept",)])
+@pytest.mark.parametrize("saved_with", ["", "sim:a100"])
+def test_benchmarks_of_the_host_compare_as_without_the_plugin(
+    pytester: pytest.Pytester, session: Run, gpumem: Run, where: tuple[str, ...], saved_with: str
+) -> None:
+    """Saved without the plugin or on another GPU, beside rows of that GPU: a slower function fails, an equal one does not."""
+    pytester.makepyfile(
+        kern="import time\ndef host(): time.sleep(0.0001)\n", test_host="from kern import host\ndef test_host(benchmark): benchmark(host)"
+    )
+    pytester.makepyfile(test_gpu=TRIAD)
+    options = (*where, "--benchmark-max-time=0.01", "--benchmark-min-rounds=3")
+    save = functools.partial(gpumem, "--gpumem-device", saved_with) if saved_with else session
+    assert save("--benchmark-save=first", *options).ret == 0
+    compare = ("--benchmark-compare", "--benchmark-compare-fail=median:400%", *options, "test_host.py")
+    assert gpumem(*compare).ret == 0
+    (pytester.path / "kern.py").write_text("import time\ndef host(): time.sleep(0.01)\n")
+    with_plugin, without = gpumem(*compare), session("-p", "no:gpumem", *compare)
+    assert with_plugin.ret == without.ret != 0
+    assert "Performance has regressed" in with_plugin.stderr.str()
+    assert not any("machine_info is different" in line for line in gpumem(*compare).stderr.lines)
 
 
 def test_only_skip_and_disable(pytester: pytest.Pytester, gpumem: Run) -> None:
