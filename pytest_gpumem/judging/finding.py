@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Measurement, Window
 from pytest_gpumem.records.verdict import Comparison
-from pytest_gpumem.units import format_share, format_shares
+from pytest_gpumem.units import format_bytes, format_share, format_shares
 
 SENTENCES: Mapping[str, str] = {
     # Limits of a measurement by itself.
@@ -75,6 +75,18 @@ def basis(measurement: Measurement) -> str:
     """The data of a figure: "1600 samples on 8 placements"."""
     samples, placements = len(measurement.samples), len(measurement.placements)
     return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
+
+
+def window_text(window: Window) -> str:
+    """ "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", with where it begins and its properties where they are not the usual ones."""
+    parts = [format_bytes(window.nbytes)]
+    if window.offset:
+        parts.append(f"from {format_bytes(window.offset)} on")
+    if window.hit != "persisting":
+        parts.append(f"with the hit property {window.hit}")
+    if window.miss != "streaming":
+        parts.append(f"with the miss property {window.miss}")
+    return " ".join([*parts, f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {format_bytes(window.set_aside)}"])
 
 
 def counted(count: int, thing: str) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
-from pytest_gpumem.judging.finding import Finding, against, counted, find
+from pytest_gpumem.judging.finding import Finding, against, counted, find, window_text
 from pytest_gpumem.judging.limits import absolute, physical, uncounted
 from pytest_gpumem.judging.screen import LOOKS, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat, Window
+from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Verdict
 from pytest_gpumem.units import format_bytes, format_share, format_time, parse_share
@@ -217,7 +217,8 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
         was, value = ("unknown" if total is None else format_bytes(total) for total in (then, now))
         changed.append(("traffic", was, value))
     if past.window != measurement.window:
-        changed.append(("window", _window(past.window), _window(measurement.window)))
+        then_window, now_window = ("none" if m.window is None else window_text(m.window) for m in (past, measurement))
+        changed.append(("window", then_window, now_window))
     return changed
 
 
@@ -229,12 +230,6 @@ def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> F
     fails = found.outcome is Outcome.FAIL
     outcome, code = (Outcome.FAIL, found.code) if fails else (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
     return find(outcome, "other work", code, changed=words, finding=found.sentence)
-
-
-def _window(window: Window | None) -> str:
-    if window is None:
-        return "none"
-    return f"{format_bytes(window.nbytes)} at hit ratio {window.hit_ratio:.3g} and a set-aside of {format_bytes(window.set_aside)}"
 
 
 def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:

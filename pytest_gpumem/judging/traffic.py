@@ -91,7 +91,8 @@ def _missing(measurement: Measurement, traffic: Traffic, counted: Counted, facts
     """How much less a launch moves than was declared; empty if the caches can account for it."""
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM; a persisting window's bytes need not come from DRAM.
     unwritten = facts.l2_bytes
-    persisting = measurement.window.nbytes if measurement.window is not None else 0
+    window = measurement.window
+    persisting = window.nbytes if window is not None and window.hit == "persisting" else 0
     if traffic.declared is not None:
         short = counted.total < traffic.declared * (1 - SHARE) - unwritten - persisting
         return f"at most {size(counted.total + unwritten + persisting)}" if short else ""

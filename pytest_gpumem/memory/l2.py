@@ -25,6 +25,7 @@ Where = Literal["stream", "graph", "launch"]
 
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
+_HIT = (AccessProperty.PERSISTING.value, *_MISS)
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
 
 
@@ -38,14 +39,22 @@ class Asked:
 
     nbytes: int
     """Bytes under the window."""
+    offset: int
+    """Bytes of the buffer before the window."""
     hit_ratio: float | None
-    """None: as much as the set-aside holds."""
+    """None: as much as the set-aside holds; all of it where the hit property is not persisting."""
     set_aside: Literal["fit", "max", "off"] | int
+    hit: AccessProperty
     miss: AccessProperty
     where: Where
     allow_thrash: bool
     clamped_from: int | None
-    """Bytes of the buffer, where the window is shorter."""
+    """Bytes of the buffer, where `window="clamp"` made the window shorter."""
+
+    @property
+    def persists(self) -> bool:
+        """Whether lines under the window persist, so that it needs a set-aside."""
+        return self.hit is AccessProperty.PERSISTING
 
 
 def asked(
@@ -54,8 +63,10 @@ def asked(
     *,
     hit_ratio: Any,
     set_aside: Any,
+    hit: Any,
     miss: Any,
     window: Any,
+    offset: Any,
     where: Any,
     allow_thrash: Any,
 ) -> Asked:
@@ -69,21 +80,26 @@ def asked(
     fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
     if not fitted and not _is_ratio(hit_ratio):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
+    if hit not in _HIT:
+        raise BadWindow(f'hit={hit!r}; accepted are "persisting", "streaming" and "normal"')
     if miss not in _MISS:
         raise BadWindow(f'miss={miss!r}; accepted are "streaming" and "normal"')
     if where not in _WHERE:
         raise BadWindow(f'where={where!r}; accepted are "stream", "graph" and "launch"')
     if not isinstance(allow_thrash, bool):
         raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
-    nbytes = _window_bytes(facts, buffer, window)
+    start = _offset(buffer, offset)
+    nbytes = _window_bytes(facts, buffer, window, start)
     return Asked(
         nbytes=nbytes,
+        offset=start,
         hit_ratio=None if fitted else float(hit_ratio),
         set_aside=_set_aside(facts, set_aside),
+        hit=AccessProperty(hit),
         miss=AccessProperty(miss),
         where=where,
         allow_thrash=allow_thrash,
-        clamped_from=buffer.nbytes if nbytes < buffer.nbytes else None,
+        clamped_from=buffer.nbytes if window == "clamp" and nbytes < buffer.nbytes - start else None,
     )
 
 
@@ -96,16 +112,37 @@ def _is_ratio(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) <= 1.0
 
 
-def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any) -> int:
-    if window not in ("error", "clamp"):
-        raise BadWindow(f'window={window!r}; accepted are "error" and "clamp"')
-    largest = facts.access_policy_max_window_bytes
-    if buffer.nbytes > largest and window == "error":
-        raise BadWindow(
-            f"{buffer!r} is larger than the largest window of {facts.name}, {format_bytes(largest)}; "
-            'persisting_stream(..., window="clamp") lays the window over its first bytes'
-        )
-    return min(buffer.nbytes, largest)
+def _offset(buffer: Buffer, offset: Any) -> int:
+    try:
+        start = parse_bytes(offset)
+    except (QuantityError, TypeError):
+        raise BadWindow(f'offset={in_one_line(offset)}; accepted are bytes and a size such as "8 MiB"') from None
+    if start >= buffer.nbytes:
+        raise BadWindow(f"offset={format_bytes(start)} is not inside {buffer!r}")
+    return start
+
+
+def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) -> int:
+    largest, rest = facts.access_policy_max_window_bytes, buffer.nbytes - offset
+    if isinstance(window, str) and window in ("error", "clamp"):
+        if rest > largest and window == "error":
+            raise BadWindow(
+                f"{buffer!r} is larger than the largest window of {facts.name}, {format_bytes(largest)}; "
+                'persisting_stream(..., window="clamp") lays the window over its first bytes'
+            )
+        return min(rest, largest)
+    try:
+        size = parse_bytes(window)
+    except (QuantityError, TypeError):
+        raise BadWindow(f'window={in_one_line(window)}; accepted are "error", "clamp", bytes and a size such as "8 MiB"') from None
+    if not size:
+        raise BadWindow('window=0 bytes; set_aside="off" measures without a window')
+    if size > largest:
+        raise BadWindow(f"window={format_bytes(size)} is above the largest window of {facts.name}, {format_bytes(largest)}")
+    if size > rest:
+        beyond = f" at offset {format_bytes(offset)}" if offset else ""
+        raise BadWindow(f"window={format_bytes(size)}{beyond} goes beyond the end of {buffer!r}")
+    return size
 
 
 def _set_aside(facts: DeviceFacts, given: Any) -> Literal["fit", "max", "off"] | int:
@@ -168,8 +205,8 @@ class PersistingStream:
     """The `with` block has ended, and the window with it."""
     used: bool = False
     """A measurement used it, or its handle was read."""
-    _property: AccessProperty | None = AccessProperty.PERSISTING
-    """The access property under the window; None: there is no window."""
+    _reset: Literal["window", "context"] | None = None
+    """How it was reset, until `renew`."""
     _graph_window: WindowSpec | None = None
 
     @property
@@ -202,16 +239,16 @@ class PersistingStream:
 
     @property
     def demand(self) -> float:
-        """Bytes that persist if all of them are touched: hit ratio x bytes."""
-        return self.hit_ratio * self.nbytes
+        """Bytes that persist if all of them are touched: hit ratio x bytes; 0 where the hit property is not persisting."""
+        return self.hit_ratio * self.nbytes if self.asked.persists else 0.0
 
     @property
     def spec(self) -> WindowSpec | None:
         """The window as it is to be now, over where the buffer is; None if there is to be none."""
-        if not self.set_aside or self.closed or self._property is None:
+        if self.asked.set_aside == "off" or self.closed or self._reset == "context":
             return None
-        ratio = self.hit_ratio if self._property is AccessProperty.PERSISTING else 1.0
-        return WindowSpec(self.buffer.address, self.nbytes, ratio, self._property, self.asked.miss)
+        ratio, hit = (1.0, AccessProperty.NORMAL) if self._reset == "window" else (self.hit_ratio, self.asked.hit)
+        return WindowSpec(self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self.asked.miss)
 
     @property
     def window(self) -> Window | None:
@@ -232,6 +269,7 @@ class PersistingStream:
             where=self.where,
             hit=spec.hit.value,
             miss=spec.miss.value,
+            offset=self.asked.offset,
         )
 
     @property
@@ -251,10 +289,10 @@ class PersistingStream:
             notes.append(thrashing)
         if self.set_aside and self.spec is None:
             notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
-        elif self.set_aside and self._property is AccessProperty.NORMAL:
+        elif self.set_aside and (self._reset == "window" or not self.asked.persists):
+            which = "that was reset" if self._reset else f"with the hit property {self.asked.hit.value}"
             notes.append(
-                f"{format_bytes(self.set_aside)} of L2 are set aside, but under a window that was reset nothing persists: "
-                "a cost without a gain"
+                f"{format_bytes(self.set_aside)} of L2 are set aside, but under a window {which} nothing persists: a cost without a gain"
             )
         elif self.set_aside and self.hit_ratio == 0.0:
             notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
@@ -262,13 +300,13 @@ class PersistingStream:
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
-        if self.set_aside:
+        if self.asked.set_aside != "off":
             self.device.l2.reset_persisting()
             self.put()
 
     def put(self) -> None:
         """Give the stream its window, where it is the stream that carries it."""
-        if self.where == "stream" and self.set_aside:
+        if self.where == "stream" and self.asked.set_aside != "off":
             self.device.l2.set_window(self.stream, self.spec)
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
@@ -292,14 +330,14 @@ class PersistingStream:
         """
         if how not in ("window", "context"):
             raise BadWindow(f'reset({how!r}); accepted are "window" and "context"')
-        self._property = AccessProperty.NORMAL if how == "window" else None
+        self._reset = how
         self.put()
         if how == "context":
             self.device.l2.reset_persisting()
 
     def renew(self) -> None:
-        """Have the window persist again after a `reset`."""
-        self._property = AccessProperty.PERSISTING
+        """Give the window its hit property again after a `reset`."""
+        self._reset = None
         self.put()
 
     def close(self) -> None:
@@ -356,11 +394,13 @@ class _Ledger:
         self.granted = self.device.l2.request_set_aside(wanted)
         if wanted and not self.granted:
             raise Unsupported(f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
-        fixed = sum(s.asked.hit_ratio * s.nbytes for s in self.live if s.asked.hit_ratio is not None)
-        fitted = sum(s.nbytes for s in self.live if s.asked.hit_ratio is None)
+        persist = [s for s in self.live if s.asked.persists]
+        fixed = sum(s.asked.hit_ratio * s.nbytes for s in persist if s.asked.hit_ratio is not None)
+        fitted = sum(s.nbytes for s in persist if s.asked.hit_ratio is None)
         left = max(0, int(self.granted - fixed))
         for stream in self.live:
-            stream.hit_ratio = fit_hit_ratio(left, fitted) if stream.asked.hit_ratio is None else stream.asked.hit_ratio
+            share = fit_hit_ratio(left, fitted) if stream.asked.persists and fitted else 1.0
+            stream.hit_ratio = share if stream.asked.hit_ratio is None else stream.asked.hit_ratio
             stream.set_aside = self.granted
         # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room; where nothing is set
         # aside, what somebody left persisting would be in what a gain is compared with.
@@ -372,7 +412,7 @@ class _Ledger:
         facts, each = self.device.facts, [s.asked.set_aside for s in self.live]
         if "max" in each:
             return facts.persisting_l2_max_bytes
-        fitted = sum(s.nbytes for s in self.live if s.asked.set_aside == "fit")
+        fitted = sum(s.nbytes for s in self.live if s.asked.set_aside == "fit" and s.asked.persists)
         sizes = sum(size for size in each if isinstance(size, int))
         return min(sizes + (fit_set_aside(facts, fitted) if fitted else 0), facts.persisting_l2_max_bytes)
 
@@ -382,7 +422,7 @@ class _Ledger:
         # A fitted ratio went through a division.
         if not self.granted or demand <= self.granted * (1 + 1e-9):
             return None
-        terms = " + ".join(f"{s.hit_ratio:.3g} x {format_bytes(s.nbytes)}" for s in self.live)
+        terms = " + ".join(f"{s.hit_ratio:.3g} x {format_bytes(s.nbytes)}" for s in self.live if s.asked.persists)
         evict = "its lines evict each other" if len(self.live) == 1 else f"the lines of {len(self.live)} streams evict each other"
         room = f"{format_bytes(self.granted)} of L2 are set aside"
         return f"thrashing: hit ratio x bytes is {terms} = {format_bytes(round(demand))}, {room}: {evict}"
@@ -416,8 +456,10 @@ def persisting(
     *,
     hit_ratio: Literal["fit"] | float = "fit",
     set_aside: Literal["fit", "max", "off"] | int | str = "fit",
+    hit: Literal["persisting", "streaming", "normal"] = "persisting",
     miss: Literal["streaming", "normal"] = "streaming",
-    window: Literal["error", "clamp"] = "error",
+    window: Literal["error", "clamp"] | int | str = "error",
+    offset: int | str = 0,
     where: Where = "stream",
     allow_thrash: bool = False,
 ) -> Iterator[PersistingStream]:
@@ -429,12 +471,16 @@ def persisting(
     Args:
         device: the device that the buffer is on.
         buffer: device memory.
-        hit_ratio: share of the window's accesses that persist, in [0, 1]; "fit": as many as the set-aside holds.
+        hit_ratio: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and
+            all of them where `hit` is not "persisting".
         set_aside: bytes, a share of L2 such as "25%", or "fit" (smallest step of L2/16 that holds the buffer, not above L2/2), "max",
             or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
             in the result.
+        hit: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
         miss: access property of the window's other accesses.
-        window: for a buffer beyond `accessPolicyMaxWindowSize`: refuse it ("error"), or cover its first bytes ("clamp").
+        window: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused
+            ("error") or covered from `offset` on as far as possible ("clamp").
+        offset: bytes of the buffer before the window.
         where: the carrier of the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
             captured into, "launch" each launch of a kernel of the catalogue.
         allow_thrash: hit ratios x bytes beyond the set-aside are wanted; else `PersistingStream.thrashing` says so.
@@ -443,14 +489,25 @@ def persisting(
     that was found is restored.
 
     Raises:
-        BadWindow: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, or beyond the largest
-            window; set_aside="off" beside another stream; an argument that is none of the accepted words.
+        BadWindow: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, a window of no bytes,
+            beyond the buffer or the largest window; set_aside="off" beside another stream; an argument that is none of the accepted words.
         Unsupported: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
     """
     reason = unsupported(device.facts, device.l2.set_aside)
     if reason is not None:
         raise Unsupported(reason)
-    wish = asked(device, buffer, hit_ratio=hit_ratio, set_aside=set_aside, miss=miss, window=window, where=where, allow_thrash=allow_thrash)
+    wish = asked(
+        device,
+        buffer,
+        hit_ratio=hit_ratio,
+        set_aside=set_aside,
+        hit=hit,
+        miss=miss,
+        window=window,
+        offset=offset,
+        where=where,
+        allow_thrash=allow_thrash,
+    )
     stream = PersistingStream(device.streams.create(), device, buffer, wish)
     ledger = _LEDGERS.get(device)
     if ledger is None or not ledger.live:  # one without streams was interrupted before its first

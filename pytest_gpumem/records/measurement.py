@@ -96,6 +96,8 @@ class Window(Record, frozen=True):
     """L2 property of that share of the accesses: "persisting", "streaming" or "normal"."""
     miss: str = "streaming"
     """L2 property of the other accesses: "streaming" or "normal"."""
+    offset: int = 0
+    """Bytes of the buffer before the window."""
 
 
 class Controls(Record, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_gpumem.judging.finding import basis, bounds, change, counted
+from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
 from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.traffic import Account, account, size
 from pytest_gpumem.limits import LIMITS
@@ -19,7 +19,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.reporting.page_text import kernel_formula, migrations_text
-from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+from pytest_gpumem.units import format_rate, format_share, format_time
 
 HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
 """Of `RowFacts.figures`, in their order."""
@@ -240,7 +240,7 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
     if pattern := sectors_text(measurement):
         yield "access pattern", f"{pattern} ({COALESCED} where coalesced)"
     if (window := measurement.window) is not None:
-        yield "window", f"{format_bytes(window.nbytes)}, hit ratio {window.hit_ratio:.3g}, set-aside {format_bytes(window.set_aside)}"
+        yield "window", window_text(window)
     spread = measurement.placement_spread
     apart = f", spread between placements {format_share(spread)}" if spread is not None else ""
     discarded = f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""

@@ -260,9 +260,10 @@ def test_a_sweep_keeps_the_streams_other_arguments(pytester: pytest.Pytester, gp
 
         def test_it(gpu_benchmark, persisting_stream, device_buffer, gpu_kernels, opened):
             out, table = (device_buffer(size * MiB, "i4") for size in (32, 8))
-            with persisting_stream(table, miss="normal", where="launch", window="clamp") as stream:
+            with persisting_stream(table, miss="normal", where="launch", window="6 MiB", offset="1 MiB") as stream:
                 gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
-            assert {(k["miss"], k["where"], k["window"]) for k in opened[1:]} == {("normal", "launch", "error")}  # after the test's own
+            swept = {(k["miss"], k["where"], k["window"], k["offset"]) for k in opened[1:]}  # after the test's own
+            assert swept == {("normal", "launch", 6 * MiB, MiB)}
         """
     )
     gpumem("--gpumem-l2-sweep").assert_outcomes(passed=1)

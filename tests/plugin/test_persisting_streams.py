@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
     result = gpumem("--gpumem-device", "sim:h100")
     result.assert_outcomes(failed=3)
-    accepted = "hit_ratio, set_aside, miss, window, where, allow_thrash"
+    accepted = "hit_ratio, set_aside, hit, miss, window, offset, where, allow_thrash"
     result.stdout.fnmatch_lines(
         [
             "*py:2: BadCall: persisting_stream() has no keyword 'setaside'; did you mean 'set_aside'?",

@@ -318,7 +318,7 @@ class Timing:
         if u.onward:
             left = min(lines.normal + left * first, float(u.allocation.nbytes))
         covered = self._covered(u.allocation, window)
-        if window is None or covered <= 0.0 or l2.set_aside == 0:
+        if window is None or covered <= 0.0 or (l2.set_aside == 0 and window.hit is AccessProperty.PERSISTING):
             again = miss * (1.0 - held)
             return _Hits(first, again, again, left, lines.persisting, 1.0)
         if window.hit is AccessProperty.NORMAL:
@@ -327,7 +327,7 @@ class Timing:
         # Streaming and normal misses are one here, because on an H100 they took the same time.
         ratio = window.hit_ratio * covered if window.hit is AccessProperty.PERSISTING else 0.0
         persisting = ratio * u.footprint
-        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness)
+        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
         streaming = (1.0 - miss) * fit.streaming_retention
         sector = ratio + (1.0 - ratio) * streaming

@@ -73,6 +73,41 @@ def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, a
     assert device.l2.window(stream.stream) is None
 
 
+def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_it(device: CountedDevice, arena: Arena) -> None:
+    buffer = arena.buffer(64 * MiB)
+    with persisting(device, buffer, window="20 MiB", offset="4 MiB", hit_ratio=20 / 64, miss="normal") as stream:
+        assert stream.set_aside == 7 * STEP  # the smallest step that holds 20 MiB
+        buffer.move()
+        part = WindowSpec(buffer.address + 4 * MiB, 20 * MiB, 20 / 64, miss=AccessProperty.NORMAL)
+        assert device.l2.window(stream.stream) == part
+        assert stream.window is not None
+        assert (stream.window.offset, stream.window.nbytes, stream.window.miss) == (4 * MiB, 20 * MiB, "normal")
+        assert stream.notes == ()
+
+
+@pytest.mark.parametrize("hit", ["streaming", "normal"])
+def test_a_window_under_which_nothing_persists_sets_nothing_aside(device: CountedDevice, arena: Arena, hit: Any) -> None:
+    with persisting(device, arena.buffer(8 * MiB), hit=hit) as stream:
+        assert device.l2.set_aside() == stream.set_aside == 0
+        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit))
+        assert stream.thrashing is None
+        assert stream.notes == ()
+        stream.reset("window")
+        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL)
+        stream.renew()
+        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit))
+    with persisting(device, arena.buffer(8 * MiB), hit=hit, set_aside="max") as stream:
+        assert stream.notes == (
+            f"31.25 MiB of L2 are set aside, but under a window with the hit property {hit} nothing persists: a cost without a gain",
+        )
+
+
+def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(device: CountedDevice, arena: Arena) -> None:
+    with persisting(device, arena.buffer(8 * MiB)) as table, persisting(device, arena.buffer(64 * MiB), hit="streaming") as stream:
+        assert (table.set_aside, table.hit_ratio, stream.hit_ratio) == (3 * STEP, 1.0, 1.0)
+        assert table.thrashing is None
+
+
 def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, watched: Watched) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer):
@@ -188,7 +223,14 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"set_aside": "a%"}, "set_aside='a%'"),
         ({"set_aside": "-5%"}, "set_aside='-5%'"),
         ({"miss": "persisting"}, 'miss=\'persisting\'; accepted are "streaming" and "normal"'),
-        ({"window": "cut"}, 'window=\'cut\'; accepted are "error" and "clamp"'),
+        ({"hit": "often"}, 'hit=\'often\'; accepted are "persisting", "streaming" and "normal"'),
+        ({"window": "cut"}, 'window=\'cut\'; accepted are "error", "clamp", bytes and a size such as "8 MiB"'),
+        ({"window": 0}, 'window=0 bytes; set_aside="off" measures without a window'),
+        ({"window": "129 MiB"}, "window=129 MiB is above the largest window of NVIDIA H100 80GB HBM3, 128 MiB"),
+        ({"window": "9 MiB"}, "window=9 MiB goes beyond the end of <device buffer, 8 MiB"),
+        ({"window": "6 MiB", "offset": "3 MiB"}, "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB"),
+        ({"offset": "8 MiB"}, "offset=8 MiB is not inside <device buffer, 8 MiB"),
+        ({"offset": -1}, 'offset=-1; accepted are bytes and a size such as "8 MiB"'),
         ({"where": "kernel"}, 'where=\'kernel\'; accepted are "stream", "graph" and "launch"'),
         ({"allow_thrash": "yes"}, "allow_thrash='yes'; accepted are True and False"),
         ({"set_aside": -1}, "set_aside=-1"),
