@@ -26,11 +26,14 @@ from pytest_gpumem.reporting.l2_map import l2_grid
 from pytest_gpumem.reporting.l2_text import sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.curve import colours, curve
+from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
+from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+from pytest_gpumem.reporting.sites import peak_stack, site_lines
 from pytest_gpumem.reporting.terminal import header
-from pytest_gpumem.units import QuantityError, parse_margin
+from pytest_gpumem.units import QuantityError, parse_margin, short_bytes
 
 
 def anchor(row: Row) -> str:
@@ -151,6 +154,10 @@ def _section(one: RowFacts, past: Sequence[Past]) -> dict[str, object]:
             figures.append(_Figure(f"history: {origin(past)}", history(past, measurement.latency, measurement.half_width)))
         if measurement.overlap is not None:
             figures.append(_Figure("parts alone and together", timeline(measurement.overlap, measurement.latency)))
+    if (footprint := one.row.footprint) is not None and footprint.timeline:
+        caption = f"memory in use over the test, at most {short_bytes(footprint.peak)}"
+        notes = (*site_lines(footprint), *peak_stack(footprint))
+        figures.append(_Figure(caption, memory_course(footprint), legend(footprint), notes=notes))
     return {
         "target": anchor(one.row),
         "name": one.name,
@@ -176,8 +183,19 @@ def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tupl
         yield _Figure(f"{_short(family.function)}: {caption_of(family)}", plot, legend, targets[family.function])
     if len(rungs := [rung for one in rows if (rung := _rung(one)) is not None]) > 1:
         yield _Figure("latency of one access", ladder(rungs))
+    yield from _memory(rows)
     for nodeid, sweep in sweeps:
         yield _Figure(f"{_short(nodeid)}: persisting L2 of {sweep.target}", l2_grid(sweep), notes=sweep_sentences(sweep))
+
+
+def _memory(rows: Sequence[RowFacts]) -> Iterator[_Figure]:
+    """The tests that take most memory, and those that keep some."""
+    watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
+    for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
+        taken = [Taken(one.name, anchor(one.row), getattr(footprint, name)) for one, footprint in watched]
+        if taken := [one for one in taken if one.nbytes > 0]:
+            most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
+            yield _Figure(f"{caption}{most}", memory_bars(taken))
 
 
 def _delta(one: RowFacts) -> Delta | None:

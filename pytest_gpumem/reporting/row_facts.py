@@ -17,6 +17,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.reporting.page_text import kernel_formula, migrations_text
 from pytest_gpumem.units import format_rate, format_share, format_time
@@ -113,6 +114,8 @@ class RowFacts:
             yield "changed since", changed
         if row.measurement is not None:
             yield from _measured(row.measurement, self.device, self.account)
+        if row.footprint is not None:
+            yield from footprint_facts(row.footprint)
 
 
 def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:

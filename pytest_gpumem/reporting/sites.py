@@ -34,6 +34,12 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
     return lines
 
 
+def peak_stack(footprint: Footprint) -> list[str]:
+    """The lines of the user's code that led to the largest site at the peak, the outermost first."""
+    largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)
+    return ["the way to the largest:", *(f"  {line}" for line in largest.stack)] if largest is not None and len(largest.stack) > 1 else []
+
+
 def place(site: Site) -> str:
     """Where a site is, in one line: "model.py:12 in forward: y = a * b"."""
     if not site.file:

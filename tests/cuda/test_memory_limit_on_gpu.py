@@ -88,7 +88,7 @@ def test_any_library_is_refused_what_a_smaller_card_lacks(pytester: pytest.Pytes
         "cupy": "import cupy; kept = [cupy.zeros(2**30, dtype='u1') for _ in range({})]",
         "driver": "from cupy.cuda import runtime; kept = [runtime.malloc(2**30) for _ in range({})]",
     }[library]
-    pytester.makepyfile(f"def test_fits():\n    {allocate.format(2)}\ndef test_does_not():\n    {allocate.format(4)}\n")
+    pytester.makepyfile(f"def test_fits():\n    {allocate.format(2)}\ndef test_does_not():\n    {allocate.format(6)}\n")
     result = run(pytester, "--gpumem-memory-limit=6GiB")
     result.assert_outcomes(passed=1, failed=1)
     assert any("out of memory at a limit of 6 GiB" in line for line in result.outlines)

@@ -32,20 +32,12 @@ _KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "
 """CUpti_ActivityMemoryKind in our words. Memory that is registered counts as PINNED there as well."""
 
 
-CALLS = {
-    "DRIVER_API": (
-        *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
-        *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
-        *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
-    ),
-    "RUNTIME_API": (
-        *("cudaMalloc_v3020", "cudaMallocPitch_v3020", "cudaMalloc3D_v3020", "cudaMallocManaged_v6000", "cudaMallocHost_v3020"),
-        *("cudaHostAlloc_v3020", "cudaHostRegister_v4000", "cudaMallocAsync_v11020", "cudaMallocAsync_ptsz_v11020"),
-        *("cudaMallocFromPoolAsync_v11020", "cudaMallocFromPoolAsync_ptsz_v11020", "cudaMallocArray_v3020", "cudaGraphLaunch_v10000"),
-    ),
-}
-"""Calls that allocate, by the domain of their callbacks, as cupti-python names them. A call of the runtime makes one of the driver, and
-either may be the one that a record belongs to."""
+CALLS = (
+    *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
+    *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
+    *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
+)
+"""Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
 
 
 class DriverMemory:
@@ -62,8 +54,8 @@ class DriverMemory:
         self._listens = False
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         """By correlation id, the stacks of calls whose record was not delivered yet."""
-        self._ends: list[Callable[[], None]] = []
-        """End the callbacks."""
+        self._end: Callable[[], None] | None = None
+        """Ends the callbacks."""
 
     def ready(self) -> bool:
         return True
@@ -79,8 +71,7 @@ class DriverMemory:
         if stacks:
             self._enter = int(cupti.ApiCallbackSite.API_ENTER)
             with suppress(NotCounted):  # such as another tool that holds the callbacks: then there are records without stacks
-                for domain, names in CALLS.items():
-                    self._ends.append(CALLBACKS.add(domain, names, self._called))
+                self._end = CALLBACKS.add("DRIVER_API", CALLS, self._called)
         return None
 
     def _called(self, _cbid: int, data: Any) -> None:
@@ -90,7 +81,7 @@ class DriverMemory:
     def drain(self) -> None:
         if self._listens:
             self._counters.deliver()
-            self._stacks.clear()  # of calls of the runtime whose record belongs to the driver's call, and of those that failed
+            self._stacks.clear()  # of calls that failed
 
     def _receive(self, cupti: Any, record: Any) -> None:
         kind = _KINDS.get(cupti.ActivityMemoryKind(int(record.memory_kind)).name)
@@ -99,7 +90,7 @@ class DriverMemory:
         allocates = int(record.memory_operation_type) == int(cupti.ActivityMemoryOperationType.ALLOCATION)
         at = int(record.timestamp) * 1e-9 + self._offset
         nbytes = int(record.bytes) if allocates else 0
-        stack = self._stacks.pop(int(record.correlation_id), ()) if self._ends and allocates else ()
+        stack = self._stacks.pop(int(record.correlation_id), ()) if self._end is not None and allocates else ()
         self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
@@ -141,9 +132,9 @@ class DriverMemory:
         return ()
 
     def stop(self) -> None:
-        for end in self._ends:
-            end()
-        self._ends.clear()
+        if self._end is not None:
+            self._end()
+            self._end = None
         if self._listens:
             self._listens = False
             self._counters.unlisten(RECORDS)

@@ -88,18 +88,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return made
 
 
-@pytest.mark.parametrize("belongs_to", ["RUNTIME_API", "DRIVER_API"])
-def test_a_record_has_the_stack_of_its_call(calls: Calls, belongs_to: str) -> None:
+def test_a_record_has_the_stack_of_its_call(calls: Calls) -> None:
     counters, log = Counters(), MemoryLog()
     source = DriverMemory(0, counters)  # type: ignore[arg-type]
     assert source.start(log, stacks=True) is None
 
     def allocates() -> None:
-        for correlation, domain in ((11, "RUNTIME_API"), (12, "DRIVER_API")):
-            calls.call(domain, correlation)
+        for correlation in (11, 12):
+            calls.call("DRIVER_API", correlation)
 
     allocates()
-    counters.records += [record(0xA000, 11 if belongs_to == "RUNTIME_API" else 12), record(0xB000, 99)]
+    counters.records += [record(0xA000, 11), record(0xB000, 99)]
     source.drain()
     log.settle()
     first, second = log.living()

@@ -1,0 +1,130 @@
+"""Plots of memory: the bytes in use over the time of a test, and the tests that take and keep most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from markupsafe import Markup
+
+from pytest_gpumem.records.footprint import Course, Footprint
+from pytest_gpumem.reporting.plots.svg import (
+    WIDTH,
+    Frame,
+    Scale,
+    Unit,
+    box,
+    drawing,
+    fitted,
+    from_zero,
+    line,
+    link,
+    number,
+    text,
+    time_unit,
+)
+from pytest_gpumem.units import GiB, KiB, MiB, TiB, short_bytes
+
+COLOURS = ("s0", "s1", "s2", "s3", "s4", "s5")
+"""Classes of the series, in their order; more series begin again."""
+MOST = 10
+"""Tests in a plot of the largest."""
+_HEIGHT = 190.0
+_UNITS = (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
+
+Points = Sequence[tuple[float, float]]
+
+
+def memory_unit(values: Sequence[float]) -> Unit:
+    """The binary unit in which the largest of some bytes has one to four digits before the point."""
+    most = max(values, default=0.0)
+    return Unit(*next(((name, float(factor)) for name, factor in _UNITS if most >= factor), ("B", 1.0)))
+
+
+def series(footprint: Footprint) -> tuple[tuple[str, Points], ...]:
+    """The lines of `memory_course`, each with its name: of every library and kind, and of all device memory where there are several."""
+    drawn = sorted(footprint.timeline, key=lambda one: -max((nbytes for _, nbytes in one.points), default=0))
+    named = [(one.library if one.kind == "device" else f"{one.library}, {one.kind}", one.points) for one in drawn]
+    on_device = [one for one in drawn if one.kind == "device"]
+    return (("all device memory", _together(on_device)), *named) if len(on_device) > 1 else tuple(named)
+
+
+def legend(footprint: Footprint) -> tuple[tuple[str, str], ...]:
+    """Class and name of each line of `memory_course`."""
+    return tuple((colour, name) for colour, (name, _) in zip(cycle(COLOURS), series(footprint), strict=False))
+
+
+def memory_course(footprint: Footprint) -> Markup:
+    """Bytes in use over the time of a test, of each library and kind of memory; a dashed line at the peak, and phases in turn shaded."""
+    lines = series(footprint)
+    values = [float(footprint.peak), *(nbytes for _, points in lines for _, nbytes in points)]
+    end = max(footprint.seconds, *(at for _, points in lines for at, _ in points), 1e-9)
+    frame = Frame(_HEIGHT)
+    x, y = frame.x(0.0, end, time_unit([end])), frame.y(min(0.0, *values), from_zero(values)[1], memory_unit(values))
+    parts = [*_phases(footprint, frame, x), frame.y_axis(y)]
+    if footprint.peak > 0:
+        parts.append(line(frame.left, y(footprint.peak), frame.right, y(footprint.peak), "ceiling"))
+    for colour, (_, points) in zip(cycle(COLOURS), lines, strict=False):
+        parts.append(f'<path class="{colour} curve" d="{_steps(points, x, y, end)}"/>')
+    parts.append(frame.x_axis(x))
+    return drawing(_HEIGHT, parts, f"bytes in use over {len(lines)} lines; peak {short_bytes(footprint.peak)}")
+
+
+def _phases(footprint: Footprint, frame: Frame, x: Scale) -> Iterator[str]:
+    for index, phase in enumerate(footprint.phases):
+        left, right = x(phase.begin), x(phase.end)
+        if index % 2:
+            shade = f"M{number(left)} {number(frame.top)}H{number(right)}V{number(frame.bottom)}H{number(left)}z"
+            yield f'<path class="shade" d="{shade}"/>'
+        name = fitted(phase.name, right - left)
+        if right - left > 24:
+            yield text((left + right) / 2, frame.top - 4, name, anchor="middle", style="unit")
+
+
+def _steps(points: Points, x: Scale, y: Scale, end: float) -> str:
+    """A path that stays at a value until the next."""
+    drawn = [f"M{number(x(0.0))} {number(y(0.0))}"]
+    drawn += [f"H{number(x(at))}V{number(y(nbytes))}" for at, nbytes in points]
+    return "".join([*drawn, f"H{number(x(end))}"])
+
+
+def _together(courses: Sequence[Course]) -> Points:
+    """The sum of several courses, at the times of all."""
+    changes: list[tuple[float, float]] = []
+    for course in courses:
+        last = 0.0
+        for at, nbytes in course.points:
+            changes.append((at, nbytes - last))
+            last = nbytes
+    found: list[tuple[float, float]] = []
+    together = 0.0
+    for at, change in sorted(changes, key=lambda change: change[0]):
+        together += change
+        found.append((at, together))
+    return found
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The bytes of one test."""
+
+    name: str
+    target: str
+    """Element of the page that its name links to."""
+    nbytes: int
+
+
+def memory_bars(tests: Sequence[Taken]) -> Markup:
+    """A bar for each test, the largest first; at most `MOST`."""
+    shown = sorted(tests, key=lambda one: -one.nbytes)[:MOST]
+    height, room = 30.0 * len(shown) + 8, WIDTH - 90.0
+    most = max(one.nbytes for one in shown)
+    parts = []
+    for index, one in enumerate(shown):
+        top = 30.0 * index + 4
+        width = room * one.nbytes / most
+        parts.append(link(one.target, text(0, top + 10, fitted(one.name, WIDTH))))
+        parts.append(box(0, top + 14, width, 9, "s0 bar"))
+        parts.append(text(width + 5, top + 22, short_bytes(one.nbytes)))
+    return drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")

@@ -1,0 +1,107 @@
+"""The memory of tests in plots, in facts and in the totals of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from pytest_gpumem import GiB, MiB
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, Site
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.footprints import footprint_facts, totals
+from pytest_gpumem.reporting.html import anchor, page
+from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course, series
+
+MakeRow = Callable[..., Row]
+
+SITE = Site(
+    *("model.py", 12, "forward", "y = <a> * b", "PyTorch", "device"),
+    at_peak=GiB,
+    at_peak_count=2,
+    stack=("test_model.py:3 in test_it", "model.py:12 in forward"),
+)
+FOOTPRINT = Footprint(
+    GiB + 64 * MiB,
+    uses=(
+        MemoryUse("PyTorch", "device", peak=GiB, at_peak=GiB, kept=4096, reserved=2 * MiB, allocations=3, largest=512 * MiB),
+        MemoryUse("CUDA", "device", peak=64 * MiB, at_peak=64 * MiB, allocations=1, largest=64 * MiB),
+        MemoryUse("CUDA", "pinned", peak=MiB, allocations=1, largest=MiB),
+    ),
+    watched=("CUPTI", "PyTorch"),
+    not_watched=("JAX: it is not in use",),
+    seconds=2.0,
+    phases=(Phase("setup", 0.0, 0.5), Phase("call", 0.5, 1.8), Phase("teardown", 1.8, 2.0)),
+    timeline=(
+        Course("CUDA", "device", ((0.1, 64 * MiB), (1.9, 0))),
+        Course("PyTorch", "device", ((0.6, 512 * MiB), (1.0, GiB), (1.5, 4096))),
+        Course("CUDA", "pinned", ((0.2, MiB),)),
+    ),
+    sites=(SITE,),
+)
+
+
+def test_a_line_for_each_library_and_kind_and_one_for_all_device_memory() -> None:
+    assert [name for name, _ in series(FOOTPRINT)] == ["all device memory", "PyTorch", "CUDA", "CUDA, pinned"]
+    together = dict(series(FOOTPRINT))["all device memory"]
+    assert max(nbytes for _, nbytes in together) == FOOTPRINT.peak
+    assert together[-1] == (1.9, 4096)
+    drawn = memory_course(FOOTPRINT)
+    assert drawn.count("curve") == 4
+    for phase in FOOTPRINT.phases:
+        assert (f">{phase.name}<" in drawn) == (phase.end - phase.begin > 0.3)
+    assert legend(FOOTPRINT)[1] == ("s1", "PyTorch")
+    alone = replace(FOOTPRINT, timeline=FOOTPRINT.timeline[1:])
+    assert [name for name, _ in series(alone)] == ["PyTorch", "CUDA, pinned"]
+
+
+def test_values_stay_until_the_next_and_to_the_end() -> None:
+    drawn = memory_course(Footprint(MiB, seconds=1.0, timeline=(Course("CuPy", "device", ((0.25, MiB), (0.5, 0))),)))
+    (path,) = re.findall(r'class="s0 curve" d="([^"]*)"', drawn)
+    assert re.fullmatch(r"M54 (\S+)H157.5V(\S+)H261V\1H468", path)
+
+
+def test_a_course_of_nothing_is_drawn() -> None:
+    assert "<svg" in memory_course(Footprint(0, timeline=(Course("CuPy", "device", ((0.0, 0),)),)))
+
+
+def test_bars_of_the_largest_tests() -> None:
+    drawn = memory_bars([Taken(f"test_{number}", f"t-{number}", number * MiB) for number in range(1, 15)])
+    assert drawn.count("<rect") == 10
+    assert drawn.index("test_14") < drawn.index("test_5<")
+    assert "test_4<" not in drawn
+    assert "14 MiB" in drawn
+
+
+def test_facts_name_libraries_and_what_was_not_seen() -> None:
+    found = dict(footprint_facts(FOOTPRINT))
+    assert found["peak memory"] == "1.062 GiB (PyTorch 1 GiB, CUDA 64 MiB)"
+    assert found["peak, pinned"] == "1 MiB (CUDA pinned 1 MiB)"
+    assert found["kept"] == "4 KiB (PyTorch 4 KiB)"
+    assert found["reserved"].startswith("2 MiB (PyTorch 2 MiB)")
+    assert found["allocations"] == "5, the largest 512 MiB"
+    assert found["not watched"] == "JAX: it is not in use"
+    assert "kept" not in dict(footprint_facts(Footprint(0, not_watched=("CUPTI: not installed",))))
+
+
+def test_totals_name_the_tests_that_take_and_keep_most(make_row: MakeRow) -> None:
+    rows = [replace(make_row(f"a.py::test_{number}"), footprint=Footprint(number * MiB)) for number in range(5)]
+    rows.append(replace(make_row("a.py::test_keeps"), footprint=FOOTPRINT))
+    rows.append(replace(make_row("a.py::test_part", label="part"), footprint=replace(FOOTPRINT, peak=9 * GiB)))
+    most, kept = totals(rows)
+    assert most == "most memory: 1.062 GiB by a.py::test_keeps, 4 MiB by a.py::test_4, 3 MiB by a.py::test_3"
+    assert kept == "kept (1 test of 6): 4 KiB by a.py::test_keeps"
+    assert totals([make_row()]) == []
+
+
+def test_the_page_has_the_plot_the_lines_and_the_totals(make_row: MakeRow, facts: DeviceFacts) -> None:
+    row = replace(make_row("a.py::test_it", measured=False), footprint=FOOTPRINT)
+    text = page([row, make_row("a.py::test_other")], facts, {}, utc="2026-11-21T12:00:00+00:00")
+    assert "most memory in use at once" in text
+    assert "memory kept after the test" in text
+    assert "memory in use over the test, at most 1.062 GiB" in text
+    assert "model.py:12 in forward: y = &lt;a&gt; * b" in text
+    assert "test_model.py:3 in test_it" in text
+    assert text.count(f'href="#{anchor(row)}"') >= 3
