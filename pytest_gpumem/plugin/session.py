@@ -252,6 +252,11 @@ class SessionHooks:
         whole = device_to_json(self._session.facts)
         machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
+    @pytest.hookimpl(wrapper=True)  # around pytest-benchmark's table
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
+            return (yield)
+
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
         self._left_out = replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
