@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import Allocation, Device, HoldExpired, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES
+from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES, whole_waves
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
@@ -58,11 +58,9 @@ DRAM_ARRAYS = 4
 two H200 had a standard deviation of 0.18 %, and four were 0.45 to 0.8 % off (ci/records/nvidia-h200/gate_validation.json, "controls").
 """
 L2_PART = 8
-"""L2 over the size of each array that is read from L2. Readings of arrays of half of L2 differed by 5 to 7 % between processes on two H200
-(ci/records/nvidia-h200/gate_validation_short.json, "controls"), for an unknown reason. An eighth leaves room for two copies of the data,
-one in each half of L2."""
-L2_ARRAYS = 32
-"""Arrays that are read from L2 in turn, because an array spreads over L2 more or less evenly by chance."""
+"""L2 over the size of each array that is read from L2. An eighth leaves room for two copies of the data, one in each half of L2."""
+L2_ARRAYS = 16
+"""Arrays that are read from L2 in turn: more than fit in it, so that each first pass is from DRAM."""
 L2_PASSES = 16
 """Times that one launch reads such an array: all but the first are from L2."""
 READINGS = 24
@@ -72,6 +70,8 @@ LATENCY_MULTIPLES = 4
 test_latency.py in ci/records/nvidia-h200/suite.json), a seventh of the difference between variants of a card."""
 LATENCY_STEPS = 4000
 """Nodes of one walk; each walk continues where the last one ended. The launch itself takes a thousandth of the time."""
+LATENCY_SPARE = 2
+"""Nodes of the cycle over those that the walks visit: the other nodes of the memory need no place on it."""
 DIGITS = 16
 """Hexadecimal digits of the digest of the kernels' source."""
 
@@ -90,8 +90,9 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
     arena = Arena(device, seed=0)
     try:
         stream = device.streams.create()
-        large = [_launch(device, arena, DRAM_MULTIPLES * device.facts.l2_bytes, 1) for _ in range(DRAM_ARRAYS)]
-        small = [_launch(device, arena, device.facts.l2_bytes // L2_PART, L2_PASSES) for _ in range(L2_ARRAYS)]
+        facts = device.facts
+        large = [_launch(device, arena, whole_waves(facts, DRAM_MULTIPLES * facts.l2_bytes), 1) for _ in range(DRAM_ARRAYS)]
+        small = [_launch(device, arena, whole_waves(facts, facts.l2_bytes // L2_PART), L2_PASSES) for _ in range(L2_ARRAYS)]
         idle = _launch(device, arena, TILE_BYTES, 0)
         walk = [_walk(device, arena, stream)] if latency else []
         for launch in (*large, *small, idle, *walk):  # compiles and loads, which waits for the device: nothing may be held then
@@ -112,7 +113,7 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
 
 def _source() -> str:
     """Digest of the kernels and arrays: readings of others are not comparable."""
-    sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES, LATENCY_MULTIPLES, LATENCY_STEPS)
+    sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES, LATENCY_MULTIPLES, LATENCY_STEPS, LATENCY_SPARE)
     return hashlib.sha256(f"{fingerprint(SOURCE)} {sizes}".encode()).hexdigest()[:DIGITS]
 
 
@@ -138,7 +139,8 @@ def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
 def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
     """A pointer chase over more nodes than fit in L2, which continues where the walk before it ended."""
     nodes, out = _array(arena, LATENCY_MULTIPLES * device.facts.l2_bytes), _array(arena, 4)
-    device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream)
+    length = LATENCY_SPARE * (READINGS + 2) * LATENCY_STEPS
+    device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream, length=length)
     kernel = CATALOGUE["chase_onward"]
     call = Call({name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("nodes", nodes), ("out", out))}, {"steps": LATENCY_STEPS}, None)
     return Launch(kernel, call, kernel.shape(device.facts, call), {"nodes": nodes.allocation, "out": out.allocation})

@@ -17,16 +17,19 @@ def test_the_hosts_clock_adds_little(gpu_benchmark: Any, gpu_device: Any) -> Non
         x.add_(1)
         torch.cuda.synchronize()
 
-    def by_hand() -> float:
+    def once() -> float:
         gpu_device.streams.synchronize()
         begun = time.perf_counter()
         work()
         gpu_device.streams.synchronize()
         return time.perf_counter() - begun
 
-    for _ in range(100):
-        by_hand()
-    hand = statistics.median(by_hand() for _ in range(500))
+    def by_hand() -> float:
+        # On the stream that is measured: launches on the legacy default stream take another time.
+        with gpu_device.kernels.current_stream(gpu_benchmark.stream):
+            return statistics.median([once() for _ in range(600)][100:])
+
+    before = by_hand()
     taken = gpu_benchmark(work, mode="hot").measurement
     assert taken.sampler == "host"
-    assert taken.latency - hand < 3e-6
+    assert taken.latency - max(before, by_hand()) < 3e-6

@@ -77,7 +77,7 @@ def numba_scale() -> Any:
 
     one = cuda.to_device(np.zeros(1, "f4"))
     try:
-        scale[1, 1](one, one)
+        scale[SIZE // 256, 256](one, one)
     except (AttributeError, ImportError) as broken:  # numba-cuda 0.30 needs what NumPy 2.5 no longer has
         numba = pytest.importorskip("numba")
         pytest.skip(f"Numba {numba.__version__} fails with NumPy {np.__version__}: {broken}")

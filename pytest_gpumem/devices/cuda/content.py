@@ -19,6 +19,7 @@ from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cycle import random_cycle
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
 from pytest_gpumem.records.device import DeviceFacts
@@ -114,9 +115,9 @@ class CudaContent:
                 stream=stream.cupy,
             )
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
         nodes = nodes_of(allocation, node_bytes)
-        following = random_cycle(nodes, seed)
+        following = random_cycle(nodes, seed, length)
         words, queue = node_bytes // 4, cast(CudaStream, stream).cupy
         with translated("writing a cycle"):
             if not allocation.address:
@@ -231,14 +232,6 @@ def fill_on_host(out: Any, seed: int) -> None:
             piece[:] = z >> np.uint64(63)
         else:
             piece[:] = z.astype(piece.dtype)
-
-
-def random_cycle(nodes: int, seed: int) -> Any:
-    """For each node the next one on a single random cycle through all of them, as 32-bit integers."""
-    order = np.random.default_rng(seed).permutation(nodes).astype(np.int32)
-    following = np.empty(nodes, dtype=np.int32)
-    following[order] = np.roll(order, -1)
-    return following
 
 
 def _mixed(z: Any) -> Any:

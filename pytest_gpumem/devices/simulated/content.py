@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_gpumem.devices.cycle import random_cycle
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Unsupported
 from pytest_gpumem.kernels.kernel import Role
 
@@ -100,15 +101,13 @@ class Content:
             target.view(np.uint8)[:] = np.frombuffer(generator.bytes(target.nbytes), dtype=np.uint8)
         self.changed(token)
 
-    def fill_cycle(self, node_bytes: int, seed: int) -> None:
+    def fill_cycle(self, node_bytes: int, seed: int, length: int | None = None) -> None:
         """One random cycle over the backed nodes; the first 4 bytes of each hold the index of the next."""
-        token = ("cycle", node_bytes, seed, self.backed)
+        token = ("cycle", node_bytes, seed, length, self.backed)
         if self.token() == token:
             return
         nodes = self.backed // node_bytes
-        order = np.random.default_rng(seed).permutation(nodes).astype(np.uint32)
-        following = np.empty(nodes, dtype=np.uint32)
-        following[order] = np.roll(order, -1)
+        following = random_cycle(nodes, seed, length)
         self._bytes[: nodes * node_bytes].reshape(nodes, node_bytes)[:, :4] = following.view(np.uint8).reshape(nodes, 4)
         self.changed(token)
 

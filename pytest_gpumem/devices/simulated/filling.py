@@ -31,9 +31,9 @@ class SimulatedContent:
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         self._fill(allocation, partial(live(allocation).fill_random, dtype, seed), stream)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
         nodes_of(allocation, node_bytes)
-        self._fill(allocation, partial(live(allocation).fill_cycle, node_bytes, seed), stream)
+        self._fill(allocation, partial(live(allocation).fill_cycle, node_bytes, seed, length), stream)
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         self._fill(allocation, live(allocation).poison, stream)

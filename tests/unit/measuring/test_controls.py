@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from counted_device import CountedDevice
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory, Stream
-from pytest_gpumem.kernels.controls import CONTROL_READ, TILE_BYTES
+from pytest_gpumem.kernels.controls import CONTROL_READ, TILE_BYTES, whole_waves
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
 from pytest_gpumem.records.measurement import Controls
@@ -28,7 +29,7 @@ def test_each_reading_is_what_it_is_named_for(name: str) -> None:
     of_dram = DRAM_MULTIPLES * facts.l2_bytes / controls.dram
     assert 0.6 * facts.peak_bandwidth < of_dram < facts.peak_bandwidth
     # Faster than DRAM could give as many bytes.
-    assert L2_PASSES * facts.l2_bytes / L2_PART / controls.l2 > 1.1 * of_dram
+    assert L2_PASSES * whole_waves(facts, facts.l2_bytes // L2_PART) / controls.l2 > 1.1 * of_dram
     assert 1e-6 < controls.launch < 10e-6
     # DRAM's, not that of L2, which answers in some 200 ns here.
     assert controls.latency is not None
@@ -106,6 +107,18 @@ def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device.streams, "synchronize", expired)
     assert read_controls(device).dram is not None
     assert len(held) == 8  # one hold for each of the four readings, and the note that it expired
+
+
+@pytest.mark.parametrize(("sms", "kib"), [(132, 6400), (132, 204800), (132, 100), (108, 5120), (16, 512), (24, 3072), (148, 16128)])
+def test_every_sm_reads_as_much(sms: int, kib: int) -> None:
+    facts = replace(choose("sim").facts, sm_count=sms)
+    nbytes = whole_waves(facts, kib << 10)
+    call = Call({"a": ArrayFacts(nbytes // 4, "i4", 4), "sums": ArrayFacts(nbytes // TILE_BYTES, "i4", 4)}, {"passes": 1})
+    blocks = CONTROL_READ.shape(facts, call).blocks
+    warps = blocks * CONTROL_READ.shape(facts, call).threads // 32
+    assert blocks % sms == 0
+    assert nbytes // TILE_BYTES % warps == 0
+    assert nbytes == pytest.approx(kib << 10, rel=0.5) or blocks == sms
 
 
 def test_the_kernel_sums_tile_by_tile() -> None:

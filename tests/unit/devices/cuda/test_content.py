@@ -9,7 +9,7 @@ pytest.importorskip("cupy")
 
 from pytest_gpumem.devices.cuda import comparing, content, holds
 from pytest_gpumem.devices.cuda.comparing import mismatch_on_host, rule_of
-from pytest_gpumem.devices.cuda.content import fill_on_host, plain_type, random_cycle, start_of
+from pytest_gpumem.devices.cuda.content import fill_on_host, plain_type, start_of
 from pytest_gpumem.devices.protocol import Unsupported
 
 MASK = 2**64 - 1
@@ -73,25 +73,6 @@ def test_every_type_is_filled_as_a_plain_one() -> None:
     assert plain_type("c16") == ("f8", 2)
     assert plain_type("V12") == ("u1", 12)
     assert plain_type("b1") == ("b1", 1)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 1000])
-def test_a_cycle_visits_every_node_once(nodes: int) -> None:
-    following = random_cycle(nodes, seed=5)
-    seen, at = [], 0
-    for _ in range(nodes):
-        seen.append(at)
-        at = int(following[at])
-    assert at == 0
-    assert sorted(seen) == list(range(nodes))
-    assert following.dtype == np.int32
-
-
-def test_a_cycle_is_not_in_order_and_depends_on_its_seed() -> None:
-    one = random_cycle(1000, seed=1)
-    assert np.count_nonzero(one == np.arange(1000) + 1) < 20
-    assert np.array_equal(one, random_cycle(1000, seed=1))
-    assert not np.array_equal(one, random_cycle(1000, seed=2))
 
 
 def test_floats_compare_by_the_relative_rule() -> None:
