@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
+DEFAULT_STORAGE = ".benchmarks"
+"""Folder of the baselines where no option names another."""
 FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
 """The files that the gate writes into its folder."""
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
@@ -91,6 +93,8 @@ def gate(
     except RevisionError as error:
         raise click.UsageError(f"BASE: {error}.") from None
     _prepare(output)
+    steps = 1 if screen_only else 2
+    click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
     screened = _screen(output, base, max_regression, (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost)))
     document, duet = screened.document, None
     rows = document.rows if document is not None else ()
@@ -99,7 +103,7 @@ def gate(
     found = flagged(rows) if screened.code in (Exit.FINE, Exit.FAILED) and not screen_only else []
     if found and facts is not None:
         wanted = open_to_a_duet(rows, facts, strict=strict_screen)
-        click.echo(f"gpumem gate: the screen flags {_flags(len(found), len(wanted))}", err=True)
+        click.echo(f"gpumem gate: step 2 of 2: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
             duet = _duet(output, base, wanted, max_regression, rounds_max, accepted(pytest_arguments))
     decision = decide(
@@ -114,6 +118,8 @@ def gate(
     decision = with_missing(decision, document.missing if document is not None else ())
     if document is not None:
         _tell(output, document, decision, os.environ)
+    if written := [name for name in FILES if (output / name).exists()]:
+        click.echo(printable(f"gpumem gate: wrote into {output}: {', '.join(written)}"), err=True)
     for remark in decision.remarks:
         click.echo(printable(f"gpumem gate: {remark}"))
     return decision.code
@@ -191,7 +197,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
-    command = pytest_command([*arguments, *own], options=[f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
     code = run_here(command, for_a_run(os.environ, announces=False))
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
@@ -225,7 +231,7 @@ def _duet(
 
 
 def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
-    """Write summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
+    """Write report, summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.reporting.concerns import code_quality, concerns, summarise, workflow_commands
     from pytest_gpumem.reporting.markdown import page
 
@@ -235,6 +241,8 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
         text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
         write_whole(output / OUTPUTS["markdown"], text)
         write_whole(output / OUTPUTS["code_quality"], code_quality(found, places))
+        if decision.rows and (output / OUTPUTS["report"]).exists():
+            write_whole(output / OUTPUTS["report"], _report(output, document, decision))
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
     if (note := summarise(text, environment)) is not None:
@@ -242,6 +250,30 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
     if environment.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(found, places):
             click.echo(line)
+
+
+def _report(output: Path, document: Document, decision: Decision) -> str:
+    """The report with the final verdicts."""
+    from pytest_gpumem.commands.report import earlier
+    from pytest_gpumem.reporting.html import page
+    from pytest_gpumem.result_files import ResultsError, load_results
+
+    shown = load_results(output / RESULTS)
+    history = Path(str(document.settings.get("baseline") or DEFAULT_STORAGE)).expanduser()
+    try:
+        past = earlier(history, document.device.key, document.rows, output / RESULTS).past
+    except ResultsError:  # there is no history yet
+        past = {}
+    return page(
+        decision.rows,
+        document.device,
+        document.settings,
+        utc=shown.utc,
+        past=past,
+        sweeps=shown.sweeps,
+        revision=shown.revision,
+        remarks=decision.remarks,
+    )
 
 
 def _places(output: Path, document: Document) -> dict[str, Place]:

@@ -66,9 +66,11 @@ class OutputHooks(SummaryHooks):
         for option, path in self._files.items():
             text = OUTPUTS[option.name](run)
             nothing = f"{option.flag}: nothing was measured, so {path} is not written"
-            self._notes.append(nothing if text is None else write_output(session, option.flag, path, text))
-        if announced and (note := summarise(job_summary(run), os.environ)) is not None:
-            self._notes.append(note)
+            note = nothing if text is None else write_output(session, option.flag, path, text)
+            if not (ANNOUNCE in switched_off(os.environ) and note.endswith(f": wrote {path}")):  # a gate names its own files
+                self._notes.append(note)
+        if announced and (failed := summarise(job_summary(run), os.environ)) is not None:
+            self._notes.append(failed)
 
     @property
     def _announces(self) -> bool:

@@ -21,7 +21,9 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.state import GpuSession, fail
+from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.progress import RepeatProgress
 from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
@@ -37,7 +39,12 @@ def check_alone(config: pytest.Config) -> None:
 
 
 def processes(
-    session: GpuSession, arguments: Sequence[str], count: int, only: Callable[[], list[str]] = list, gpu: str | None = None
+    session: GpuSession,
+    arguments: Sequence[str],
+    count: int,
+    only: Callable[[], list[str]] = list,
+    gpu: str | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Iterator[Further]:
     """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own.
 
@@ -49,7 +56,9 @@ def processes(
     environment = {**os.environ, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
     if (order := beginning_with(gpu, session.chosen)) is not None:
         environment[VISIBLE] = order
-    return repeats([*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only)
+    return repeats(
+        [*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only, watch=watch
+    )
 
 
 class RepeatHooks:
@@ -67,11 +76,21 @@ class RepeatHooks:
         if not gpu.config.option.collectonly and not session.testsfailed and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
             total = gpu.settings.total_budget
             arguments = [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]
+            self._progress = RepeatProgress(time.monotonic, self._count, sum(uses(item, BENCHMARK_FIXTURE) for item in session.items))
+            announce(gpu, self._progress.line())
             try:
-                gpu.further += processes(gpu, arguments, self._count - 1)
+                for process in processes(gpu, arguments, self._count - 1, watch=self._watch):
+                    gpu.further.append(process)
+                    self._progress.ended()
+                    announce(gpu, self._progress.line())
             except RepeatFailed as failed:
                 raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
         return (yield)
+
+    def _watch(self, finished: int) -> None:
+        self._progress.finished(finished)
+        if not replace_line(self._session, self._progress.line()) and self._progress.due(EVERY):
+            announce(self._session, self._progress.line())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)
@@ -157,7 +176,9 @@ class DecideHooks:
         gpu.close()  # its memory is for the other processes
         self._until = now + max(LEAST_SECONDS, now - self._begun)
         self._open = list(self._first)
-        self._write(f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most")
+        announce(
+            self._session, f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most"
+        )
         undecided_rows = list[str]()
         for card, keys in self._by_gpu().items():
             self._open = keys
@@ -190,9 +211,11 @@ class DecideHooks:
                     self._judge(further)
                 if last or not self._open:
                     break
-                self._progress(f"process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided, {self._left()} left")
+                replace_line(
+                    gpu, f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided, {self._left()} left"
+                )
         except RepeatFailed as failed:
-            self._write(f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
+            announce(self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
 
     def _tests(self) -> list[str]:
         return sorted({self._first[key].nodeid for key in self._open})
@@ -259,14 +282,21 @@ class DecideHooks:
     def _left(self) -> str:
         return f"{max(0.0, self._until - time.monotonic()):.0f} s"
 
-    def _write(self, line: str) -> None:
-        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
-        if reporter is not None and reporter.verbosity >= 0:
-            reporter.ensure_newline()
-            reporter.write_line(line)
 
-    def _progress(self, text: str) -> None:
-        """Replace the line of progress on a terminal."""
-        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
-        if reporter is not None and reporter.verbosity >= 0 and reporter.isatty:
-            reporter.rewrite(f"gpumem: {text}", erase=True)
+def announce(session: GpuSession, line: str) -> None:
+    """Write a line at once; not under -q."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None and reporter.verbosity >= 0:
+        if reporter.isatty:
+            reporter.rewrite("", erase=True)  # the line of progress
+        reporter.ensure_newline()
+        reporter.write_line(line)
+
+
+def replace_line(session: GpuSession, line: str) -> bool:
+    """Replace the line of progress on a terminal. False if the output is no terminal."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or reporter.verbosity < 0 or not on_a_terminal(session.config, reporter):
+        return False
+    reporter.rewrite(line[: reporter._tw.fullwidth - 1], erase=True)
+    return True

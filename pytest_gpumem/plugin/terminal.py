@@ -175,6 +175,8 @@ class TerminalHooks(SummaryHooks):
         """Tests that are held to less than this run's options ask."""
         found: dict[str, list[Row]] = {}
         for row in rows:
+            if row.measurement is None:
+                continue  # it has no limits
             for sentence in loosened(row.limits, self._session.settings):
                 found.setdefault(sentence, []).append(row)
         for sentence, of in found.items():

@@ -30,8 +30,10 @@ from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
+from pytest_gpumem.reporting.remedies import remedies
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
 from pytest_gpumem.reporting.sites import peak_stack, site_lines
+from pytest_gpumem.reporting.summary import counts_text
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, parse_margin, short_bytes
 
@@ -63,6 +65,7 @@ def page(
     past: Mapping[str, Sequence[Past]] | None = None,
     sweeps: Sequence[tuple[str, Sweep]] = (),
     revision: str | None = None,
+    remarks: Sequence[str] = (),
 ) -> str:
     """The page.
 
@@ -74,8 +77,9 @@ def page(
         past: by `Row.key`, measurements of other runs, oldest first.
         sweeps: of persisting L2, each with its test's id.
         revision: of the code that was measured; None if unknown.
+        remarks: what decided a gate, a sentence each.
     """
-    rows, facts, sweeps, past, revision = printable((list(rows), facts, list(sweeps), dict(past or {}), revision))
+    rows, facts, sweeps, past, revision, remarks = printable((list(rows), facts, list(sweeps), dict(past or {}), revision, list(remarks)))
     groups = ordered(rows, facts)
     shown = row_facts([row for _, of in groups for row in of], facts)
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
@@ -97,6 +101,9 @@ def page(
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],
         kinds=[(kind.value, len(of)) for kind, of in groups],
         headings=headings,
+        remarks=remarks,
+        summary=counts_text(rows),
+        remedies=remedies(rows),
         concerns=list(_concerns(shown)),
         rows=[_line(one, kinds[function_of(one.row)].value, headings) for one in shown],
         figures=list(_figures(shown, facts, sweeps)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
 _LAST_CHARACTERS = 1500
 """Of a failed process's output that are kept."""
+WATCHED = 1.0
+"""Seconds between two looks at a process that is watched."""
 _PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
 
@@ -202,14 +206,25 @@ class Background:
             return None
         return value if isinstance(value, dict) else None
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
+    def wait(self, timeout: float | None = None, watch: Callable[[], None] | None = None) -> int:
+        """Its exit code, as soon as it ends.
+
+        Args:
+            timeout: seconds after which it is ended; None: never.
+            watch: is called every second while it runs.
+        """
         assert self._process is not None
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            return self._process.wait()
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            try:
+                return self._process.wait(min(left, WATCHED) if watch is not None else timeout)
+            except subprocess.TimeoutExpired:
+                if left > WATCHED and watch is not None:
+                    watch()
+                    continue
+                self._kill()
+                return self._process.wait()
 
     def last_output(self) -> str:
         """The end of what it printed."""

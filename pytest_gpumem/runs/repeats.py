@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytest_gpumem.outcomes import Exit
@@ -53,7 +54,14 @@ class Further:
 
 
 def repeats(
-    arguments: Sequence[str], folder: Path, count: int, device: str, *, environment: Mapping[str, str], only: Callable[[], list[str]] = list
+    arguments: Sequence[str],
+    folder: Path,
+    count: int,
+    device: str,
+    *,
+    environment: Mapping[str, str],
+    only: Callable[[], list[str]] = list,
+    watch: Callable[[int], None] | None = None,
 ) -> Iterator[Further]:
     """Run pytest in fresh processes, one after another; yields each one's rows and reports when it ends.
 
@@ -66,6 +74,7 @@ def repeats(
         device: baseline key of this process's device, which the others must have too.
         environment: variables of the processes.
         only: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
+        watch: gets, every second, the number of tests that the process which measures has finished.
 
     Raises:
         RepeatFailed: a process did not measure, or did on another device.
@@ -78,7 +87,7 @@ def repeats(
                 process = _Process(name, arguments, folder, environment)
                 stack.callback(process.close)
                 started.append(process)
-            yield started.popleft().measure(only(), device)
+            yield started.popleft().measure(only(), device, watch)
 
 
 class _Process:
@@ -97,11 +106,12 @@ class _Process:
         command = pytest_command([*arguments, *own], results=child.results)
         child.start(command, for_a_part(environment) | further, folder, own_group=False)
 
-    def measure(self, tests: Sequence[str], device: str) -> Further:
+    def measure(self, tests: Sequence[str], device: str, watch: Callable[[int], None] | None = None) -> Further:
         """Let it measure these tests, or all that it collected, and wait for its end. Raises `RepeatFailed`."""
         child = self._child
         child.tell(list(tests))
-        code, output = child.wait(), child.last_output()
+        seen = None if watch is None else partial(self._watched, watch)
+        code, output = child.wait(watch=seen), child.last_output()
         ended, failures, finished = _reported(self._reports)
         broken = None if ended and code in (Exit.FINE, Exit.FAILED) else f"ended with {code}: {output}"
         measured = child.results.exists() and child.results.stat().st_size > 0
@@ -111,6 +121,9 @@ class _Process:
         failed = output if broken is None and code and not failures else None
         self.close()
         return Further(self._name, rows, failures, finished, broken, failed)
+
+    def _watched(self, watch: Callable[[int], None]) -> None:
+        watch(len(_reported(self._reports)[2]))
 
     def close(self) -> None:
         """End it if it still runs; a second call does nothing."""

@@ -45,7 +45,8 @@ def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour
     if device is not None:
         driver = f", driver {device.driver}" if device.driver else ""
         lines.append(printable(f"{device.name}{simulated}{driver}"))
-    verdicts = printable(list(result.verdicts))
+    # No verdict comes before NEW and PASS: a person must look.
+    verdicts = sorted(printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank)
     shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
     if shown:
         lines += ["", _table(shown, width, colour, simulated)]

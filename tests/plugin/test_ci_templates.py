@@ -183,7 +183,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
     assert error.startswith("::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: ")
     assert summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"
-    assert "1 measured: **1 FAIL**" in summary.read_text()
+    assert "**1 measured (simulated): 1 FAIL**" in summary.read_text()
     (finding,) = json.loads((project.folder / "gpumem-results" / "code-quality.json").read_text())
     assert (finding["severity"], finding["location"]["path"]) == ("major", "test_it.py")
 

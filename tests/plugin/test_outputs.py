@@ -47,7 +47,7 @@ def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeyp
     )
     summary = (pytester.path / "out.md").read_text()
     assert (pytester.path / "steps.md").read_text() == f"before\n{summary}\n"
-    assert "2 measured: **1 PASS, 1 FAIL**" in summary
+    assert "**2 measured (simulated): 1 FAIL, 1 PASS (1 held to no limit)**" in summary
     (finding,) = json.loads((pytester.path / "quality.json").read_text())
     assert finding["location"] == {"path": f"{pytester.path.name}/test_it.py", "lines": {"begin": 6}}
     document = json.loads((pytester.path / "out.json").read_text())["gpumem"]

@@ -211,3 +211,10 @@ if "GPUMEM_FURTHER_PROCESS" in os.environ:
     result = gpumem("--gpumem-processes", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "test_only_there" in result.stdout.str()
+
+
+def test_the_processes_show_how_far_they_are(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    result = gpumem("--gpumem-processes", "3")
+    result.stdout.fnmatch_lines(["gpumem: 0 of 3 processes measured", "gpumem: 1 of 3 *, about * left", "gpumem: 2 of 3 *, about * left"])
+    assert "processes measured" not in gpumem("--gpumem-processes", "2", "-q").stdout.str()
