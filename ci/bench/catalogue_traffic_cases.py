@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[Make], Call]] = {
     "transpose_tiled": _arrays(2, SIDE, SIDE),
     "transpose_padded": _arrays(2, SIDE, SIDE),
     "chase": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
+    "chase_l1": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
     "chase_onward": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
     "memcpy": _arrays(2),
     "elementwise": _arrays(1),

@@ -57,6 +57,7 @@ def touch(
     random: bool = False,
     nearby: bool = False,
     onward: bool = False,
+    through_l1: bool = False,
 ) -> Access:
     """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once)."""
     array = call.arrays[name]
@@ -71,6 +72,7 @@ def touch(
         random=random,
         nearby=nearby,
         onward=onward,
+        through_l1=through_l1,
     )
 
 

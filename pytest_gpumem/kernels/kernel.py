@@ -88,6 +88,8 @@ class Access:
     that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
     onward: bool = False
     """A launch touches other lines than the launches before, until it has been through the whole array."""
+    through_l1: bool = False
+    """Repeated loads find their lines in L1 while the whole array fits into it; all others are modelled as going to L2."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, all_of, filled_like, touch, typed, whole_number
@@ -27,7 +28,7 @@ def _nodes(call: Call) -> int:
     return call.arrays["nodes"].size // _WORDS
 
 
-def _walk(call: Call, *, onward: bool) -> Access:
+def _walk(call: Call, *, onward: bool = False, through_l1: bool = False) -> Access:
     # One 4-byte index a node: a walk along a cycle comes to a node again only after all others. Each index is a sector of its own,
     # so what the walk occupies in a cache is eight times its footprint: footprint x sectors_per_request / 4.
     return touch(
@@ -40,11 +41,16 @@ def _walk(call: Call, *, onward: bool) -> Access:
         dependent=True,
         random=True,
         onward=onward,
+        through_l1=through_l1,
     )
 
 
 def _accesses(call: Call) -> tuple[Access, ...]:
-    return (_walk(call, onward=False), touch("out", "write", call))
+    return (_walk(call), touch("out", "write", call))
+
+
+def _l1_accesses(call: Call) -> tuple[Access, ...]:
+    return (_walk(call, through_l1=True), touch("out", "write", call))
 
 
 def _onward_accesses(call: Call) -> tuple[Access, ...]:
@@ -104,27 +110,36 @@ def _onward_reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     return {"out": filled_like(out, _reached(nodes, start, int(scalars["steps"])))}
 
 
+_CHASE = Kernel(
+    name="chase",
+    parameters=(
+        Parameter("nodes", Role.READ),
+        Parameter("out", Role.WRITE),
+        Parameter("steps", Role.SCALAR),
+        Parameter("start", Role.SCALAR, 0),
+    ),
+    shape=_shape,
+    accesses=_accesses,
+    source="latency.cu",
+    entry=f"chase<{NODE_BYTES}>",
+    reference=_reference,
+    launch_arguments=_arguments,
+    dtypes=_DTYPES,
+    section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
+    check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
+    relative_tolerance=0.0,
+    accesses_per_launch=_steps,
+    content={"nodes": "cycle"},
+)
+
 KERNELS = (
-    Kernel(
-        name="chase",
-        parameters=(
-            Parameter("nodes", Role.READ),
-            Parameter("out", Role.WRITE),
-            Parameter("steps", Role.SCALAR),
-            Parameter("start", Role.SCALAR, 0),
-        ),
-        shape=_shape,
-        accesses=_accesses,
-        source="latency.cu",
-        entry=f"chase<{NODE_BYTES}>",
-        reference=_reference,
-        launch_arguments=_arguments,
-        dtypes=_DTYPES,
-        section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
-        check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
-        relative_tolerance=0.0,
-        accesses_per_launch=_steps,
-        content={"nodes": "cycle"},
+    _CHASE,
+    replace(
+        _CHASE,
+        name="chase_l1",
+        accesses=_l1_accesses,
+        entry=f"chase_l1<{NODE_BYTES}>",
+        section="Latency of dependent accesses over a random cycle (pointer chase): the same walk, with loads through L1",
     ),
     Kernel(
         name="chase_onward",

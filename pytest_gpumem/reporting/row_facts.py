@@ -85,7 +85,7 @@ class RowFacts:
         # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
         share = measurement.share_of_peak(self.device) if measurement.asked_bandwidth is None else None
         return (
-            Figure(_latency(measurement), measurement.latency),
+            _latency(measurement),
             _bandwidth(measurement),
             Figure(f"{share * 100:.1f} %", share) if share is not None else Figure(),
             Figure(_noise(measurement.noise), measurement.noise) if measurement.noise is not None else Figure(),
@@ -197,10 +197,10 @@ def _verdict(row: Row) -> str:
     return outcome.value + (", test failed" if row.failed and outcome is not Outcome.FAIL else "")
 
 
-def _latency(measurement: Measurement) -> str:
-    if measurement.latency_per_access is not None:
-        return f"{format_time(measurement.latency_per_access)}/access"
-    return format_time(measurement.latency)
+def _latency(measurement: Measurement) -> Figure:
+    if (access := measurement.latency_per_access) is not None:
+        return Figure(f"{format_time(access)}/access", access)
+    return Figure(format_time(measurement.latency), measurement.latency)
 
 
 def _bandwidth(measurement: Measurement) -> Figure:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpumem import KiB, MiB
+from pytest_gpumem.kernels.latency import NODE_BYTES
+from pytest_gpumem.units import format_bytes
+
 STEPS = 4000
-"""Nodes of one walk: the launch itself is no part of it worth counting, and far fewer than the nodes of any cycle here."""
+"""Nodes of one walk: the launch itself is no part of it worth counting, and far fewer than the nodes of any cycle beyond L1."""
+L1_STEPS = 10 * STEPS
+"""Of a walk through L1, which is empty when a launch begins: many passes over a small cycle."""
 
 
 @pytest.fixture
@@ -36,3 +42,38 @@ def test_dram_answers_sooner_than_mapped_host_memory(walk, in_dram, gpu_kernels,
     """Every access crosses the link; skips where the device cannot map host memory."""
     on_host = walk(gpu_kernels.chase_onward, pinned_buffer(of_l2(1), "i4"), "mapped host memory")
     assert on_host.latency_per_access > 1.3 * in_dram("DRAM").latency_per_access
+
+
+def test_the_ladder_from_l1_to_the_host(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, managed_buffer, of_l2):
+    """One row a size and place. Walks within L1 and L2 go through the whole cycle; those beyond go on where the last one ended.
+
+    A row within L2 is the mean over its partitions: half of an H100's lines are in the far one.
+    """
+    out = device_buffer((1,), "i4")
+
+    def walk(kernel, nodes, steps, label):
+        return gpu_benchmark(kernel, nodes, out, steps, mode="hot", label=label).latency_per_access
+
+    through_l1 = [
+        walk(gpu_kernels.chase_l1, device_buffer(size, "i4"), L1_STEPS, f"L1, {format_bytes(size)}") for size in (16 * KiB, 64 * KiB)
+    ]
+    l2 = [
+        walk(gpu_kernels.chase, device_buffer(size, "i4"), max(STEPS, size // NODE_BYTES), f"L2, {format_bytes(size)}")
+        for size in sorted({256 * KiB, MiB, of_l2(0.1), of_l2(0.25)})
+    ]
+    beyond = {
+        "DRAM, 2 x L2": device_buffer(of_l2(2), "i4"),
+        "DRAM, 4 x L2": device_buffer(of_l2(4), "i4"),
+        "mapped host memory": pinned_buffer(of_l2(0.5), "i4"),
+        "managed on the host": managed_buffer(of_l2(0.5), "i4", preferred_location="host", accessed_by="device"),
+    }
+    *dram, host, managed = (walk(gpu_kernels.chase_onward, nodes, STEPS, label) for label, nodes in beyond.items())
+    assert 3 * max(through_l1) < min(l2)
+    assert 1.3 * max(l2) < min(dram)
+    assert 1.3 * max(dram) < min(host, managed)
+
+
+def test_a_peers_memory_answers_later_than_the_devices_own(walk, in_dram, gpu_kernels, peer_buffer, of_l2):
+    """Every access crosses NVLink or PCIe; skips with one GPU."""
+    peer = walk(gpu_kernels.chase_onward, peer_buffer(of_l2(1), "i4"), "peer")
+    assert peer.latency_per_access > 1.2 * in_dram("DRAM").latency_per_access

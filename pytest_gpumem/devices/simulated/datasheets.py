@@ -133,6 +133,8 @@ class Datasheet:
     """Resolution of events. Fit set: rows "floor" of H100."""
     random_efficiency: float = 0.5
     """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
+    l1_latency_cycles: float = 38.0
+    """Of a dependent load that hits L1. An assumption, not fitted."""
     shared_latency_cycles: float = 30.0
     """Of a dependent load from shared memory. An assumption, not fitted."""
     edge_cost: float = 4 / 9

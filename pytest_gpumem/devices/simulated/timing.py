@@ -50,6 +50,7 @@ class Use:
     random: bool = False
     nearby: bool = False
     onward: bool = False
+    through_l1: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ def work_of(
         use.random = use.random or access.random
         use.nearby = use.nearby or access.nearby
         use.onward = use.onward or access.onward
+        use.through_l1 = use.through_l1 or access.through_l1
         if access.direction == "read":
             use.reads = max(use.reads, distinct)
             use.read_requests += access.requested
@@ -243,7 +245,8 @@ class Timing:
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
             dram_time += write_time * (1.0 / max(0.05, room) - 1.0)
         l2_time = hit / sheet.l2_bandwidth
-        latency_time = max(self._latency_time(work, local, hits), self._on_chip_wait(work))
+        away = remote / managed if managed else 0.0
+        latency_time = max(self._latency_time(work, local, hits, away), self._on_chip_wait(work))
         body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
         return sheet.launch + ramp + body
@@ -360,11 +363,13 @@ class Timing:
         share = min(1.0, managed / total) if total > 0.0 else 0.0
         return seconds * (1.0 + share * (1.0 / fit.managed_efficiency - 1.0))
 
-    def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits]) -> float:
+    def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
+        """Seconds for which threads wait for their loads; `away` is the share of managed memory that lies beyond the link."""
         sheet, fit = self._sheet, self._sheet.fit
-        slowest = 0.0
-        if any(u.dependent and u.allocation.kind.on_host for u in work.uses):
-            slowest = work.dependent_steps * sheet.link_latency
+        beyond_link = max(
+            (1.0 if u.allocation.kind.on_host else away if u.pages is not None else 0.0 for u in work.uses if u.dependent), default=0.0
+        )
+        slowest = work.dependent_steps * sheet.link_latency * beyond_link
         for u, h in zip(local, hits, strict=True):
             if u.read_requests <= 0.0:
                 continue
@@ -372,6 +377,10 @@ class Timing:
             waits = (first * h.first + (1.0 - first) * h.wait) * h.penalty
             if u.dependent:
                 step = sheet.l2_latency + waits * (sheet.dram_latency - sheet.l2_latency)
+                if u.through_l1 and u.allocation.nbytes <= sheet.shared_bytes_per_sm:
+                    # Only the first pass leaves the SM. A node's index is one of the sectors that make up the footprint.
+                    beyond = min(1.0, u.reads / (u.read_requests * u.inflation))
+                    step = beyond * step + (1.0 - beyond) * sheet.l1_latency_cycles / sheet.sm_clock
                 slowest = max(slowest, work.dependent_steps * step)
             else:
                 loads = u.read_requests / u.itemsize / work.threads / work.loads_in_flight

@@ -34,6 +34,12 @@ T __ldcg(T const* address)
     return *address;
 }
 
+template <class T>
+T __ldca(T const* address)
+{
+    return *address;
+}
+
 // Threads that wait for each other.
 struct Barrier {
     unsigned expected, arrived, passed;

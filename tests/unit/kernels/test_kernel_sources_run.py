@@ -99,6 +99,7 @@ SCALARS = {
     "offset_copy": [{"offset": 0}, {"offset": 5}, {"offset": 32}],
     "stride_copy": [{"stride": 1}, {"stride": 3}, {"stride": 32}],
     "chase": [{"steps": 1}, {"steps": 12345, "start": 2}],
+    "chase_l1": [{"steps": 1}, {"steps": 12345, "start": 2}],
     "chase_onward": [{"steps": 1}, {"steps": 12345}],
     "elementwise": [{"rounds": 1}, {"rounds": 9}],
     "reread": [{"times": 1}, {"times": 3}],

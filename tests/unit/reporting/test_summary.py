@@ -34,6 +34,13 @@ def test_rows_of_a_test_share_a_line_with_the_span_of_their_figures(facts: Devic
     assert line.endswith("PASS")
 
 
+def test_the_span_of_a_pointer_chase_is_of_its_accesses_not_of_its_launches(facts: DeviceFacts, make_row: MakeRow) -> None:
+    walks = [(1000, 20e-6), (10, 3e-6)]
+    rows = [make_row("t.py::test_walk", label=str(steps), accesses_per_launch=steps, placements=((t,) * 2,)) for steps, t in walks]
+    (line,) = [line for line in draw(rows, facts) if line.startswith("test_walk")]
+    assert "20.00 to 300.0 ns/access" in line
+
+
 def test_what_fails_comes_first_then_what_is_not_decided_each_on_its_own_line(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row("t.py::test_a", label=label) for label in "xy"]
     rows.append(make_row("t.py::test_a", Outcome.UNDECIDED, label="doubt", code=Code.NOISY, comparison=replace(UP, delta=0.002)))
