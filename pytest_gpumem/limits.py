@@ -1,7 +1,7 @@
 """The limits of a measurement: one entry each, from which options, marker keywords and call keywords follow.
 
-A new limit needs an entry in `LIMITS` and a keyword in `LimitKeywords`, a field of the same name in `records.measurement.Limits`, and its
-rule in `judging.limits`.
+A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field of the same name in
+`records.measurement.Limits`, and its rule in `judging.limits` or `judging.footprint`.
 
 Cheap to import: pytest reads this module in every session, also in sessions without --gpumem.
 """
@@ -29,6 +29,16 @@ class LimitKeywords(TypedDict, total=False):
     max_migrated: int | str | None
 
 
+class FootprintKeywords(TypedDict, total=False):
+    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the session."""
+
+    max_peak: int | str | None
+    max_kept: int | str | None
+    max_reserved: int | str | None
+    max_allocations: int | str | None
+    max_peak_regression: str | None
+
+
 class Limit(NamedTuple):
     """One limit."""
 
@@ -41,6 +51,8 @@ class Limit(NamedTuple):
     """Placeholder of the option's value in the help; None for a limit that is no option, because it is about one test."""
     looser: Callable[[str, str], bool] | None = None
     """True if the first text demands less than the second, at least of some measurements; None for a limit that is no option."""
+    of_footprint: bool = False
+    """It limits the memory of a test or of a part of it, and no measurement."""
 
 
 def _written(value: object, accepted: str) -> str:
@@ -107,8 +119,36 @@ def _faults(value: object) -> str:
     raise units.QuantityError(f"{value!r} is no number of page faults; accepted is a whole number from 0 on")
 
 
-def _migrated(value: Any) -> str:
+def _size(value: Any) -> str:
     return units.format_bytes(units.parse_bytes(value))
+
+
+def _positive_size(value: Any) -> str:
+    if units.parse_bytes(value) == 0:
+        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.SIZES_ACCEPTED}")
+    return _size(value)
+
+
+def _allocations(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
+        return value.strip()
+    raise units.QuantityError(f"{value!r} is no number of allocations; accepted is a whole number from 0 on")
+
+
+def _growth(value: Any) -> str:
+    units.parse_growth(value)
+    return str(value).strip()
+
+
+def _more_bytes(one: str, other: str) -> bool:
+    return units.parse_bytes(one) > units.parse_bytes(other)
+
+
+def _more_growth(one: str, other: str) -> bool:
+    (share, nbytes), (demanded_share, demanded_bytes) = units.parse_growth(one), units.parse_growth(other)
+    return share > demanded_share or nbytes > demanded_bytes
 
 
 LIMITS: Mapping[str, Limit] = MappingProxyType(
@@ -140,8 +180,52 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             Limit("faster_than", _faster_than, 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
             Limit("min_overlap", _min_overlap, 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
             Limit("max_gpu_page_faults", _faults, "Most page faults of the GPU in one launch."),
-            Limit("max_migrated", _migrated, 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+            Limit("max_migrated", _size, 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+            Limit(
+                "max_peak",
+                _positive_size,
+                'Most device memory that a test uses at once, such as "2 GiB".',
+                "SIZE",
+                _more_bytes,
+                of_footprint=True,
+            ),
+            Limit(
+                "max_kept",
+                _size,
+                'Most memory that a test still uses after its end, such as "0 B".',
+                "SIZE",
+                _more_bytes,
+                of_footprint=True,
+            ),
+            Limit(
+                "max_reserved",
+                _size,
+                'Most memory that the pools of libraries hold unused after a test, beyond that before, such as "512 MiB".',
+                "SIZE",
+                _more_bytes,
+                of_footprint=True,
+            ),
+            Limit(
+                "max_allocations",
+                _allocations,
+                "Most allocations of a test.",
+                "COUNT",
+                lambda one, other: int(one) > int(other),
+                of_footprint=True,
+            ),
+            Limit(
+                "max_peak_regression",
+                _growth,
+                'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
+                "GROWTH",
+                _more_growth,
+                of_footprint=True,
+            ),
         )
     }
 )
 """By name."""
+OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)
+"""Limits of the memory of a test."""
+OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
+"""Limits of a measurement."""

@@ -42,6 +42,8 @@ class Code(str, Enum):
     """FAIL: above `max_regression` against the first accepted run, by steps that each passed."""
     FASTER = "faster"
     """FAIL: beyond `fail_if_faster`, beyond doubt."""
+    TOO_MUCH_MEMORY = "too much memory"
+    """FAIL: above a limit on the memory of a test."""
     NOISY = "noisy"
     """UNDECIDED: the interval of the change holds the limit."""
     LOOKS_SLOWER = "looks slower"

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 
 if TYPE_CHECKING:
     # records/ needs `statistics`, which a session without --gpumem does not.
@@ -25,6 +25,9 @@ MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "batched", "host")
 REMOVED_SAMPLERS = ("graph",)
 """Samplers of earlier versions: their results are still read."""
+FOOTPRINTS = ("auto", "on", "trace", "off")
+"""What the option `footprint` takes: memory is watched in tests that use fixtures or have limits on it, in every test, in every test with
+the place of each allocation, or in none."""
 DEFAULT_BUDGET = 1.0
 """Default budget of a measurement, in seconds."""
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
@@ -71,6 +74,17 @@ def _choice(accepted: tuple[str, ...], removed: tuple[str, ...] = ()) -> Callabl
         raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{_close(str(value), accepted)}")
 
     return parse
+
+
+def _footprint(value: object) -> str:
+    if value in FOOTPRINTS:
+        return str(value)
+    try:
+        return "on" if _flag(value) else "off"
+    except units.QuantityError:
+        raise units.QuantityError(
+            f"{value!r} is not one of {', '.join(FOOTPRINTS)}; where tests follow, write --gpumem-footprint=on"
+        ) from None
 
 
 def device_choice(value: object) -> str:
@@ -202,6 +216,9 @@ class Option(NamedTuple):
     repeats: bool = False
     """May be given several times; an ini file and the environment give a value a line."""
 
+    bare: str | None = None
+    """The value that the option has on the command line if none follows it; None: it needs one."""
+
     gate_file: str | None = None
     """Of an output: the file's name in the folder that `gpumem gate` writes."""
 
@@ -300,6 +317,16 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         False,
         "Watch one launch of each measurement in an untimed pass, and explain a failed one by changes since the baseline (CUPTI on a GPU).",
+    ),
+    Option(
+        "footprint",
+        Role.MEASURING,
+        _footprint,
+        "auto",
+        "How much memory tests take, keep and reserve: on (without a value), of every test that touches the GPU; trace, with the places of "
+        "allocations; auto, of tests with fixtures of gpumem or with a limit on it; off. Default: auto.",
+        "WHAT",
+        bare="on",
     ),
     Option(
         "processes",
@@ -440,6 +467,8 @@ class Settings(NamedTuple):
     """Count page faults and migrations in an untimed pass."""
     explain: bool = False
     """Watch one launch of each measurement, and explain failed ones."""
+    footprint: str = "auto"
+    """One of `FOOTPRINTS`."""
     processes: int | None = None
     """Fresh processes to measure in; None: one, and more for undecided rows."""
     save: bool = False
@@ -558,6 +587,9 @@ def resolve(
     for option in OPTIONS:
         given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, ini_file)
         values[option.name], origins[option.name] = given
+    _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
+    if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
+        raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
     budget: units.Budget = values.pop("budget")
     return Settings(
         **{name: value for name, value in values.items() if name not in LIMITS},
@@ -605,7 +637,18 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
     from pytest_gpumem.records.measurement import Limits
 
     given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in LIMITS}
+    _refuse_contradictions(given, dict.fromkeys(given, origin))
     return Limits(**given, origin=dict.fromkeys(given, origin))
+
+
+def _refuse_contradictions(limits: Mapping[str, str | None], origins: Mapping[str, str]) -> None:
+    """Refuse a limit on kept memory that a limit on the peak makes impossible to reach."""
+    kept, peak = limits.get("max_kept"), limits.get("max_peak")
+    if kept is not None and peak is not None and units.parse_bytes(kept) > units.parse_bytes(peak):
+        raise SettingsError(
+            f"{origins['max_kept']}: max_kept {kept} contradicts max_peak {peak} ({origins['max_peak']}): what is kept is part of the "
+            "peak; accepted is a max_kept of max_peak or less"
+        )
 
 
 def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Overrides:
@@ -646,13 +689,19 @@ def override(settings: Settings, *overrides: Overrides) -> Settings:
     return settings
 
 
-def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings) -> Limits:
-    """The limits of one measurement, each with its origin: the call's win over the marker's, these over the settings'."""
+def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> Limits:
+    """The limits of one measurement, each with its origin: the call's win over the marker's, these over the settings'.
+
+    Args:
+        call, marker: what they set.
+        settings: of the session.
+        names: the limits that apply.
+    """
     from pytest_gpumem.records.measurement import Limits
 
     values: dict[str, str | None] = {}
     origin: dict[str, str] = {}
-    for name in LIMITS:
+    for name in names:
         for level in (call, marker):
             # Being named there decides, not having a value: None lifts a default.
             if level is not None and name in level.origin:
@@ -664,10 +713,18 @@ def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings)
     return Limits(**values, origin=origin)
 
 
-def loosened(limits: Limits, settings: Settings) -> list[str]:
+def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
+    """The limits of a row with a measurement and a footprint."""
+    from msgspec.structs import replace
+
+    taken = {name: getattr(of_footprint, name) for name in OF_FOOTPRINT}
+    return replace(of_measurement, **taken, origin={**of_measurement.origin, **of_footprint.origin})
+
+
+def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> list[str]:
     """One sentence for each limit of the command line or the environment that a test or a call loosens."""
     sentences = []
-    for name, default in settings.limits.items():
+    for name, default in ((name, settings.limits.get(name)) for name in names):
         here, origin, asked = getattr(limits, name), limits.origin.get(name, "limit"), settings.origins.get(name, "default")
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
         if default is None or here == default or not asked.startswith(("--", "GPUMEM")):

@@ -32,6 +32,7 @@ RATES_ACCEPTED = 'a rate such as "2.4 TB/s" or "900 GB/s", or "85% of peak"'
 SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
 CLAIMS_ACCEPTED = 'the label of another measurement of the test such as "faulting", or with a factor of 1 or more "20 x faulting"'
+GROWTHS_ACCEPTED = 'a growth such as "0 B", "64 MiB", "5%" or "5% + 64 MiB"'
 BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
 
 # Bounded, so that no text makes a number of a million digits.
@@ -160,6 +161,30 @@ def parse_margin(value: str) -> Margin:
     if not relative and not absolute:
         raise _refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
     return Margin(relative or 0.0, absolute or 0.0)
+
+
+def parse_growth(value: str) -> tuple[float, int]:
+    """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB": its share and its bytes.
+
+    Raises:
+        QuantityError: not a growth, or the same kind of part twice.
+    """
+    parts = value.split("+") if isinstance(value, str) else []
+    relative: float | None = None
+    absolute: int | None = None
+    for part in parts:
+        try:
+            if "%" in part and relative is None:
+                relative = parse_share(part)
+            elif "%" not in part and absolute is None:
+                absolute = parse_bytes(part)
+            else:
+                raise _refused(value, GROWTHS_ACCEPTED)
+        except QuantityError:
+            raise _refused(value, GROWTHS_ACCEPTED) from None
+    if not parts:
+        raise _refused(value, GROWTHS_ACCEPTED)
+    return relative or 0.0, absolute or 0
 
 
 def parse_claim(value: str) -> tuple[float, str]:

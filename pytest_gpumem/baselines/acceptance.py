@@ -28,13 +28,13 @@ def refusal(row: Row, simulated: bool) -> str | None:
     regression. A row stays out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
     """
     measurement, verdict = row.measurement, row.verdict
-    if measurement is None:
+    if measurement is None and row.footprint is None:
         return "nothing was measured"
     if row.failed:
         return "its test failed"
     if verdict.simulated != simulated:
         return "it is simulated" if verdict.simulated else "it is not simulated"
-    if (why := unfit(measurement)) is not None:
+    if measurement is not None and (why := unfit(measurement)) is not None:
         return why
     if verdict.code in _REFUSED:
         return f"{_REFUSED[verdict.code]}: {verdict.reason}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import key_of
 
@@ -64,6 +65,26 @@ class Accepted:
     def processes(self) -> int:
         """Number of processes of the run."""
         return 1 + len(self.measurement.further)
+
+
+@dataclass(frozen=True)
+class AcceptedFootprint:
+    """The footprint of one row of one run."""
+
+    nodeid: str
+    """pytest's id of the test."""
+    label: str
+    """Label of the part of the test; empty for the whole."""
+    footprint: Footprint
+    """Reduced: without its course over time."""
+    process: Process
+    reset: str | None = None
+    """As `Accepted.reset`."""
+
+    @property
+    def key(self) -> str:
+        """As `Row.key`."""
+        return key_of(self.nodeid, self.label)
 
 
 @dataclass(frozen=True)
@@ -140,6 +161,8 @@ class Baseline:
     """The highest sequence number of all files, also of those that do not count."""
     dated_ahead: str | None = None
     """Which files are dated ahead of this machine's clock."""
+    footprints: Mapping[str, tuple[AcceptedFootprint, ...]] = field(default_factory=dict)
+    """By row key: the footprints of the runs since the row's reset, oldest first."""
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
         """The newest runs of a row since its reset.
@@ -153,6 +176,11 @@ class Baseline:
         if rows:
             return History((alike or rows)[-self.window :], first=alike[0] if len(alike) > 1 else None)
         return History((), self._nothing(row_key))
+
+    def past_footprints(self, row_key: str) -> tuple[AcceptedFootprint, ...]:
+        """The newest footprints of a row since its reset, oldest first, and the first of all."""
+        found = self.footprints.get(row_key, ())
+        return found if len(found) <= self.window else (found[0], *found[-self.window :])
 
     def expected(self, mode: str) -> dict[str, Accepted]:
         """By row key: the rows that a session in this mode measures if it runs the same tests as the accepted processes."""
@@ -179,7 +207,12 @@ def _order(one: Process | Reset) -> tuple[int, datetime, str]:
 
 
 def assemble(
-    rows: Iterable[Accepted], resets: Iterable[Reset], processes: int, window: int, rejections: Iterable[Rejection] = ()
+    rows: Iterable[Accepted],
+    resets: Iterable[Reset],
+    processes: int,
+    window: int,
+    rejections: Iterable[Rejection] = (),
+    footprints: Iterable[AcceptedFootprint] = (),
 ) -> Baseline:
     """Build a baseline from the files that count.
 
@@ -189,6 +222,7 @@ def assemble(
         processes: number of processes in the files.
         window: newest runs of a row to compare with.
         rejections: in any order.
+        footprints: in any order.
     """
     current = {reset.key: reset for reset in sorted(resets, key=_order)}
     by_key: dict[str, list[Accepted]] = {}
@@ -205,4 +239,16 @@ def assemble(
         # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
         if any(row.process.revision != rejection.revision for row in kept):
             by_key[rejection.key] = kept
-    return Baseline({key: tuple(found) for key, found in by_key.items()}, processes, resets=current, before=before, window=window)
+    of_memory: dict[str, list[AcceptedFootprint]] = {}
+    for one in sorted(footprints, key=lambda one: _order(one.process)):
+        last = current.get(one.key)
+        if one.reset == (last.id if last is not None else None):
+            of_memory.setdefault(one.key, []).append(one)
+    return Baseline(
+        {key: tuple(found) for key, found in by_key.items()},
+        processes,
+        resets=current,
+        before=before,
+        window=window,
+        footprints={key: tuple(all_of) for key, all_of in of_memory.items()},
+    )

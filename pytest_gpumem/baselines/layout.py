@@ -1,10 +1,11 @@
 """The JSON of a baseline file.
 
     {"schema": 2, "sha256": "...", "content": {
-        "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected"}}
+        "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected", "footprints"}}
 
 A file belongs to one run, or to one `gpumem accept`, which has resets ("epochs") and no rows. `rejected` holds the keys of rows that the
-file's revision makes slower. A row keeps the median of each placement, not its samples.
+file's revision makes slower. `footprints` holds the memory of tests; it is missing where none was watched. A row keeps the median of each
+placement, not its samples.
 
 The digest covers the content as JSON with sorted keys. It survives a formatter, shows an edit, and does not protect against fraud. The
 sequence number is one more than the highest number that the writer had read. It orders files where a clock is wrong, and files of several
@@ -27,8 +28,9 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Accepted, Process, Rejection, Reset
+from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Rejection, Reset
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
@@ -61,6 +63,7 @@ class Content:
     sequence: int
     """One more than the highest number that the writer had read."""
     rows: tuple[Accepted, ...] = ()
+    footprints: tuple[AcceptedFootprint, ...] = ()
     resets: tuple[Reset, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
@@ -70,6 +73,13 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measurement: dict[str, Any]
     epoch: str | None = None
     test_source: str | None = None
+
+
+class _Footprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    nodeid: str
+    footprint: dict[str, Any]
+    label: str = ""
+    epoch: str | None = None
 
 
 class _Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +101,12 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: list[_Row] = []
     epochs: list[_Reset] = []
     rejected: list[str] = []
+    footprints: list[_Footprint] = []
+
+
+def reduced_footprint(footprint: Footprint) -> Footprint:
+    """The part of a footprint that a comparison needs: without its course over time."""
+    return replace(footprint, timeline=(), phases=(), notes=())
 
 
 def reduced(measurement: Measurement, process: Process) -> Measurement:
@@ -116,6 +132,7 @@ def written(
     rows: Sequence[Accepted] = (),
     resets: Sequence[Reset] = (),
     rejected: Sequence[str] = (),
+    footprints: Sequence[AcceptedFootprint] = (),
 ) -> str:
     """The text of a file, with one row a line for diffs."""
     content: dict[str, Any] = {"id": id, "utc": utc.isoformat(), "sequence": sequence, "revision": revision}
@@ -126,6 +143,8 @@ def written(
     content["epochs"] = [{name: getattr(reset, name) for name in _Reset.__struct_fields__} for reset in resets]
     if rejected:
         content["rejected"] = list(rejected)
+    if footprints:
+        content["footprints"] = [_footprint(one) for one in footprints]
     parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     head = f'"schema": {LAYOUT},\n"sha256": "{digest(content)}"'
     return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(parts) + "\n}\n}\n"
@@ -134,6 +153,11 @@ def written(
 def _row(row: Accepted) -> dict[str, Any]:
     plain: dict[str, Any] = {"nodeid": row.nodeid, "epoch": row.reset, "test_source": row.test_source}
     return {name: value for name, value in plain.items() if value is not None} | {"measurement": _plain(row.measurement)}
+
+
+def _footprint(one: AcceptedFootprint) -> dict[str, Any]:
+    plain: dict[str, Any] = {"nodeid": one.nodeid, "label": one.label or None, "epoch": one.reset}
+    return {name: value for name, value in plain.items() if value is not None} | {"footprint": _plain(one.footprint)}
 
 
 def digest(content: object) -> str:
@@ -190,7 +214,7 @@ def _verified(value: dict[str, Any]) -> Content:
 def _content(read: _Content) -> Content:
     utc = _time(read.utc, "$.content.utc")
     if read.device is None:
-        if read.rows:
+        if read.rows or read.footprints:
             raise LayoutError("$.content.device: null, but there are rows")
         process = None
     else:
@@ -201,9 +225,14 @@ def _content(read: _Content) -> Content:
         measurement = from_plain(row.measurement, Measurement, place)
         assert process is not None
         rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
+    footprints = []
+    for index, of in enumerate(read.footprints):
+        footprint = from_plain(of.footprint, Footprint, f"$.content.footprints[{index}].footprint")
+        assert process is not None
+        footprints.append(AcceptedFootprint(of.nodeid, of.label, footprint, process, of.epoch))
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
     rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
-    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), resets, rejections)
+    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejections)
 
 
 def _mode(settings: Mapping[str, Any]) -> str | None:

@@ -20,8 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects, unfit
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Process, Reset, assemble
-from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, written
+from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Reset, assemble
+from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, reduced_footprint, written
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -100,7 +100,8 @@ class Store:
         resets = [reset for content in counting for reset in content.resets]
         processes = sum(_processes(content) for content in counting)
         rejections = [rejection for content in counting for rejection in content.rejections]
-        baseline = assemble(rows, resets, processes, window, rejections)
+        footprints = [one for content in counting for one in content.footprints]
+        baseline = assemble(rows, resets, processes, window, rejections, footprints)
         note = None if processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
@@ -144,11 +145,13 @@ class Store:
             if (gain := improvement(row)) is not None
         }
         current = {**baseline.resets, **begun}
-        stored = []
+        stored, footprints = list[Accepted](), list[AcceptedFootprint]()
         for row in kept:
-            assert row.measurement is not None  # `refusal` checks it
             reset = current[row.key].id if row.key in current else None
-            stored.append(Accepted(row.nodeid, reduced(row.measurement, process), process, reset, row.test_source))
+            if row.measurement is not None:
+                stored.append(Accepted(row.nodeid, reduced(row.measurement, process), process, reset, row.test_source))
+            if row.footprint is not None:
+                footprints.append(AcceptedFootprint(row.nodeid, row.label, reduced_footprint(row.footprint), process, reset))
         text = written(
             id=process.id,
             utc=process.utc,
@@ -161,6 +164,7 @@ class Store:
             rows=stored,
             resets=tuple(begun.values()),
             rejected=rejected,
+            footprints=footprints,
         )
         path = _write(self.folder, text, process.utc, revision, process.id)
         return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
@@ -224,7 +228,11 @@ def row_keys(folder: Path, key: str) -> dict[str, str]:
     Raises:
         BaselineError: as `Store.load`.
     """
-    return {row.key: row.nodeid for _, content in _files(place(folder, key)) for row in content.rows}
+    found: dict[str, str] = {}
+    for _, content in _files(place(folder, key)):
+        found |= {row.key: row.nodeid for row in content.rows}
+        found |= {one.key: one.nodeid for one in content.footprints}
+    return found
 
 
 def load_file(path: Path) -> Content:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, owned
+from pytest_gpumem.devices.memory_events import Accounts, Allocated, Figures, Growth, MemoryEvent, MemoryLog, Series, account, claim, owned
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.devices.referrers import referrers_of
@@ -145,15 +145,22 @@ class Footprints:
                 self._log.ours(begin, time.perf_counter())
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Iterator[Growth]:
+        growth: Growth = {}
         if self._wanted is None or self._paused:
-            yield
+            yield growth
             return
         self._pause()
+        drift = dict(self._drift)
         try:
-            yield
+            yield growth
         finally:
             self._resume()
+            growth |= {series: nbytes - drift.get(series, 0) for series, nbytes in self._drift.items() if nbytes != drift.get(series, 0)}
+
+    def released(self, growth: Growth) -> None:
+        for series, nbytes in growth.items():
+            self._drift[series] = self._drift.get(series, 0) - nbytes
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -274,7 +281,6 @@ class _Watch:
                 uses[series] = use
         # Where allocations were not seen one by one, the peak of all is at least that of each.
         least = max((use.peak for use in uses.values() if use.kind == "device"), default=0)
-        seconds = time.perf_counter() - self._begin
         return Footprint(
             peak=max(found.peak, least),
             uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
@@ -282,7 +288,7 @@ class _Watch:
             bound=self._bound(after, uses),
             watched=("fixtures", *of._running),
             not_watched=tuple(not_watched),
-            seconds=seconds,
+            seconds=self.seconds(),
             timeline=found.courses,
         )
 
@@ -300,6 +306,9 @@ class _Watch:
             return None
         known = sum(use.kept + use.reserved for use in uses.values() if use.kind == "device")
         return max(0, self._free - now - known)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begin
 
     def accounts(self) -> Accounts:
         return self._accounts

@@ -19,6 +19,9 @@ Frame = tuple[str, int, str]
 Series = tuple[str, MemoryPlace]
 """Library and kind of memory."""
 
+Growth = dict[Series, int]
+"""Bytes by which libraries use more than before."""
+
 POINTS = 200
 """Most points of one course."""
 SEGMENT_DELAY = 1e-3
@@ -115,7 +118,7 @@ class MemoryLog:
             key = (event.layer, event.library, event.address)
             if (before := self._live.pop(key, None)) is not None:
                 self.steps.append(Step(event.at, -before.nbytes, before))
-            if event.nbytes and not self._is_ours(event.at):
+            if event.nbytes and (event.layer == "fixture" or not self._is_ours(event.at)):
                 made = Allocated(event.at, event.library, event.kind, event.layer, event.address, event.nbytes, event.stack)
                 self._live[key] = made
                 self.steps.append(Step(event.at, event.nbytes, made))

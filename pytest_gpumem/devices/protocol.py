@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, Allocated
+from pytest_gpumem.devices.memory_events import Accounts, Allocated, Growth
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -482,6 +482,9 @@ class MemoryWatch(Protocol):
     def settle(self) -> None:
         """Give back what libraries keep for reuse and cannot be told from what is used, such as page-locked memory."""
 
+    def seconds(self) -> float:
+        """Seconds since it began."""
+
     def accounts(self) -> Accounts:
         """The single allocations behind it, as of the last `read`: those of the peak and those that are kept."""
 
@@ -509,8 +512,14 @@ class Footprints(Protocol):
     def ours(self) -> AbstractContextManager[None]:
         """What is allocated inside the block belongs to the harness. Frees count wherever they happen."""
 
-    def paused(self) -> AbstractContextManager[None]:
-        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody."""
+    def paused(self) -> AbstractContextManager[Growth]:
+        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody.
+
+        Yields the bytes by which libraries use more after the block; empty until it ends.
+        """
+
+    def released(self, growth: Growth) -> None:
+        """What belonged to nobody, as `paused` gave it, is about to be freed: the watches that are open do not count it as theirs."""
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.devices.protocol import Device, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
@@ -110,7 +111,9 @@ class Conductor:
             DeviceError: a launch failed.
         """
         elsewhere = self.device.elsewhere()
-        with self.device.current():
+        if target.foreign:
+            target = dataclasses.replace(target, launch=_seen_once(self.device, target.launch))
+        with self.device.current(), self.device.footprints.paused():
             measured = self._measure_and_close(target, plan, arena, label, name, count, watch)
         if elsewhere is None:
             return measured
@@ -204,6 +207,22 @@ class Conductor:
     def close(self) -> None:
         """Free the flush buffers."""
         self._harness.close()
+
+
+def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callable[[int, Stream], None]:
+    """A launch whose first call counts in the test's footprint. It is a warm-up; later ones are timed, and take the same again."""
+    seen = False
+
+    def launched(place: int, stream: Stream) -> None:
+        nonlocal seen
+        if seen:
+            launch(place, stream)
+            return
+        seen = True
+        with device.footprints.resumed():
+            launch(place, stream)
+
+    return launched
 
 
 def worst(seen: Sequence[Conditions]) -> Conditions | None:

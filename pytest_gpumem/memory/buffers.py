@@ -200,7 +200,7 @@ def _on_its_device(method: Callable[Concatenate[Arena, Args], Made]) -> Callable
 
     @wraps(method)
     def wrapped(arena: Arena, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
-        with arena.device.current():
+        with arena.device.current(), arena.device.footprints.ours():
             return method(arena, *arguments, **keywords)
 
     return wrapped
@@ -223,6 +223,8 @@ class Arena:
         self.stream = device.streams.create()
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
+        self._given: dict[int, int] = {}
+        """Numbers of the buffers in the test's footprint, by the `id` of the allocation that they now have."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}
         self._managed: list[Buffer] = []
         self._made = 0
@@ -276,6 +278,7 @@ class Arena:
                 flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
                 allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind, **flags))
         self._allocations[id(allocation)] = allocation
+        self._given[id(allocation)] = self.device.footprints.took(kind, nbytes)
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
             raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
@@ -328,6 +331,7 @@ class Arena:
                 touch(array)
             allocation = self.device.memory.adopt(array, register=register)
         self._allocations[id(allocation)] = allocation
+        self._given[id(allocation)] = self.device.footprints.took(allocation.kind, array.nbytes)
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
     @_on_its_device
@@ -422,12 +426,15 @@ class Arena:
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)
+        self.device.footprints.gave_back(self._given.pop(id(allocation), 0))
         self.device.memory.free(allocation)
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
         """Book a move: `new` is ours now, `old` no longer."""
         self._allocations.pop(id(old), None)
         self._allocations[id(new)] = new
+        if (number := self._given.pop(id(old), None)) is not None:
+            self._given[id(new)] = number
 
     def close(self) -> None:
         """Free and unregister everything. Every allocation is tried; the first error is raised at the end."""
@@ -443,6 +450,9 @@ class Arena:
             except Exception as error:
                 first = first or error
         self._allocations.clear()
+        for number in self._given.values():
+            self.device.footprints.gave_back(number)
+        self._given.clear()
         self._padding = []
         if first is not None:
             raise first

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
+    from pytest_gpumem.plugin.footprints import GpuMemory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
     from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
     from pytest_gpumem.plugin.state import GpuTest
@@ -68,6 +69,19 @@ def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_l2_sweeps: L2Sweeps, _gpume
 def gpu_benchmark(_gpumem_benchmark: GpuBenchmark) -> GpuBenchmark:
     """Measures a kernel, a callable or a `Case`: `gpu_benchmark(f, *args)`, `gpu_benchmark.case(build)`."""
     return _gpumem_benchmark
+
+
+@pytest.fixture
+def _gpumem_watched(_gpumem_test: GpuTest) -> GpuMemory:
+    from pytest_gpumem.plugin.footprints import GpuMemory
+
+    return GpuMemory(_gpumem_test.item)
+
+
+@pytest.fixture
+def gpu_memory(_gpumem_watched: GpuMemory) -> GpuMemory:
+    """`with gpu_memory.watch("decode", max_kept="0 B") as used:` how much memory a part of the test takes: `used.peak`, `used.kept`."""
+    return _gpumem_watched
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import structs
 
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
 from pytest_gpumem.measuring.work import Work
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.measurement import Limits
 
 
-KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *LIMITS)
+KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)
 """Keywords of a measurement; all others go to the function."""
 
 
@@ -150,7 +150,7 @@ class GpuBenchmark:
         test = self._test
         label = self._check_label(label)
         for name in limits:
-            if name not in LIMITS:
+            if name not in LIMITS:  # one of a footprint is refused with the others
                 near = difflib.get_close_matches(name, KEYWORDS, n=1)
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         result = self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
@@ -242,4 +242,8 @@ class GpuBenchmark:
         return label
 
     def _limits(self, given: Mapping[str, object]) -> Limits:
+        if (whole := next((name for name in given if name in OF_FOOTPRINT), None)) is not None:
+            raise BadCall(
+                f"{whole} limits the memory of a test, not a measurement: give it to @pytest.mark.gpumem or to gpu_memory.watch()"
+            )
         return merge_limits(marker_limits(given, "call"), self._test.limits, self._test.session.settings)

@@ -6,7 +6,7 @@ pytest imports this module in every session of everyone who has the plugin insta
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -38,7 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, dest=option.key, action="store_true", default=None, help=text.replace("%", "%%"))
         else:
             action = "append" if option.repeats else "store"
-            group.addoption(option.flag, dest=option.key, action=action, metavar=option.metavar, default=None, help=text.replace("%", "%%"))
+            bare: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
+            group.addoption(
+                option.flag, dest=option.key, action=action, metavar=option.metavar, default=None, help=text.replace("%", "%%"), **bare
+            )
         kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
         parser.addini(option.key, text, type=kind, default=None)
 

@@ -19,6 +19,7 @@ from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.explain.text import text
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.plugin.footprints import with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
@@ -95,26 +96,25 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         The rows that fail the test by their verdict; empty if `error` ended it anyway.
     """
     test = item.stash.get(TEST, None)
-    if test is None:
-        return []
-    test.judged = True
     skipped = isinstance(error, pytest.skip.Exception)
+    if test is None:
+        return _of_memory(item, session, error) if not skipped else []
+    test.judged = True
     if session.further:
         test.measurements = [
             (merged(m, key_of(item.nodeid, m.label), [process.rows for process in session.further]), limits)
             for m, limits in test.measurements
         ]
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
-    rows = [
-        Row(item.nodeid, limits, _skipped(error, session), measurement, measurement.label, range_name=test.range_name)
-        if skipped
-        else judged(Row(item.nodeid, limits, _OPEN, measurement, measurement.label, range_name=test.range_name), siblings, session)
-        for measurement, limits in test.measurements
-    ]
+    rows = [Row(item.nodeid, limits, _OPEN, measured, measured.label, range_name=test.range_name) for measured, limits in test.measurements]
+    if skipped:
+        rows = [replace(row, verdict=_skipped(error, session)) for row in rows]
+    else:
+        rows = [judged(row, siblings, session) for row in with_footprints(item, rows, test.range_name, session)]
     failing = [row for row in rows if fails(row, session)]
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
     rows = [replace(row, failed=failed) for row in rows]
-    if failed and not rows and test.replay is not None:
+    if failed and not test.measurements and test.replay is not None:
         rows = [unmeasured(item, session, error)]
     rows = [in_context(row, item, session) for row in rows]
     item.stash[ROWS] = rows
@@ -159,7 +159,8 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
         session: its session, whose family of compared rows counts it.
     """
     measurement, limits = row.measurement, row.limits
-    assert measurement is not None
+    if measurement is None:
+        return replace(row, verdict=with_verdict(row, row.verdict, session))
     history = session.history(row)
     verdict = judge(
         measurement,
@@ -177,7 +178,19 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
         session.family = session.family.after(verdict)
     if verdict.outcome is Outcome.NEW and session.baseline.accepted(row.key) is not None:
         verdict = replace(verdict, code=Code.ACCEPTED)
-    return replace(row, verdict=verdict)
+    return replace(row, verdict=with_verdict(row, verdict, session))
+
+
+def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
+    """Judge the memory of a test without fixtures of ours. Returns as `judge_test`."""
+    rows = with_footprints(item, [], session.names.unique(item.nodeid), session)
+    rows = [judged(row, {}, session) for row in rows]
+    failing = [row for row in rows if fails(row, session)]
+    failed = error is not None or bool(failing)
+    item.stash[ROWS] = [in_context(replace(row, failed=failed), item, session) for row in rows]
+    for row in item.stash[ROWS]:
+        item.user_properties += properties(row, summary(row, session))
+    return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
 
 
 def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
@@ -224,6 +237,9 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
             figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
         if (share := measurement.share_of_peak(session.facts)) is not None:
             figures["share_of_peak"] = share
+    if (footprint := row.footprint) is not None:
+        figures |= {"peak_bytes": footprint.peak, "kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
+        figures["allocations"] = footprint.allocations
     if (comparison := row.verdict.comparison) is not None:
         figures |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high}
         figures["catches"] = comparison.catches

@@ -26,6 +26,9 @@ PEER_FIXTURE = "_gpumem_peer_memory"
 KERNELS_FIXTURE = "gpu_kernels"
 """Gives the kernels of the catalogue: only their measurements use the memory that is kept between tests."""
 
+MEMORY_FIXTURE = "_gpumem_watched"
+"""The private fixture behind `gpu_memory`."""
+
 BENCHMARK_FIXTURE = "_gpumem_benchmark"
 """The private fixture behind `gpu_benchmark`."""
 

@@ -151,7 +151,7 @@ class RunningHooks:
             test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
             item.stash[ROWS] = [unmeasured(item, self._session, call.excinfo.value if call.excinfo is not None else None)]
-        if ended:
+        if ended or (shown.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))):
             rows = item.stash.get(ROWS, [])
             if self._session.reports_elsewhere:
                 setattr(shown, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])

@@ -16,6 +16,7 @@ from pytest_gpumem.baselines.store import BaselineError, Store, keys
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
+from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import WorkerGpus
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, uses
@@ -96,6 +97,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     config.pluginmanager.register(SessionHooks(session), SESSION_PLUGIN)
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
+    if settings.footprint != "off":
+        config.pluginmanager.register(FootprintHooks(session), "gpumem-footprints")  # after the others, so that it is outside them
     config.pluginmanager.register(LostHooks(session), "gpumem-lost")
     if settings.memory_limit is not None:
         config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")

@@ -312,7 +312,7 @@ class GpuSession:
         if not self.reads_controls:
             return None
         try:
-            with self.device.current():
+            with self.device.current(), self.device.footprints.paused():
                 self.conductor.ready()
                 return read_controls(self.device, latency=latency)
         except DeviceError:  # such as too little free memory; the measurements report any other cause

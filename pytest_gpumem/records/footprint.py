@@ -133,6 +133,10 @@ class Footprint(Record, frozen=True):
     out."""
     further_peaks: tuple[Bytes, ...] = ()
     """`peak` in further processes of the same run (`--gpumem-processes`)."""
+    ended: bool = True
+    """False while the test still runs: what it keeps and reserves is not known yet."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the reader."""
 
     def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)

@@ -306,7 +306,7 @@ class Measurement(Record, frozen=True):
 
 
 class Limits(Record, frozen=True):
-    """Limits of a measurement, as written; None is no limit."""
+    """Limits of a measurement and of the memory of a test, as written; None is no limit."""
 
     min_bandwidth: str | None = None
     """Least bandwidth: "2.4 TB/s" or "85% of peak"."""
@@ -324,5 +324,15 @@ class Limits(Record, frozen=True):
     """Gain against the baseline from which on the baseline is stale: "5%"."""
     faster_than: str | None = None
     """Another measurement of the same test that must be slower: "faulting", or "20 x faulting"."""
+    max_peak: str | None = None
+    """Most bytes of device memory in use at once: "2 GiB"."""
+    max_kept: str | None = None
+    """Most bytes still in use after the test: "0 B"."""
+    max_reserved: str | None = None
+    """Most bytes by which the unused memory of pools grows: "512 MiB"."""
+    max_allocations: str | None = None
+    """Most allocations: "100"."""
+    max_peak_regression: str | None = None
+    """Largest growth of the peak against the baseline: "0 B" or "5%"."""
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

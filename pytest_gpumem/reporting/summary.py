@@ -53,7 +53,7 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
 
 def counts_text(rows: Sequence[Row]) -> str:
     """Such as "9 measured (simulated): 1 FAIL, 8 PASS (6 held to no limit); 1 test failed before it measured anything"."""
-    measured = [row for row in rows if row.measurement is not None]
+    measured = [row for row in rows if row.measurement is not None or row.footprint is not None]
     simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
@@ -64,7 +64,7 @@ def counts_text(rows: Sequence[Row]) -> str:
     parts = [f"{len(measured)} measured{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
     if otherwise := {row.nodeid for row in measured if row.test_error is True}:
         parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")
-    if nothing := {row.nodeid for row in rows if row.measurement is None}:
+    if nothing := {row.nodeid for row in rows if row.measurement is None and row.footprint is None}:
         parts.append(f"{counted(len(nothing), 'test')} failed before {'it' if len(nothing) == 1 else 'they'} measured anything")
     return "; ".join(parts)
 

@@ -1,0 +1,204 @@
+"""The limits of a footprint. Bytes and allocations are counted: a limit holds or does not, and no statistics are needed.
+
+A growth of the peak is judged against the least peak of the accepted runs, so that small steps do not add up. Where runs of one revision
+have different peaks, the count varies by itself, as by caches and autotuning. Then it is judged against the largest of the accepted runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.finding import Finding, counted, find
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth
+
+
+@dataclass(frozen=True)
+class PastFootprint:
+    """The footprint of an accepted run."""
+
+    footprint: Footprint
+    revision: str | None
+    """Revision of its code; None if unknown."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    footprint: Footprint
+    written: str
+    origin: str
+    past: Sequence[PastFootprint]
+    no_history: str | None
+
+    def below(self, name: str, count: int, most: int, words: str) -> Finding:
+        side = "above" if count > most else "not above"
+        limit = f"{name} {self.written} ({self.origin})"
+        if count > most:
+            return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=words, side=side, limit=limit)
+        return find(Outcome.PASS, "counted", figure=words, side=side, limit=limit)
+
+
+def _max_peak(one: _Judged) -> Finding:
+    peak = one.footprint.peak
+    return one.below("max_peak", peak, parse_bytes(one.written), f"a peak of {size(peak)}")
+
+
+def _max_kept(one: _Judged) -> Finding:
+    kept = one.footprint.kept
+    parts = [f"{use.library} {size(use.kept)}{_kind(use.kind)}" for use in one.footprint.uses if use.kept > 0]
+    return one.below("max_kept", kept, parse_bytes(one.written), f"{size(kept)} kept{_in_brackets(parts)}")
+
+
+def _max_reserved(one: _Judged) -> Finding:
+    reserved = one.footprint.reserved
+    parts = [f"{use.library} {size(use.reserved)}" for use in one.footprint.uses if use.reserved > 0]
+    return one.below("max_reserved", reserved, parse_bytes(one.written), f"{size(reserved)} reserved and unused{_in_brackets(parts)}")
+
+
+def _max_allocations(one: _Judged) -> Finding:
+    count = one.footprint.allocations
+    return one.below("max_allocations", count, int(one.written), counted(count, "allocation"))
+
+
+def _max_peak_regression(one: _Judged) -> Finding:
+    limit, now = f"max_peak_regression {one.written} ({one.origin})", one.footprint
+    alike = [past for past in one.past if comparable(now, past.footprint)]
+    if not alike:
+        if one.past:
+            changed = "the driver's allocations are watched on one side only"
+            return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
+        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=one.no_history or "the baseline holds no such row")
+    peaks = [peak for past in alike for peak in peaks_of(past.footprint)]
+    varies = varying(now, alike)
+    before = max(peaks) if varies else min(peaks)
+    share, nbytes = parse_growth(one.written)
+    most = before + floor(before * share) + nbytes
+    peak = max(peaks_of(now)) if not varies else min(peaks_of(now))
+    growth = f"{'+' if peak >= before else ''}{format_bytes(peak - before)}"
+    if before:
+        growth += f", {format_share(peak / before - 1, sign=True)}"
+    figure = f"a peak of {size(peak)} against {size(before)} of {counted(len(alike), 'accepted run')} ({growth})"
+    if varies:
+        figure += f"; unchanged code varies between {size(min(peaks))} and {size(max(peaks))}"
+    elif len(set(peaks_of(now))) > 1:
+        figure += f"; processes of this run vary between {size(min(peaks_of(now)))} and {size(peak)}"
+    if peak > most:
+        return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=figure, side="above", limit=limit)
+    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
+
+
+def comparable(one: Footprint, other: Footprint) -> bool:
+    """True if both saw the same: the driver's allocations on both sides, or on none."""
+    return (one.driver_peak is None) == (other.driver_peak is None)
+
+
+def peaks_of(footprint: Footprint) -> tuple[int, ...]:
+    """The peaks of all processes of a run."""
+    return (footprint.peak, *footprint.further_peaks)
+
+
+def varying(now: Footprint, past: Sequence[PastFootprint]) -> bool:
+    """True if processes of one run, or runs of one revision without other changes, have different peaks."""
+    by_revision: dict[str, set[int]] = {}
+    for one in past:
+        if len(set(peaks_of(one.footprint))) > 1:
+            return True
+        if one.revision is not None and not one.revision.endswith("-dirty"):
+            by_revision.setdefault(one.revision, set()).add(one.footprint.peak)
+    return any(len(peaks) > 1 for peaks in by_revision.values())
+
+
+RULES: Mapping[str, Callable[[_Judged], Finding]] = {
+    "max_peak": _max_peak,
+    "max_allocations": _max_allocations,
+    "max_peak_regression": _max_peak_regression,
+    "max_kept": _max_kept,
+    "max_reserved": _max_reserved,
+}
+"""By the limit's name."""
+AT_THE_END = ("max_kept", "max_reserved")
+"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
+
+
+def judge_footprint(
+    footprint: Footprint, limits: Limits, past: Sequence[PastFootprint], names: Sequence[str], no_history: str | None = None
+) -> Iterator[Finding]:
+    """One finding for each limit that is set.
+
+    Args:
+        footprint: of this run.
+        limits: of the row.
+        past: the accepted runs of the row, oldest first.
+        names: the limits to judge.
+        no_history: why there is no accepted run.
+
+    Raises:
+        QuantityError: a limit that cannot be read.
+    """
+    for name in names:
+        if (written := getattr(limits, name)) is None:
+            continue
+        one = _Judged(footprint, written, limits.origin.get(name, "limit"), past, no_history)
+        found = RULES[name](one)
+        if found.outcome is Outcome.PASS and (unseen := _unseen(footprint)) is not None:
+            limit = f"{name} {written} ({one.origin})"
+            yield find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=unseen)
+        else:
+            yield found
+
+
+def _unseen(footprint: Footprint) -> str | None:
+    """Why what was seen proves nothing; None if it does."""
+    if not footprint.watched:
+        return "; ".join(footprint.not_watched) or "nothing was watched"
+    if footprint.bound:
+        return f"up to {size(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
+    return None
+
+
+def added(verdict: Verdict, findings: Sequence[Finding], strict: bool) -> Verdict:
+    """A verdict with findings on the footprint: the worst outcome, with the sentences that belong to it."""
+    if not findings:
+        return verdict
+    worst = min(findings, key=lambda finding: finding.outcome.rank)
+    ends = "" if not strict or worst.outcome in (Outcome.PASS, Outcome.FAIL) else " (strict: this fails)"
+    if worst.outcome is Outcome.PASS and verdict.outcome is Outcome.PASS:
+        first = [] if verdict.comparison is None and verdict.reason == NO_LIMIT else [verdict.reason]
+        return replace(verdict, reason="; ".join([*first, *(finding.sentence for finding in findings)]))
+    sentences = "; ".join(finding.sentence for finding in findings if finding.outcome is not Outcome.PASS)
+    if not sentences:
+        return verdict
+    if worst.outcome.rank < verdict.outcome.rank:
+        reason = sentences + ends + ("" if verdict.outcome is Outcome.PASS else f"; {verdict.reason}")
+        return replace(verdict, outcome=worst.outcome, code=worst.code, reason=reason)
+    return replace(verdict, reason=f"{verdict.reason}; {sentences}")
+
+
+NO_LIMIT = find(Outcome.PASS, "no limit").sentence
+"""The reason of a row without limits."""
+
+
+def size(nbytes: int) -> str:
+    """A rounded size beside its bytes where it is not whole: "1.07 GiB (1148903424 B)"."""
+    exact = format_bytes(nbytes)
+    if len(exact) <= 9 or abs(nbytes) < 10_000:
+        return exact
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.4g} {unit} ({nbytes} B)"
+    return exact
+
+
+def _kind(kind: str) -> str:
+    return "" if kind == "device" else f" {kind}"
+
+
+def _in_brackets(parts: Sequence[str]) -> str:
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,306 @@
+"""The memory of tests on the simulated device: rows, limits, baselines, parts, and wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+MIB = 2**20
+
+BUFFERS = """
+import pytest
+
+def test_two(device_buffer, pinned_buffer):
+    device_buffer("4 MiB")
+    pinned_buffer("1 MiB")
+
+def test_measured(gpu_benchmark, gpu_kernels, device_buffer):
+    a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
+    gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+
+def test_of_the_host():
+    pass
+"""
+
+
+def rows(path: Path) -> dict[str, Any]:
+    return {row["key"]: row for row in json.loads((path / "out.json").read_text())["gpumem"]["rows"]}
+
+
+def results(pytester: pytest.Pytester, gpumem: Run, test: str, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+    pytester.makepyfile(test_it=test)
+    result = gpumem("--benchmark-json=out.json", *arguments)
+    return result, rows(pytester.path)
+
+
+def test_every_test_that_takes_memory_has_a_row(pytester: pytest.Pytester, gpumem: Run) -> None:
+    result, found = results(pytester, gpumem, BUFFERS, "--gpumem-footprint=on")
+    assert result.ret == 0
+    assert set(found) == {"test_it.py::test_two", "test_it.py::test_measured"}
+    of_two, of_measured = found["test_it.py::test_two"]["footprint"], found["test_it.py::test_measured"]["footprint"]
+    assert (of_two["peak"], of_two["pinned_peak"], of_two["kept"], of_two["allocations"]) == (4 * MIB, MIB, 0, 2)
+    assert [phase["name"] for phase in of_two["phases"]] == ["setup", "call", "teardown"]
+    # Neither placements nor the flush nor references are the test's.
+    assert (of_measured["peak"], of_measured["allocations"], of_measured["kept"]) == (3 * MIB, 3, 0)
+
+
+def test_measured_rows_have_it_without_the_option_and_others_no_row(pytester: pytest.Pytester, gpumem: Run) -> None:
+    _, found = results(pytester, gpumem, BUFFERS)
+    assert set(found) == {"test_it.py::test_measured"}
+    assert found["test_it.py::test_measured"]["footprint"]["peak"] == 3 * MIB
+    _, found = results(pytester, gpumem, BUFFERS, "--gpumem-footprint=off")
+    assert found["test_it.py::test_measured"]["footprint"] is None
+
+
+def test_a_limit_that_is_broken_fails_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    result, found = results(
+        pytester,
+        gpumem,
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_peak="4 MiB", max_allocations=2)
+        def test_within(device_buffer):
+            device_buffer("1 MiB"), device_buffer("3 MiB")
+
+        @pytest.mark.gpumem(max_peak="4 MiB")
+        def test_above(device_buffer):
+            device_buffer("4 MiB"), device_buffer(4096)
+
+        @pytest.mark.gpumem(max_allocations=1)
+        def test_many(device_buffer):
+            device_buffer("1 MiB"), device_buffer("3 MiB")
+        """,
+    )
+    result.assert_outcomes(passed=1, failed=2)
+    verdicts = {key.partition("::")[2]: row["verdict"] for key, row in found.items()}
+    assert {name: (one["outcome"], one["code"]) for name, one in verdicts.items()} == {
+        "test_within": ("PASS", None),
+        "test_above": ("FAIL", "too much memory"),
+        "test_many": ("FAIL", "too much memory"),
+    }
+    assert "4100 KiB, above max_peak 4 MiB (marker)" in verdicts["test_above"]["reason"]
+
+
+def test_limits_of_options_and_of_the_ini_file_hold_for_all_that_take_memory(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeini("[pytest]\ngpumem_max_peak = 2 MiB\n")
+    result, found = results(pytester, gpumem, BUFFERS)
+    result.assert_outcomes(passed=1, failed=2)  # that of the host takes none
+    assert {row["limits"]["origin"]["max_peak"] for row in found.values()} == {"gpumem_max_peak in tox.ini"}
+    result, _ = results(pytester, gpumem, BUFFERS, "--gpumem-max-peak", "1 GiB")
+    result.assert_outcomes(passed=3)
+
+
+KEEPS = """
+import pytest
+
+LEFT = []
+
+@pytest.fixture
+def leaking(gpu_device):
+    # As a library would report it that nobody frees.
+    from pytest_gpumem.devices.kinds import MemoryKind
+    return lambda nbytes: LEFT.append(gpu_device.footprints.took(MemoryKind.DEVICE, nbytes))
+
+@pytest.mark.gpumem(max_kept="0 B")
+def test_keeps(leaking):
+    leaking(4096)
+
+@pytest.mark.gpumem(max_kept="4 KiB")
+def test_may_keep(leaking):
+    leaking(4096)
+
+@pytest.mark.gpumem(max_kept="0 B")
+@pytest.mark.parametrize("number", range(20))
+def test_clean(device_buffer, number):
+    device_buffer("1 MiB")
+"""
+
+
+def test_what_is_kept_is_judged_after_the_teardown(pytester: pytest.Pytester, gpumem: Run) -> None:
+    result, found = results(pytester, gpumem, KEEPS)
+    result.assert_outcomes(passed=22, errors=1)
+    verdict = found["test_it.py::test_keeps"]["verdict"]
+    assert (verdict["outcome"], found["test_it.py::test_keeps"]["failed"]) == ("FAIL", True)
+    assert "4 KiB kept (gpumem 4 KiB), above max_kept 0 B (marker)" in verdict["reason"]
+    assert [row["footprint"]["kept"] for row in found.values()] == [4096, 4096, *[0] * 20]
+    assert result.ret == 1
+
+
+def test_workers_of_xdist_report_what_was_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(test_it=KEEPS)
+    result = gpumem("-n", "1", "-p", "xdist", "-k", "keep", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=2, errors=1)
+    assert rows(pytester.path)["test_it.py::test_keeps"]["verdict"]["outcome"] == "FAIL"
+
+
+def test_a_part_is_watched_by_its_label(pytester: pytest.Pytester, gpumem: Run) -> None:
+    result, found = results(
+        pytester,
+        gpumem,
+        """
+        def test_parts(gpu_memory, device_buffer, managed_buffer):
+            device_buffer("2 MiB")
+            with gpu_memory.watch("decode", max_kept="8 MiB") as used:
+                device_buffer("4 MiB")
+                assert used.peak == 4 << 20
+                managed_buffer("1 MiB")
+            assert (used.peak, used.kept, used.managed, used.allocations, used.largest) == (4 << 20, 5 << 20, 1 << 20, 2, 4 << 20)
+            with gpu_memory.watch("nothing", max_peak="1 B") as nothing:
+                pass
+            assert nothing.peak == nothing.kept == 0
+            with gpu_memory.watch("above", max_kept="0 B"):
+                device_buffer("1 MiB")
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    assert {key.removeprefix("test_it.py::"): row["verdict"]["outcome"] for key, row in found.items()} == {
+        "test_parts": "PASS",
+        "test_parts[decode]": "PASS",
+        "test_parts[nothing]": "PASS",
+        "test_parts[above]": "FAIL",
+    }
+    assert found["test_it.py::test_parts"]["footprint"]["peak"] == 7 * MIB
+
+
+GROWS = """
+import pytest
+from pathlib import Path
+
+@pytest.mark.gpumem(max_peak_regression="{allowed}")
+def test_it(device_buffer):
+    for _ in range(int(Path(__file__).with_name("blocks").read_text())):
+        device_buffer("1 MiB")
+"""
+
+
+@pytest.fixture
+def blocks(pytester: pytest.Pytester, gpumem: Run) -> Callable[..., tuple[str, str]]:
+    """Runs with a number of blocks of 1 MiB: outcome and reason."""
+
+    def run(count: int, allowed: str = "0 B", *arguments: str) -> tuple[str, str]:
+        (pytester.path / "blocks").write_text(str(count))
+        _, found = results(pytester, gpumem, GROWS.format(allowed=allowed), *arguments)
+        verdict = found["test_it.py::test_it"]["verdict"]
+        return verdict["outcome"], verdict["reason"]
+
+    return run
+
+
+def test_a_growth_against_the_baseline_fails_and_nothing_else_does(blocks: Callable[..., tuple[str, str]]) -> None:
+    assert blocks(20)[0] == "NEW"
+    assert blocks(20, "0 B", "--gpumem-save")[0] == "NEW"
+    assert blocks(20)[0] == "PASS"
+    assert blocks(19)[0] == "PASS"
+    outcome, reason = blocks(21)
+    assert outcome == "FAIL"
+    assert "a peak of 21 MiB against 20 MiB of 1 accepted run (+1 MiB, +5.00 %), above max_peak_regression 0 B (marker)" in reason
+    assert blocks(21, "5%")[0] == "PASS"
+    assert blocks(22, "5%")[0] == "FAIL"
+    assert blocks(22, "5% + 1 MiB")[0] == "PASS"
+
+
+def test_small_steps_do_not_add_up_and_a_gain_stays(blocks: Callable[..., tuple[str, str]]) -> None:
+    assert blocks(20, "5%", "--gpumem-save")[0] == "NEW"
+    assert blocks(21, "5%", "--gpumem-save")[0] == "PASS"
+    assert blocks(22, "5%")[0] == "FAIL"  # 22 is 5 % above 21
+    assert blocks(10, "5%", "--gpumem-save")[0] == "PASS"
+    assert blocks(20, "5%")[0] == "FAIL"
+
+
+def test_an_accepted_change_starts_the_row_anew(pytester: pytest.Pytester, blocks: Callable[..., tuple[str, str]]) -> None:
+    from click.testing import CliRunner
+
+    from pytest_gpumem.cli import main
+
+    assert blocks(1, "0 B", "--gpumem-save", "--gpumem-baseline", "kept")[0] == "NEW"
+    assert blocks(2, "0 B", "--gpumem-baseline", "kept")[0] == "FAIL"
+    done = CliRunner().invoke(main, ["accept", "--baseline", "kept", "--reason", "larger batch", "test_it.py::test_it"])
+    assert done.exit_code == 0, done.output
+    assert blocks(2, "0 B", "--gpumem-save", "--gpumem-baseline", "kept")[0] == "NEW"
+    assert blocks(3, "0 B", "--gpumem-baseline", "kept")[0] == "FAIL"
+
+
+def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pytester: pytest.Pytester, gpumem: Run) -> None:
+    test = """
+        import pytest
+
+        @pytest.mark.gpumem(max_peak="1 GiB")
+        def test_of_a_library():
+            pass
+    """
+    _, found = results(pytester, gpumem, test)
+    verdict = found["test_it.py::test_of_a_library"]["verdict"]
+    assert (verdict["outcome"], verdict["code"]) == ("UNDECIDED", "conditions")
+    assert "no GPU is measured" in verdict["reason"]
+    assert results(pytester, gpumem, test, "--gpumem-strict")[0].ret == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpumem-max-peak", "2 GHz"), r"--gpumem-max-peak: '2 GHz' is not understood; accepted is a size"),
+        (("--gpumem-max-peak", "0 B"), r"--gpumem-max-peak: '0 B' cannot be met"),
+        (("--gpumem-max-kept=-1 MiB",), r"--gpumem-max-kept: '-1 MiB'.*accepted is a size"),
+        (("--gpumem-max-allocations", "2.5"), r"--gpumem-max-allocations: '2.5' is no number of allocations"),
+        (("--gpumem-max-peak-regression", "5 us"), r"--gpumem-max-peak-regression: '5 us'.*accepted is a growth"),
+        (("--gpumem-max-peak", "1 MiB", "--gpumem-max-kept", "2 MiB"), r"--gpumem-max-kept: max_kept 2 MiB contradicts max_peak 1 MiB"),
+        (("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"), r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off"),
+        (("--gpumem-footprint", "test_it.py"), r"--gpumem-footprint: 'test_it.py' is not one of auto, on, trace, off; where tests follow"),
+    ],
+)
+def test_a_wrong_limit_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], message: str) -> None:
+    pytester.makepyfile(test_it=BUFFERS)
+    result = gpumem(*arguments)
+    assert result.ret == 4
+    result.stderr.re_match_lines([f"ERROR: gpumem: {message}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('@pytest.mark.gpumem(max_kept="2 MiB", max_peak="1 MiB")', "*marker: max_kept 2 MiB contradicts max_peak 1 MiB (marker)*"),
+        ('@pytest.mark.gpumem(max_peek="1 MiB")', "*there is no keyword max_peek (did you mean max_peak?)*"),
+    ],
+)
+def test_a_wrong_marker_is_one_line(pytester: pytest.Pytester, gpumem: Run, line: str, message: str) -> None:
+    pytester.makepyfile(test_it=f"import pytest\n{line}\ndef test_it(device_buffer): pass\n")
+    result = gpumem()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([message])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("with gpu_memory.watch(''): pass", "*watch(''): a label is a short text*"),
+        ("with gpu_memory.watch('a'): pass\n    with gpu_memory.watch('a'): pass", "*watch('a'): the label is used already*"),
+        ("with gpu_memory.watch('a', max_latency='1 us'): pass", "*has no keyword 'max_latency'; accepted are max_peak,*"),
+        ("with gpu_memory.watch('a', max_peak='1 lb'): pass", "*call: max_peak: '1 lb' is not understood*"),
+        ("gpu_benchmark(len, [], max_peak='1 MiB')", "*max_peak limits the memory of a test, not a measurement*"),
+    ],
+)
+def test_a_wrong_call_is_one_line(pytester: pytest.Pytester, gpumem: Run, body: str, message: str) -> None:
+    pytester.makepyfile(test_it=f"def test_it(gpu_memory, gpu_benchmark):\n    {body}\n")
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([message])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_limits_of_this_run_that_a_test_lifts_are_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+    test = """
+        import pytest
+
+        @pytest.mark.gpumem(max_peak=None)
+        def test_free(device_buffer):
+            device_buffer("4 MiB")
+    """
+    result, found = results(pytester, gpumem, test, "--gpumem-max-peak", "1 MiB")
+    assert result.ret == 0
+    assert found["test_it.py::test_free"]["footprint"]["notes"] == ["max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"]
