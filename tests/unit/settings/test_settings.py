@@ -190,6 +190,7 @@ def test_the_marker_is_strict() -> None:
     assert set(MARKER_KEYWORDS) == {
         *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
+        *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
         *("mode", "sampler", "placements", "precision", "budget"),
         "gpus",
     }
