@@ -137,7 +137,12 @@ def comparable(measurement: Measurement, past: Measurement) -> bool:
 
 def is_failure(verdict: Verdict, strict: bool) -> bool:
     """True if a test with this verdict fails: on FAIL, and under `strict` on everything but PASS."""
-    return verdict.outcome is Outcome.FAIL or (strict and verdict.outcome is not Outcome.PASS)
+    return is_failing(verdict.outcome, strict)
+
+
+def is_failing(outcome: Outcome, strict: bool) -> bool:
+    """True if an outcome fails a test."""
+    return outcome is Outcome.FAIL or (strict and outcome is not Outcome.PASS)
 
 
 def unreliable(measurement: Measurement) -> Iterator[str]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.judging.footprint import AT_THE_END, NO_LIMIT, RULES, PastFootprint, added, judge_footprint
-from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.judge import is_failing
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.outcomes import Outcome
@@ -197,17 +197,21 @@ class FootprintHooks:
             return []
         finally:
             watched.watch.close()
-        before = item.stash.get(ROWS, [])
-        rows = [row if row.label or row.footprint is None else self._ended(replace(row, footprint=footprint)) for row in before]
+        rows, failing = list[Row](), list[Row]()
+        for before in item.stash.get(ROWS, []):
+            if before.label or before.footprint is None:
+                rows.append(before)
+                continue
+            row = replace(before, footprint=footprint)
+            findings = _findings(row, session, AT_THE_END)
+            fails = any(is_failing(finding.outcome, session.settings.strict) for finding in findings)
+            verdict = added(row.verdict, findings, session.settings.strict)
+            rows.append(replace(row, verdict=verdict, failed=row.failed or fails))
+            # A test whose body failed is reported, and what a failure keeps is no finding of its own.
+            if fails and not before.failed and session.further_reports is None:
+                failing.append(rows[-1])
         item.stash[ROWS] = rows
-        # A test whose body failed is reported, and what a failure keeps is no finding of its own.
-        new = [row for row, old in zip(rows, before, strict=True) if not old.failed]
-        return [row for row in new if session.further_reports is None and is_failure(row.verdict, session.settings.strict)]
-
-    def _ended(self, row: Row) -> Row:
-        """A row, judged by what its test has left."""
-        verdict = added(row.verdict, _findings(row, self._session, AT_THE_END), self._session.settings.strict)
-        return replace(row, verdict=verdict, failed=row.failed or verdict.outcome is Outcome.FAIL)
+        return failing
 
 
 def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession) -> list[Row]:
