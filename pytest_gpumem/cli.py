@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
+from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.completion import completion
 from pytest_gpumem.commands.doctor import doctor
@@ -29,7 +30,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 TASKS = {
-    "Decide": ("gate", "duet", "compare", "accept"),
+    "Decide": ("gate", "duet", "compare", "code", "accept"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "completion"),
@@ -92,5 +93,23 @@ def main() -> None:
     """CUDA memory performance: what this machine can measure, and what was measured."""
 
 
-for command in (accept, compare, completion, doctor, duet, explain, export, gate, l2_sweep, profile, ranges, read, report, schema, traffic):
+COMMANDS = (
+    accept,
+    code,
+    compare,
+    completion,
+    doctor,
+    duet,
+    explain,
+    export,
+    gate,
+    l2_sweep,
+    profile,
+    ranges,
+    read,
+    report,
+    schema,
+    traffic,
+)
+for command in COMMANDS:
     main.add_command(command)
