@@ -200,11 +200,15 @@ class GpuSession:
             self._device, self.watch = device, Watch(device)
         return self._device
 
-    def make_room(self) -> None:
-        """Give back the device memory that is kept for the next measurement of a kernel of the catalogue."""
+    def make_room(self, *, unless_free: float = 1.0) -> None:
+        """Give back the device memory that is kept for the next measurement of a kernel of the catalogue.
+
+        Args:
+            unless_free: share of the device's memory that, if it is free besides, lets the kept memory stay.
+        """
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
-                self._device.memory.make_room()
+                self._device.memory.make_room(unless_free=unless_free)
 
     def shed(self) -> None:
         """Give back all device memory that the harness keeps between tests."""
