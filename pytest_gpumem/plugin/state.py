@@ -41,6 +41,7 @@ from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
+from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -426,6 +427,8 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
+        self.extra: dict[str, Extra] = {}
+        """Further figures of each measurement, by its label."""
         """Measurements so far, each with its limits."""
         self.streams: list[PersistingStream] = []
         """The test's persisting streams."""
