@@ -15,6 +15,7 @@ from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.completion import completion
+from pytest_gpumem.commands.diff import diff
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
@@ -30,7 +31,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 TASKS = {
-    "Decide": ("gate", "duet", "compare", "code", "accept"),
+    "Decide": ("gate", "duet", "compare", "diff", "code", "accept"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "completion"),
@@ -98,6 +99,7 @@ COMMANDS = (
     code,
     compare,
     completion,
+    diff,
     doctor,
     duet,
     explain,
