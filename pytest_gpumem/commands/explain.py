@@ -91,6 +91,9 @@ def explain(
     click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
     for key, one in found.items():
         click.echo("\n" + text(key, one, width=width))
+    memory = grown(*sides)
+    for key, lines in memory.items():
+        click.echo("\n" + "\n  ".join(printable([key, *lines])))
     notes = [*_of_sides(*sides), *_alone(*sides)]
     for note in notes:
         click.echo("\n" + printable(f"note: {note}"))
@@ -99,7 +102,8 @@ def explain(
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
             for name, side in zip(("base", "head"), sides, strict=True):
-                write_whole(keep / f"{name}.json", json.dumps(to_json(side, list(found), utc=utc), indent=1) + "\n")
+                kept = list(dict.fromkeys((*found, *side.footprints)))
+                write_whole(keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
         if file is not None:
             plain: dict[str, Any] = {
                 "kind": "gpumem explanation",
@@ -111,6 +115,7 @@ def explain(
                 "simulated": sides[1].facts.simulated,
                 "notes": notes,
                 "explanations": [explanation_to_json(key, one) for key, one in found.items()],
+                "memory": [{"key": key, "changes": lines} for key, lines in memory.items()],
             }
             write_whole(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
             click.echo(printable(f"wrote {file}"))
@@ -132,10 +137,18 @@ def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanatio
     if base.facts.key != head.facts.key:
         raise ExplainError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
     common = [key for key in head.measured if key in base.measured]
-    if not common:
+    if not common and not head.footprints.keys() & base.footprints.keys():
         had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
         raise ExplainError(f"base measured {had}, head {has}: no measurement in common")
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
+
+
+def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
+    """The changes in the memory of tests that both sides have, by row key, with the lines that they come from."""
+    from pytest_gpumem.reporting.sites import growth_lines
+
+    common = [key for key in head.footprints if key in base.footprints]
+    return {key: lines for key in common if (lines := growth_lines(base.footprints[key], head.footprints[key]))}
 
 
 def _of_sides(base: SideEvidence, head: SideEvidence) -> Iterator[str]:

@@ -43,7 +43,9 @@ def is_users(file: str) -> bool:
 
 
 def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The frames of the user's code; those of other code where there are none, as in a suite that is installed itself."""
+    """The frames of the user's code from the test or fixture on; those of other code where there are none."""
+    called = max((place for place, frame in enumerate(stack) if "_pytest" in Path(frame[0]).parts), default=-1)
+    stack = stack[called + 1 :] or stack  # what started pytest leads to no allocation
     found = tuple(frame for frame in stack if is_users(frame[0]))
     return found or tuple(frame for frame in stack if not frame[0].startswith(("<", _PACKAGE))) or tuple(stack)
 
@@ -93,7 +95,7 @@ class _Group:
             file=shown_path(file, root),
             line=line,
             function=function,
-            code=linecache.getline(file, line).strip()[:LONGEST_CODE] if file else "",
+            code=_code(file, line),
             library=library,
             kind=kind,
             at_peak=_sum(self.at_peak),
@@ -101,8 +103,16 @@ class _Group:
             kept=_sum(self.kept),
             kept_count=len(self.kept),
             stack=tuple(f"{shown_path(name, root)}:{number} in {where}" for name, number, where in users_frames(largest.stack)),
-            referrers=tuple(dict.fromkeys(text for one in self.kept for text in referrers(one))),
+            referrers=tuple(dict.fromkeys(text.replace(f"{root}/", "") for one in self.kept for text in referrers(one))),
         )
+
+
+def _code(file: str, line: int) -> str:
+    """The text of a line; empty if it cannot be read."""
+    if not file:
+        return ""
+    linecache.checkcache(file)  # a file may have been written since it was read last
+    return linecache.getline(file, line).strip()[:LONGEST_CODE]
 
 
 def _sum(allocations: Iterable[Allocated]) -> int:

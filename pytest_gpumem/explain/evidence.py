@@ -7,7 +7,7 @@ evidence without counters.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pytest_gpumem.baselines.result_sets import SideError, merged, side
 from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
@@ -43,14 +44,16 @@ class SideEvidence:
     """The device."""
     measured: Mapping[str, Measurement]
     """By row key; earlier processes are `further` of the newest."""
-    nodeids: Mapping[str, str]
-    """By row key."""
+    tests: Mapping[str, tuple[str, str]]
+    """By row key: pytest's id of the test, and the label."""
     profiles: Mapping[str, TestProfile] = field(default_factory=dict)
     """By row key, from Nsight Compute."""
     traces: Mapping[str, TestProfile] = field(default_factory=dict)
     """By row key, from Nsight Systems."""
     notes: tuple[str, ...] = ()
     """Sentences for a reader, such as why nothing was counted."""
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    """By row key: the memory of the newest process; none where results of several files are taken together."""
 
     def evidence(self, key: str) -> Evidence:
         """Of one measurement."""
@@ -94,12 +97,19 @@ def load(given: str) -> SideEvidence:
         results = document_from_json(plain["gpumem"])
         rows = {row.key: row for row in results.rows if row.measurement is not None and not row.measurement.profiled}
         measured = {key: row.measurement for key, row in rows.items() if row.measurement is not None}
-        return SideEvidence(given, results.device, measured, {key: row.nodeid for key, row in rows.items()}, counted, traced)
+        tests = {row.key: (row.nodeid, row.label) for row in results.rows}
+        return SideEvidence(given, results.device, measured, tests, counted, traced, footprints=footprints_of(results.rows))
     if len(found.devices) != 1:
         raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
     (facts,) = found.devices.values()
     measured = {key: merged(rows) for key, rows in found.rows.items()}
-    return SideEvidence(given, facts, measured, {key: rows[-1].nodeid for key, rows in found.rows.items()}, counted, traced)
+    tests = {key: (rows[-1].nodeid, rows[-1].label) for key, rows in found.rows.items()}
+    return SideEvidence(given, facts, measured, tests, counted, traced)
+
+
+def footprints_of(rows: Iterable[Row]) -> dict[str, Footprint]:
+    """The footprints of some rows by key, of the last where there are several."""
+    return {row.key: row.footprint for row in rows if row.footprint is not None}
 
 
 def _profiles(path: Path) -> tuple[TestProfile, ...]:
@@ -121,7 +131,10 @@ def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, An
         utc: when, as ISO 8601.
     """
     verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
-    rows = [Row(one.nodeids[key], Limits(), verdict, one.measured[key], one.measured[key].label) for key in keys]
+    rows = []
+    for key in keys:
+        nodeid, label = one.tests[key]
+        rows.append(Row(nodeid, Limits(), verdict, one.measured.get(key), label, footprint=one.footprints.get(key)))
     profiles = [profiles[key] for profiles in (one.profiles, one.traces) for key in keys if key in profiles]
     return {
         "datetime": utc,

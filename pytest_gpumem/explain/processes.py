@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, together
+from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, footprints_of, together
 from pytest_gpumem.explain.profiling import NotProfiled, SideRun, count, results_of, trace, trace_needed
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.profile import TestProfile
@@ -23,7 +23,7 @@ from pytest_gpumem.runs.worktree import Side as Tree
 Echo = Callable[[str], object]
 """Receives each line of progress, and of the output of pytest and the profilers."""
 
-WATCH = "--gpumem-explain"
+WATCH = ("--gpumem-explain", "--gpumem-footprint=trace")
 MOST_REASONS = 3
 """Reasons in the message that a side measured nothing."""
 
@@ -72,7 +72,7 @@ def _processes(
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
-    workers = Workers(trees, (*request.arguments, WATCH), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
+    workers = Workers(trees, (*request.arguments, *WATCH), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
     rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}
@@ -102,7 +102,7 @@ def _check_first_pair(
     trees: Mapping[str, Tree], rows: Mapping[str, Sequence[Row]], outcomes: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> None:
     """End if no test of a side measured anything: further processes would not either."""
-    without = [side for side in (BASE, HEAD) if all(row.measurement is None for row in rows[side])]
+    without = [side for side in (BASE, HEAD) if all(row.measurement is None and row.footprint is None for row in rows[side])]
     if without:
         names = " and ".join(f"{side} ({trees[side].title})" for side in without)
         raise NothingMeasured(
@@ -140,7 +140,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
         NothingMeasured: it measured none of the tests.
     """
     rows: list[Row] = []
-    run = SideRun(tree, tree, (WATCH, *request.arguments), request.tests, environment)
+    run = SideRun(tree, tree, (*WATCH, *request.arguments), request.tests, environment)
     for number in range(request.pairs):
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results = Path(folder, "results.json")
@@ -149,7 +149,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
                 found = results_of(results, finished)
             except NotProfiled as reason:
                 raise NothingMeasured(f"{HEAD}: {reason}") from None
-        rows += [with_medians(row) for row in found.rows if row.measurement is not None]
+        rows += [with_medians(row) for row in found.rows if row.measurement is not None or row.footprint is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
         if not rows:
             raise NothingMeasured(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
@@ -186,5 +186,5 @@ def _side(
             traces = trace(run, echo)
     except NotProfiled as reason:
         notes.append(str(reason))
-    nodeids = {key: found[-1].nodeid for key, found in by_key.items()}
-    return SideEvidence(tree.title, facts, measured, nodeids, profiles, traces, tuple(notes))
+    tests = {row.key: (row.nodeid, row.label) for row in rows}
+    return SideEvidence(tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows))

@@ -22,6 +22,7 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
+from pytest_gpumem.plugin.tracing import memory_texts, traced
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
@@ -50,8 +51,11 @@ class WatchedTest:
         """Labelled parts that have ended, with their limits."""
         self.phases: list[Phase] = []
 
-    def footprint(self, *, ended: bool) -> Footprint:
-        """The footprint so far."""
+    def so_far(self) -> Footprint:
+        """The footprint while the test runs."""
+        return traced(self._read(ended=False), self.watch, self.item, self.session)
+
+    def _read(self, *, ended: bool) -> Footprint:
         found = replace(self.watch.read(), ended=ended, notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)))
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             found = replace(found, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
@@ -68,16 +72,16 @@ class WatchedTest:
 
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
-        found = self.footprint(ended=True)
-        if not found.kept:
-            return found
-        _let_go(self.item)
-        gc.collect()
-        if (found := self.footprint(ended=True)).kept:
+        found = self._read(ended=True)
+        if found.kept:
+            _let_go(self.item)
+            gc.collect()
+            found = self._read(ended=True)
+        if found.kept:
             self.watch.settle()
             gc.collect()
-            found = self.footprint(ended=True)
-        return found
+            found = self._read(ended=True)
+        return traced(found, self.watch, self.item, self.session)
 
 
 WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
@@ -143,7 +147,8 @@ class FootprintHooks:
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
-            broken = pytest.fail.Exception("\n\n".join(failure_text(row, self._session.facts) for row in failing), pytrace=False)
+            texts = [*(failure_text(row, self._session.facts) for row in failing), *memory_texts(failing, self._session)]
+            broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)
             raise broken
         return result
@@ -221,7 +226,7 @@ def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, ses
         return list(rows)
     found = {row.label: row for row in rows}
     try:
-        whole = ("", watched.footprint(ended=False), watched.limits)
+        whole = ("", watched.so_far(), watched.limits)
     except DeviceError:
         return list(rows)
     # A limit of the session is no reason for a row of a test that does not touch the GPU.
@@ -302,13 +307,14 @@ class Used:
         """Most bytes of managed memory."""
         return self.footprint.managed_peak
 
-    def end(self) -> Footprint:
-        """End the part."""
+    def end(self, item: pytest.Item) -> Footprint:
+        """End the part of a test."""
         assert self._watch is not None
         found = self._watch.read()
         if found.kept:
             gc.collect()
             found = self._watch.read()
+        found = traced(found, self._watch, item, item.config.stash[SESSION])
         self._watch.close()
         self._watch, self._final = None, found
         return found
@@ -354,7 +360,7 @@ class GpuMemory:
             with watched.phase(label):
                 yield used
         finally:
-            watched.parts.append((label, used.end(), own))
+            watched.parts.append((label, used.end(self._item), own))
 
     @property
     def _session(self) -> GpuSession:

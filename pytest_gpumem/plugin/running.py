@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.work import BadWork
@@ -24,6 +24,7 @@ from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
+from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.schema import row_to_json
@@ -67,10 +68,8 @@ class RunningHooks:
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
                 item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
-                if nextitem is None or not uses(nextitem, TEST_FIXTURE):
+                if nextitem is None or not (uses(nextitem, TEST_FIXTURE) and uses(nextitem, KERNELS_FIXTURE)):
                     self._session.make_room()
-                elif not uses(nextitem, KERNELS_FIXTURE):
-                    self._session.make_room(unless_free=PLENTY)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -112,6 +111,7 @@ class RunningHooks:
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)
             texts = [failure_text(row, facts) if final else printable(f"{row.verdict.reason} ({row.key})") for row in failing]
+            texts += memory_texts(failing, self._session) if final else []
             texts += explained(failing, self._session) if self._session.settings.explain else []
             broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)

@@ -12,15 +12,14 @@ from pytest_gpumem.records.row import Row
 
 _HEADINGS = (
     *("test", "label", "outcome", "code", "failed", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("delta", "delta_low", "delta_high", "catches", "samples", "placements", "mode", "sampler", "device", "simulated", "reason"),
+    *("delta", "delta_low", "delta_high", "catches", "samples", "placements", "mode", "sampler", "peak_bytes", "kept_bytes"),
+    *("device", "simulated", "reason"),
 )
 
 
 def of_rows(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """The rows of a run. Each of the figures that tests added has a column of its name behind the others."""
-    rows = list(rows)
-    extra = list(dict.fromkeys(name for row in rows for name in row.extra))
-    return written([(*_HEADINGS, *extra), *((*_fields(row, device), *map(row.extra.get, extra)) for row in rows)])
+    """The rows of a run."""
+    return written([_HEADINGS, *(_fields(row, device) for row in rows)])
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:
@@ -50,4 +49,6 @@ def _fields(row: Row, device: DeviceFacts) -> list[object]:
         change = [comparison.delta, comparison.low, comparison.high, comparison.catches]
     code = verdict.code.value if verdict.code is not None else None
     last = [device.key, verdict.simulated or device.simulated, verdict.reason]
-    return [row.nodeid, row.label, verdict.outcome.value, code, row.failed, *figures, *change, *how, *last]
+    footprint = row.footprint if row.footprint is not None and row.footprint.watched else None
+    memory = [None, None] if footprint is None else [footprint.peak, footprint.kept]
+    return [row.nodeid, row.label, verdict.outcome.value, code, row.failed, *figures, *change, *how, *memory, *last]

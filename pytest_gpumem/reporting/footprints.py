@@ -20,8 +20,9 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
-        yield "kept", _of_uses(footprint.kept, footprint, "kept")
-        if footprint.reserved:
+        if footprint.ended:
+            yield "kept", _of_uses(footprint.kept, footprint, "kept")
+        if footprint.ended and footprint.reserved:
             yield "reserved", f"{_of_uses(footprint.reserved, footprint, 'reserved')}; pools hold it and nobody uses it"
         if footprint.allocations:
             yield "allocations", f"{footprint.allocations}, the largest {short_bytes(footprint.largest)}"

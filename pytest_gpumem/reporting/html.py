@@ -31,7 +31,7 @@ from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, mem
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.remedies import remedies
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.sites import peak_stack, site_lines
 from pytest_gpumem.reporting.summary import counts_text
 from pytest_gpumem.reporting.terminal import header
@@ -85,8 +85,7 @@ def page(
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
     kinds = behaviours(rows, facts)
     style, script = static("report.css"), static("report.js")
-    # The last column is of changes; a first run has none.
-    headings = HEADINGS if any(row.verdict.comparison is not None for row in rows) else HEADINGS[:-1]
+    headings = shown_headings(shown)
     # Names of tests and labels come from anybody: nothing reaches the page unescaped.
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("report.html").render(
@@ -143,7 +142,8 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str]) -> dict[str, object
         "kind": kind,
         "figures": [
             (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}")
-            for heading, figure in zip(headings, one.figures, strict=False)
+            for heading, figure in zip(HEADINGS, one.figures, strict=True)
+            if heading in headings
         ],
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "verdict": one.verdict,

@@ -12,7 +12,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import Level, concerns
 from pytest_gpumem.reporting.remedies import remedies
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.summary import counts_text
 from pytest_gpumem.reporting.terminal import header
 
@@ -62,11 +62,13 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
 
 def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
     """Rows as a table of at most `room` characters, and a sentence about the rows that do not fit."""
-    lines = [f"| test | {' | '.join(HEADINGS)} | verdict |", f"|---|{'--:|' * len(HEADINGS)}---|"]
+    rows = list(rows)
+    headings = shown_headings(rows)
+    lines = [f"| test | {' | '.join(headings)} | verdict |", f"|---|{'--:|' * len(headings)}---|"]
     length, left = sum(map(len, lines)), 0
     for row in rows:
         verdict = f"{row.verdict}{' (simulated)' if row.simulated else ''}"
-        figures = " | ".join(escaped(figure.text) for figure in row.figures)
+        figures = " | ".join(escaped(row.figures[HEADINGS.index(heading)].text) for heading in headings)
         line = f"| {code(row.name)} | {figures} | {verdict if row.outcome is Outcome.PASS else f'**{verdict}**'} |"
         length += len(line) + 1
         if length > room:

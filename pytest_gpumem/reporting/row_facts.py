@@ -20,9 +20,13 @@ from pytest_gpumem.records.verdict import Comparison
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.reporting.page_text import kernel_formula, migrations_text
-from pytest_gpumem.units import format_rate, format_share, format_time
+from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
-HEADINGS = ("latency", "bandwidth", "of peak", "noise", "change")
+ALWAYS = ("latency", "bandwidth", "of peak", "noise")
+"""Headings that a page has also where no row has a figure."""
+OF_MEMORY = ("peak memory", "kept")
+"""Headings of bytes."""
+HEADINGS = (*ALWAYS, *OF_MEMORY, "change")
 """Of `RowFacts.figures`, in their order."""
 LEAST_NOISE = 1e-5
 """Share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock."""
@@ -81,7 +85,7 @@ class RowFacts:
         measurement, comparison = self.row.measurement, self.row.verdict.comparison
         change = _change(comparison) if comparison is not None else Figure()
         if measurement is None:
-            return Figure(), Figure(), Figure(), Figure(), change
+            return Figure(), Figure(), Figure(), Figure(), *_memory(self.row), change
         # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
         share = measurement.share_of_peak(self.device) if measurement.asked_bandwidth is None else None
         return (
@@ -89,6 +93,7 @@ class RowFacts:
             _bandwidth(measurement),
             Figure(f"{share * 100:.1f} %", share) if share is not None else Figure(),
             Figure(_noise(measurement.noise), measurement.noise) if measurement.noise is not None else Figure(),
+            *_memory(self.row),
             change,
         )
 
@@ -114,8 +119,6 @@ class RowFacts:
             yield "changed since", changed
         if row.measurement is not None:
             yield from _measured(row.measurement, self.device, self.account)
-        for name, value in row.extra.items():
-            yield "extra", f"{name} {value:.6g}"
         if row.footprint is not None:
             yield from footprint_facts(row.footprint)
 
@@ -132,6 +135,11 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
         apart = ", ".join(part for part in (inside, row.label) if part)
         found.append(RowFacts(row, device, name, name.removesuffix(parameters + label), apart))
     return found
+
+
+def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
+    """The headings of a page: `ALWAYS`, and those for which some row has a figure."""
+    return [heading for place, heading in enumerate(HEADINGS) if heading in ALWAYS or any(row.figures[place].text for row in rows)]
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
@@ -212,6 +220,17 @@ def _bandwidth(measurement: Measurement) -> Figure:
     if (asked := measurement.asked_bandwidth) is not None:
         return Figure(f"{format_rate(asked)} asked", asked)
     return Figure(format_rate(measurement.bandwidth), measurement.bandwidth)
+
+
+def _memory(row: Row) -> tuple[Figure, Figure]:
+    """Peak and kept memory: where they are limited, where nothing else was measured, and what is kept in any case."""
+    footprint, limits = row.footprint, row.limits
+    if footprint is None or not footprint.watched:
+        return Figure(), Figure()
+    limited = limits.max_peak is not None or limits.max_peak_regression is not None
+    peak = Figure(short_bytes(footprint.peak), float(footprint.peak)) if limited or row.measurement is None else Figure()
+    ends = footprint.ended and (footprint.kept > 0 or limits.max_kept is not None)
+    return peak, Figure(short_bytes(footprint.kept), float(footprint.kept)) if ends else Figure()
 
 
 def _noise(noise: float) -> str:

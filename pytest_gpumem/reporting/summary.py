@@ -15,9 +15,10 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.footprints import totals
 from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.remedies import remedies
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts
+from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
 
 MOST = 20
 """Lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test."""
@@ -161,6 +162,8 @@ def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
     slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
     if slower:
         yield f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}; -v shows by how much"
+    if any(one.figures[HEADINGS.index(heading)].text for one in shown for heading in OF_MEMORY):
+        yield from totals(rows)
     for one in shown:
         if (account := one.account) is not None and account.finding is Agreement.WRONG:
             # A wrong declaration makes the bandwidth in the table wrong.

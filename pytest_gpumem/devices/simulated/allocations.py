@@ -244,9 +244,8 @@ class SimulatedMemory:
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
         return [made[which] for which in range(len(sizes))]
 
-    def make_room(self, *, unless_free: float = 1.0) -> bool:
+    def make_room(self) -> None:
         """Nothing is kept here."""
-        return False
 
     def settle(self) -> None:
         """Nothing: freed memory costs nothing here."""

@@ -76,6 +76,12 @@ def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -
     assert users_frames((OURS, LIBRARY, ("<string>", 1, "<module>"))) == (LIBRARY,)
 
 
+def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
+    script, test = (str(tmp_path / "run.py"), 1, "<module>"), (str(tmp_path / "test_it.py"), 2, "test_it")
+    pytests = (f"{sysconfig.get_path('purelib')}/_pytest/python.py", 9, "pytest_pyfunc_call")
+    assert users_frames((script, pytests, OURS, pytests, test, LIBRARY)) == (test,)
+
+
 def test_the_stack_of_this_thread() -> None:
     def inner() -> tuple[Frame, ...]:
         return python_stack()

@@ -19,6 +19,7 @@ from pytest_gpumem.explain.causes import RULES
 from pytest_gpumem.explain.evidence import ExplainError, SideEvidence, load, to_json, together
 from pytest_gpumem.explain.text import sentence
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.footprint import Footprint, Site
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.uses import Activity
@@ -29,7 +30,7 @@ UTC = "2026-11-21T10:00:00+00:00"
 
 
 def side(latency: float = 400e-6, name: str = "base", **changed: Any) -> SideEvidence:
-    return SideEvidence(name, H100, {KEY: measurement(latency, **changed)}, {KEY: KEY}, {KEY: profile()})
+    return SideEvidence(name, H100, {KEY: measurement(latency, **changed)}, {KEY: (KEY, "")}, {KEY: profile()})
 
 
 def written(one: SideEvidence, file: Path, **changed: Any) -> str:
@@ -59,7 +60,7 @@ def test_two_files_are_explained_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_only_one_side_measured_is_told(tmp_path: Path) -> None:
-    both = replace(side(), measured={KEY: measurement(), "gone": measurement()}, nodeids={KEY: KEY, "gone": "gone"})
+    both = replace(side(), measured={KEY: measurement(), "gone": measurement()}, tests={KEY: (KEY, ""), "gone": ("gone", "")})
     (tmp_path / "base.json").write_text(json.dumps(to_json(both, [KEY, "gone"], utc=UTC)))
     files = [str(tmp_path / "base.json"), written(side(name="head"), tmp_path / "head.json")]
     done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
@@ -150,3 +151,20 @@ def test_a_call_that_cannot_be_carried_out_is_refused_in_one_line(arguments: lis
 def test_every_rule_is_listed() -> None:
     listed = rules_text()
     assert all(f"| {rule.name} |" in listed for rule in RULES)
+
+
+def test_memory_is_explained_by_the_lines_that_grew_also_of_a_test_that_measures_no_time(tmp_path: Path) -> None:
+    line = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64, at_peak_count=1)
+    taken = Footprint(64, sites=(line,))
+    key = "test_it.py::test_memory"
+    base = replace(side(), tests={KEY: (KEY, ""), key: (key, "")}, footprints={key: taken, KEY: Footprint(7)})
+    more = structs.replace(taken, peak=256, sites=(structs.replace(line, line=14, at_peak=256),))
+    head = replace(base, name="head", footprints={key: more, KEY: Footprint(7)})
+    files = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
+    for one, file in zip((base, head), files, strict=True):
+        Path(file).write_text(json.dumps(to_json(one, [KEY, key], utc=UTC)))
+    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    assert done.exit_code == 0, done.output
+    lines = ["peak memory 64 B -> 256 B (+192 B)", "  +192 B  model.py:14 in forward: y = a * b  (64 B before)"]
+    assert json.loads((tmp_path / "why.json").read_text())["memory"] == [{"key": key, "changes": lines}]
+    assert "\n  ".join([key, *lines]) in done.output

@@ -22,7 +22,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Calls that would have measured; each gives two sides that a missing tool left a note on."""
     monkeypatch.chdir(tmp_path)
     calls: list[Any] = []
-    side = SideEvidence("base", H100, {"a": measurement()}, {"a": "a"}, notes=("ncu was not found",))
+    side = SideEvidence("base", H100, {"a": measurement()}, {"a": ("a", "")}, notes=("ncu was not found",))
 
     def stand_in(*given: Any) -> tuple[SideEvidence, SideEvidence]:
         calls.append(given)

@@ -77,7 +77,9 @@ def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyP
     runs: list[object] = []
     tree: Any = SimpleNamespace(title="working tree", folder=tmp_path, root=tmp_path, python="python")
     monkeypatch.setattr(processes.child, "run", lambda *given, **named: runs.append(given))
-    monkeypatch.setattr(processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None),)))
+    monkeypatch.setattr(
+        processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None, footprint=None),))
+    )
     with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):
         measure_head(tree, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert len(runs) == 1

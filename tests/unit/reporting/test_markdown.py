@@ -60,7 +60,7 @@ def test_a_hostile_name_is_text(make_row: Make, facts: DeviceFacts, hostile: str
     assert set(re.findall(r"</?\w+", text)) <= {f"{s}{t}" for s in ("<", "</") for t in ("code", "pre", "details", "summary")}
     assert "<!--" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in rows} == {8}
+    assert len({line.count("|") for line in rows}) == 1
     for element in ("code", "pre", "details"):
         assert text.count(f"<{element}>") == text.count(f"</{element}>")
     assert text.count("\n#") == 0

@@ -10,10 +10,13 @@ from msgspec.structs import replace
 from pytest_gpumem import GiB, MiB
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, Site
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import footprint_facts, totals
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course, series
+from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, row_facts
+from pytest_gpumem.reporting.summary import summary
 
 MakeRow = Callable[..., Row]
 
@@ -94,6 +97,26 @@ def test_totals_name_the_tests_that_take_and_keep_most(make_row: MakeRow) -> Non
     assert most == "most memory: 1.062 GiB by a.py::test_keeps, 4 MiB by a.py::test_4, 3 MiB by a.py::test_3"
     assert kept == "kept (1 test of 6): 4 KiB by a.py::test_keeps"
     assert totals([make_row()]) == []
+
+
+def test_columns_are_of_rows_that_are_limited_or_keep_memory(make_row: MakeRow, facts: DeviceFacts) -> None:
+    def shown(row: Row) -> list[str]:
+        (one,) = row_facts([row], facts)
+        return [one.figures[HEADINGS.index(heading)].text for heading in OF_MEMORY]
+
+    small = Footprint(4 * MiB, watched=("fixtures",))
+    leaks = replace(small, uses=(MemoryUse("CuPy", "device", peak=MiB, kept=4096),))
+    timed = make_row("a.py::test_it")
+    assert shown(replace(timed, footprint=small)) == ["", ""]
+    assert shown(replace(timed, footprint=leaks)) == ["", "4 KiB"]
+    assert shown(replace(timed, footprint=replace(leaks, ended=False))) == ["", ""]
+    assert shown(replace(timed, footprint=small, limits=Limits(max_peak="1 GiB"))) == ["4 MiB", ""]
+    assert shown(replace(timed, footprint=small, limits=Limits(max_kept="0 B"))) == ["", "0 B"]
+    assert shown(replace(timed, footprint=leaks, measurement=None)) == ["4 MiB", "4 KiB"]
+    drawn = summary([timed, replace(timed, nodeid="a.py::test_leaks", footprint=leaks)], facts, width=120, colour=False)
+    assert re.search(r"test_leaks +268.3 us .* 4 KiB +PASS", drawn)
+    assert "kept (1 test of 1): 4 KiB by a.py::test_leaks" in drawn
+    assert "memory" not in summary([replace(timed, footprint=small)], facts, width=120, colour=False)
 
 
 def test_the_page_has_the_plot_the_lines_and_the_totals(make_row: MakeRow, facts: DeviceFacts) -> None:

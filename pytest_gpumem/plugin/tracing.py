@@ -1,0 +1,54 @@
+"""`--gpumem-footprint=trace`: the lines of the user's code behind a test's memory, and their text in the report of a failed test."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.allocation_sites import sites
+from pytest_gpumem.devices.protocol import MemoryWatch
+from pytest_gpumem.limits import OF_FOOTPRINT
+from pytest_gpumem.outcomes import Code
+from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.sites import site_lines
+
+
+def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session: GpuSession) -> Footprint:
+    """A footprint with the lines that allocated; unchanged unless allocations are traced.
+
+    Args:
+        footprint: as just read from `watch`.
+        watch: of the test or of a part of it.
+        item: the test.
+        session: its session.
+    """
+    if session.settings.footprint != "trace":
+        return footprint
+    accounts = watch.accounts()
+    if not footprint.ended or not footprint.kept:
+        accounts = dataclasses.replace(accounts, kept=())
+    if not accounts.kept:
+        return replace(footprint, sites=sites(accounts, item.config.rootpath))
+    return replace(footprint, sites=sites(accounts, item.config.rootpath, session.device.footprints.referrers()))
+
+
+def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:
+    """For each failing row with a limit on memory: its largest lines, and those that grew since the baseline."""
+    texts = []
+    for row in rows:
+        footprint = row.footprint
+        if footprint is None or all(getattr(row.limits, name) is None for name in OF_FOOTPRINT):
+            continue
+        past = session.baseline.past_footprints(row.key)
+        lines = site_lines(footprint, past[-1].footprint if past else None)
+        if not lines and row.verdict.code is Code.TOO_MUCH_MEMORY:
+            lines = ["--gpumem-footprint=trace names the lines that allocated"]
+        if lines:
+            texts.append("\n".join(printable(lines)))
+    return texts
