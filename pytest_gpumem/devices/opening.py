@@ -31,6 +31,8 @@ class Chosen:
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device."""
+    alike: tuple[str, ...] = ()
+    """Those of them that have the same key: their rows belong to one baseline."""
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:
@@ -79,7 +81,12 @@ def _cuda(index: int) -> Chosen:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
     facts = found.facts
     return Chosen(
-        facts, lambda: _open_cuda(index, facts), conditions=lambda: _cuda_conditions(facts), prepare=_import_cuda, gpus=found.gpus
+        facts,
+        lambda: _open_cuda(index, facts),
+        conditions=lambda: _cuda_conditions(facts),
+        prepare=_import_cuda,
+        gpus=found.gpus,
+        alike=found.alike,
     )
 
 

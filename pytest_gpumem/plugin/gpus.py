@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -16,29 +16,33 @@ from pytest_gpumem.settings import Settings, marker_gpus, marker_keywords
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The driver reads it once, when a process initialises CUDA."""
+KEY = "gpumem_device"
+"""Key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers."""
 _MIG = "MIG-"
 
 
-def orders(gpus: Sequence[str], visible: str | None) -> list[str]:
-    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU in turn is device 0, and the others follow.
+def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> list[str]:
+    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of one model in turn is device 0, and the others follow.
 
     A process sees one MIG instance at most, the first in the list: of several, each is a GPU of its own.
 
     Args:
         gpus: UUIDs of the GPUs that this process sees, in its order.
+        alike: those of the model of the first.
         visible: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
     """
     if gpus and gpus[0].startswith(_MIG):
         listed = [name.strip() for name in (visible or "").split(",")]
         return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
-    return [",".join((first, *(other for other in gpus if other != first))) for first in gpus]
+    return [",".join((first, *(other for other in gpus if other != first))) for first in gpus if first in alike]
 
 
 def beginning_with(gpu: str | None, chosen: Chosen) -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES` under which a GPU is device 0; None if it is that of the session, or is not among them."""
     if gpu is None or gpu == chosen.facts.uuid:
         return None
-    return next((order for order in orders(chosen.gpus, os.environ.get(VISIBLE)) if order.split(",")[0] == gpu), None)
+    every = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE))
+    return next((order for order in every if order.split(",")[0] == gpu), None)
 
 
 def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
@@ -64,7 +68,17 @@ class WorkerGpus:
 
     def __init__(self, settings: Settings, chosen: Chosen) -> None:
         several = ":" not in settings.device and not chosen.facts.simulated  # "cuda:1" names one GPU for all
-        self._orders = orders(chosen.gpus, os.environ.get(VISIBLE)) if several else []
+        self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
+        self._key = chosen.facts.key
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        workers = len(getattr(config.option, "tx", None) or ())  # none without xdist
+        gpus = min(workers, len(self._orders))
+        return [f"gpumem: {workers} workers measure on {gpus} GPUs"] if gpus > 1 else []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[KEY] = self._key
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:

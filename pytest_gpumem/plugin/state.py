@@ -37,7 +37,7 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
-from pytest_gpumem.plugin.gpus import reserved
+from pytest_gpumem.plugin.gpus import KEY, reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -229,9 +229,14 @@ class GpuSession:
         Raises:
             ContextLost: an earlier test lost the context.
             Unsupported: the test asks for more GPUs than there are.
+            DeviceError: this worker of xdist has a GPU of another model than the session.
         """
         if self.lost_in is not None:
             raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
+        if (key := getattr(self.config, "workerinput", {}).get(KEY, self.facts.key)) != self.facts.key:
+            raise DeviceError(
+                f"not run: this worker's GPU is {self.facts.key}, and the session's is {key}; their rows have no common baseline"
+            )
         with ExitStack() as stack:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.

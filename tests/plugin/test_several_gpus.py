@@ -24,12 +24,15 @@ TWO_GPUS = """
     from pytest_gpumem.plugin import exclusive, session
 
     simulated = opening.choose("sim")
+    NAMES = {{"GPU-other": "another model"}}
 
     def choose(choice):
         gpus = tuple(os.environ.get("CUDA_VISIBLE_DEVICES", "{visible}").split(","))
         index = int(choice.partition(":")[2] or 0)
         gpus = (gpus[index], *(gpu for gpu in gpus if gpu != gpus[index]))
-        return replace(simulated, facts=structs.replace(simulated.facts, simulated=False, uuid=gpus[0]), gpus=gpus)
+        name = NAMES.get(gpus[0], simulated.facts.name)
+        facts = structs.replace(simulated.facts, simulated=False, uuid=gpus[0], name=name)
+        return replace(simulated, facts=facts, gpus=gpus, alike=gpus)
 
     session.choose = choose
     exclusive.user_runtime_path = lambda name, appauthor: Path({runtime!r}) / name
@@ -97,6 +100,7 @@ def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, seen: Se
     result.assert_outcomes(passed=4)
     by_worker = {worker: (visible, mine) for _, worker, visible, mine in seen.lines()}
     assert by_worker == {"gw0": ("GPU-a,GPU-b", ["GPU-a"]), "gw1": ("GPU-b,GPU-a", ["GPU-b"])}
+    result.stdout.fnmatch_lines(["gpumem: 2 workers measure on 2 GPUs"])
     assert "automatically disabled" not in result.stdout.str() + result.stderr.str()
     rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     held = {str(name): mine[0] for name, _, _, mine in seen.lines()}
@@ -215,6 +219,7 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
     ("gpus", "visible", "expected"),
     [
         (("GPU-a", "GPU-b", "GPU-c"), "2,0,1", ["GPU-a,GPU-b,GPU-c", "GPU-b,GPU-a,GPU-c", "GPU-c,GPU-a,GPU-b"]),
+        (("GPU-a", "GPU-other", "GPU-b"), None, ["GPU-a,GPU-other,GPU-b", "GPU-b,GPU-a,GPU-other"]),
         (("GPU-a",), None, ["GPU-a"]),
         (("GPU-a", "GPU-b"), "GPU-a,GPU-b", ["GPU-a,GPU-b", "GPU-b,GPU-a"]),
         # CUDA shows one MIG instance to a process, whatever the variable lists.
@@ -223,14 +228,22 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
         (("MIG-1",), None, ["MIG-1"]),
         ((), None, []),
     ],
-    ids=["indices", "one", "UUIDs", "MIG", "older names of MIG", "MIG without a list", "simulated"],
+    ids=["indices", "another model", "one", "UUIDs", "MIG", "older names of MIG", "MIG without a list", "simulated"],
 )
 def test_each_gpu_comes_first_in_turn(gpus: tuple[str, ...], visible: str | None, expected: list[str]) -> None:
-    assert orders(gpus, visible) == expected
+    assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
+
+
+def test_a_worker_whose_gpu_is_of_another_model_runs_nothing(seen: Seen) -> None:
+    """Such as a MIG instance of another profile: CUDA shows one instance to a process, so that the controller does not know the others."""
+    seen.write(MEASURED)
+    result = seen.run("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other")
+    result.assert_outcomes(errors=4)
+    result.stdout.fnmatch_lines(["*not run: this worker's GPU is another-model-*, and the session's is NVIDIA-H100-*"])
 
 
 def test_a_row_is_measured_again_on_its_gpu() -> None:
     simulated = opening.choose("sim")
-    chosen = replace(simulated, facts=structs.replace(simulated.facts, uuid="GPU-a"), gpus=("GPU-a", "GPU-b"))
+    chosen = replace(simulated, facts=structs.replace(simulated.facts, uuid="GPU-a"), gpus=("GPU-a", "GPU-b"), alike=("GPU-a", "GPU-b"))
     assert beginning_with("GPU-b", chosen) == "GPU-b,GPU-a"
     assert [beginning_with(gpu, chosen) for gpu in ("GPU-a", "GPU-c", None)] == [None] * 3

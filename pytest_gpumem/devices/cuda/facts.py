@@ -80,6 +80,8 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     gpus: tuple[str, ...] = ()
     """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the others. The second one is its peer
     (`links.peer_of`)."""
+    alike: tuple[str, ...] = ()
+    """Those of them whose results are of the same device: equal `DeviceFacts.key`."""
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -137,8 +139,9 @@ def query(index: int) -> Found:
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
     direct = [other for other in others if _reach(driver, device, other)]
     ordered = [*direct, *(other for other in others if other not in direct)]
-    gpus = (facts.uuid, *(_uuid(driver, other, mig=_is_mig(driver, other)) for other in ordered))
-    return Found(facts, int(_value(driver.cuDriverGetVersion())), tuple(uuid for uuid in gpus if uuid is not None))
+    every = [facts, *(_read(driver, other) for other in ordered)]
+    gpus, alike = (tuple(one.uuid for one in some if one.uuid) for some in (every, [one for one in every if one.key == facts.key]))
+    return Found(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
 
 def uuid_of(index: int) -> str:

@@ -90,10 +90,13 @@ def test_gpus_that_copy_directly_come_first(driver: FakeDriver, monkeypatch: pyt
     reaching = {(1, 3), (3, 1), (1, 0)}  # 0 does not reach 1
     monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (Code(0), index), raising=False)
     monkeypatch.setattr(driver, "cuDeviceCanAccessPeer", lambda one, other: (Code(0), (one, other) in reaching), raising=False)
-    monkeypatch.setattr(facts, "_read", lambda driver, device: structs.replace(H100, uuid=f"GPU-{device}"))
-    monkeypatch.setattr(facts, "_is_mig", lambda driver, device: False)
-    monkeypatch.setattr(facts, "_uuid", lambda driver, device, mig: f"GPU-{device}")
-    assert facts.query(1).gpus == ("GPU-1", "GPU-3", "GPU-0", "GPU-2")
+    names = {2: "another model"}
+    monkeypatch.setattr(
+        facts, "_read", lambda driver, device: structs.replace(H100, uuid=f"GPU-{device}", name=names.get(device, H100.name))
+    )
+    found = facts.query(1)
+    assert found.gpus == ("GPU-1", "GPU-3", "GPU-0", "GPU-2")
+    assert found.alike == ("GPU-1", "GPU-3", "GPU-0")
 
 
 def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
