@@ -17,6 +17,8 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
     """Terms and texts: peak, kept, reserved, allocations, and what was not seen."""
     if footprint.watched:
         yield "peak memory", _of_uses(footprint.peak, footprint, "peak", "device")
+        if footprint.driver_peak is not None and footprint.driver_peak != footprint.peak:
+            yield "of the driver", f"{short_bytes(footprint.driver_peak)} at most, with what pools hold: so much must be free"
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
@@ -33,7 +35,7 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """Sentences on the tests that take most and keep most; none where no test was watched or no memory was taken."""
+    """Sentences on the tests that take most and keep most, and on the free memory that they need; none where no memory was taken."""
     watched = [(row, row.footprint) for row in rows if row.footprint is not None and not row.label]
     found = []
     for word, name in (("most memory", "peak"), ("kept", "kept")):
@@ -44,6 +46,9 @@ def totals(rows: Sequence[Row]) -> list[str]:
             shown = ", ".join(f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN])
             of = f" ({counted(len(taking), 'test')} of {len(watched)})" if name == "kept" else ""
             found.append(f"{word}{of}: {shown}")
+    needed = max((footprint.driver_peak for _, footprint in watched if footprint.driver_peak is not None), default=0)
+    if needed:
+        found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
     return found
 
 

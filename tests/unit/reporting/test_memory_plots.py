@@ -83,6 +83,8 @@ def test_facts_name_libraries_and_what_was_not_seen() -> None:
     assert found["peak memory"] == "1.062 GiB (PyTorch 1 GiB, CUDA 64 MiB)"
     assert found["peak, pinned"] == "1 MiB (CUDA pinned 1 MiB)"
     assert found["kept"] == "4 KiB (PyTorch 4 KiB)"
+    assert "of the driver" not in found
+    assert dict(footprint_facts(replace(FOOTPRINT, driver_peak=2 * GiB)))["of the driver"].startswith("2 GiB at most")
     assert found["reserved"].startswith("2 MiB (PyTorch 2 MiB)")
     assert found["allocations"] == "5, the largest 512 MiB"
     assert found["not watched"] == "JAX: it is not in use"
@@ -93,9 +95,11 @@ def test_totals_name_the_tests_that_take_and_keep_most(make_row: MakeRow) -> Non
     rows = [replace(make_row(f"a.py::test_{number}"), footprint=Footprint(number * MiB)) for number in range(5)]
     rows.append(replace(make_row("a.py::test_keeps"), footprint=FOOTPRINT))
     rows.append(replace(make_row("a.py::test_part", label="part"), footprint=replace(FOOTPRINT, peak=9 * GiB)))
-    most, kept = totals(rows)
+    rows.append(replace(make_row("a.py::test_pool"), footprint=Footprint(0, driver_peak=3 * GiB)))
+    most, kept, needed = totals(rows)
     assert most == "most memory: 1.062 GiB by a.py::test_keeps, 4 MiB by a.py::test_4, 3 MiB by a.py::test_3"
-    assert kept == "kept (1 test of 6): 4 KiB by a.py::test_keeps"
+    assert kept == "kept (1 test of 7): 4 KiB by a.py::test_keeps"
+    assert needed.startswith("free memory that the tests need: 3 GiB")
     assert totals([make_row()]) == []
 
 
