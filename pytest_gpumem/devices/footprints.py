@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ MOST_LOOKED_AT = 10
 """Arrays whose referrers are looked for: each takes some passes over all objects of the process."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Something that reports memory: the driver, or the allocator of one library."""
 
     name: str
@@ -32,6 +32,7 @@ class Source(Protocol):
     method: str
     """As `MemoryUse.source`."""
 
+    @abstractmethod
     def ready(self) -> bool:
         """True if its library is in use. Imports nothing."""
 
@@ -40,24 +41,31 @@ class Source(Protocol):
 
         It is called again after each `stop`.
         """
+        return None
 
     def drain(self) -> None:
-        """Report what has happened up to now."""
+        """Report what has happened up to now, where it is not reported at once."""
+        return
 
     def figures(self) -> Mapping[Series, Figures]:
         """The library's own counts now."""
+        return {}
 
     def settle(self) -> None:
         """Give back what it keeps for reuse and cannot tell from what is used."""
+        return
 
     def alive(self, allocated: Allocated) -> bool:
         """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
+        return True
 
     def arrays(self) -> Iterable[tuple[int, object]]:
         """The Python objects over its memory that the garbage collector knows, each with the address of its allocation."""
+        return ()
 
     def stop(self) -> None:
         """Report no longer."""
+        return
 
 
 class Footprints:

@@ -73,13 +73,15 @@ class WatchedTest:
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
         found = self._read(ended=True)
+        if found.kept or found.reserved:
+            self.watch.settle()
+            found = self._read(ended=True)
         if found.kept:
             _let_go(self.item)
             gc.collect()
             found = self._read(ended=True)
         if found.kept:
-            self.watch.settle()
-            gc.collect()
+            self.watch.settle()  # once more, for what the collection left to caches
             found = self._read(ended=True)
         return traced(found, self.watch, self.item, self.session)
 
@@ -313,6 +315,7 @@ class Used:
         found = self._watch.read()
         if found.kept:
             gc.collect()
+            self._watch.settle()
             found = self._watch.read()
         found = traced(found, self._watch, item, item.config.stash[SESSION])
         self._watch.close()

@@ -22,6 +22,7 @@ from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
+from pytest_gpumem.devices.cuda.guests.numba_memory import NumbaMemory
 from pytest_gpumem.devices.cuda.guests.rmm_memory import RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.cuda.l2 import CudaL2
@@ -58,7 +59,7 @@ class CudaDevice:
         self.managed = CudaManaged(index, facts)
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
-        libraries = (CupyMemory(index), TorchMemory(index), RmmMemory(index), JaxMemory(index))
+        libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
         self.footprints = Footprints(DriverMemory(index, self.counters), libraries, free_bytes)
         self._conditions = ConditionReader(facts)
 

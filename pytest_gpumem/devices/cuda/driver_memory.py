@@ -40,7 +40,7 @@ CALLS = (
 """Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
 
 
-class DriverMemory:
+class DriverMemory(Source):
     """The source of the driver's allocations for one device."""
 
     name = "CUPTI"
@@ -118,9 +118,6 @@ class DriverMemory:
             (GRAPHS, "device"): Figures(of_graphs["UsedMemCurrent"], unused),
         }
 
-    def settle(self) -> None:
-        """It keeps nothing that does not count as unused."""
-
     def alive(self, allocated: Allocated) -> bool:
         try:
             return int(runtime.pointerGetAttributes(allocated.address).type) != 0  # cudaMemoryTypeUnregistered
@@ -152,6 +149,3 @@ def free_bytes() -> int | None:
     """Free memory of the current device."""
     free, _total = runtime.memGetInfo()
     return int(free)
-
-
-_: type[Source] = DriverMemory

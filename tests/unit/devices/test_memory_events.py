@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.footprints import Footprints, Source
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, thinned
 from pytest_gpumem.devices.protocol import DeviceError
@@ -89,7 +89,7 @@ def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
     assert thinned(points[:5], most=10) == tuple(points[:5])
 
 
-class Library:
+class Library(Source):
     """A library whose pool holds 16 MiB once it was used."""
 
     name = "CuPy"

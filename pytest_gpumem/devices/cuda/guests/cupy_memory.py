@@ -15,7 +15,7 @@ import cupy
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Figures, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "CuPy"
 
@@ -41,7 +41,7 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self._emit("use", of["device_id"], of["mem_ptr"], 0)
 
 
-class CupyMemory:
+class CupyMemory(Source):
     """The source of CuPy's memory on one device."""
 
     name = NAME
@@ -59,9 +59,6 @@ class CupyMemory:
         self._hook.__enter__()
         return None
 
-    def drain(self) -> None:
-        """The hook reports at once."""
-
     def figures(self) -> Mapping[Series, Figures]:
         pools = {id(pool): pool for pool in (cupy.get_default_memory_pool(), getattr(cupy.cuda.get_allocator(), "__self__", None))}
         used = total = 0
@@ -74,9 +71,6 @@ class CupyMemory:
     def settle(self) -> None:
         cupy.get_default_pinned_memory_pool().free_all_blocks()
 
-    def alive(self, allocated: Allocated) -> bool:
-        return True
-
     def arrays(self) -> Iterable[tuple[int, object]]:
         for one in gc.get_objects():
             if issubclass(type(one), cupy.ndarray) and one.device.id == self._index and one.nbytes:
@@ -87,6 +81,3 @@ class CupyMemory:
         if hook is not None:
             with suppress(KeyError):  # started in another thread, which has hooks of its own
                 hook.__exit__()
-
-
-_: type[Source] = CupyMemory

@@ -6,16 +6,16 @@ Source: jax.Device.memory_stats.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Figures, Series
 
 NAME = "JAX"
 
 
-class JaxMemory:
+class JaxMemory(Source):
     """The source of JAX's memory on one device."""
 
     name = NAME
@@ -34,12 +34,6 @@ class JaxMemory:
         devices = jax.local_devices() if jax is not None else ()
         return next((one for one in devices if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index), None)
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        return None
-
-    def drain(self) -> None:
-        """Single allocations are not reported."""
-
     def figures(self) -> Mapping[Series, Figures]:
         device = self._device()
         statistics = (device.memory_stats() if device is not None else None) or {}
@@ -48,19 +42,3 @@ class JaxMemory:
         used = int(statistics["bytes_in_use"])
         pool = int(statistics.get("pool_bytes", used))
         return {(NAME, "device"): Figures(used, pool - used, segments=pool, high=int(statistics.get("peak_bytes_in_use", used)))}
-
-    def settle(self) -> None:
-        """It keeps nothing that does not count as unused."""
-
-    def alive(self, allocated: Allocated) -> bool:
-        return True
-
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        """None: it reports no single allocations."""
-        return ()
-
-    def stop(self) -> None:
-        """Nothing was started."""
-
-
-_: type[Source] = JaxMemory

@@ -6,16 +6,16 @@ Memory of RMM that comes from no pool of its own is the driver's, which reports 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Figures, MemoryLog, Series
 
 NAME = "RMM"
 
 
-class RmmMemory:
+class RmmMemory(Source):
     """The source of RMM's memory on one device."""
 
     name = NAME
@@ -44,9 +44,6 @@ class RmmMemory:
         importlib.import_module("rmm.statistics").enable_statistics()
         return None
 
-    def drain(self) -> None:
-        """Single allocations are not reported."""
-
     def figures(self) -> Mapping[Series, Figures]:
         pool, module = self._pool(), sys.modules.get("rmm.statistics")
         statistics = module.get_statistics() if module is not None else None
@@ -54,19 +51,3 @@ class RmmMemory:
             return {}
         used, size = int(statistics.current_bytes), int(pool.pool_size())
         return {(NAME, "device"): Figures(used, size - used, segments=size, high=int(statistics.peak_bytes))}
-
-    def settle(self) -> None:
-        """It keeps nothing that does not count as unused."""
-
-    def alive(self, allocated: Allocated) -> bool:
-        return True
-
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        """None: it reports no single allocations."""
-        return ()
-
-    def stop(self) -> None:
-        """The statistics stay on: memory that is in use goes through them."""
-
-
-_: type[Source] = RmmMemory

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "PyTorch"
 MOST_ENTRIES = 1_000_000
@@ -26,7 +26,7 @@ _ACTIONS: Mapping[str, tuple[Layer, bool]] = {
 """Entries that count, and whether they allocate. The driver reports freed segments."""
 
 
-class TorchMemory:
+class TorchMemory(Source):
     """The source of PyTorch's memory on one device."""
 
     name = NAME
@@ -40,6 +40,8 @@ class TorchMemory:
         """The history is recorded, and it is ours."""
         self._seen = -1
         """Allocations and frees that PyTorch had counted at the last look."""
+        self._held = 0
+        """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
 
     @property
     def _torch(self) -> Any:
@@ -116,20 +118,33 @@ class TorchMemory:
         used = statistics[name]["all"]
         reserved = int(statistics["reserved_bytes"]["all"]["current"])
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
+        current, unused = int(used["current"]) + self._held, unused - self._held
         if self._records:
-            return {(NAME, "device"): Figures(int(used["current"]), unused)}
-        return {(NAME, "device"): Figures(int(used["current"]), unused, segments=reserved, high=int(used["peak"]))}
+            return {(NAME, "device"): Figures(current, unused)}
+        return {(NAME, "device"): Figures(current, unused, segments=reserved, high=int(used["peak"]))}
 
     def settle(self) -> None:
-        """Give back page-locked memory that is kept for reuse: the driver alone tells how much of it there is."""
+        """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
         torch = self._torch
-        for name in ("_host_emptyCache", "_cuda_hostEmptyCache"):
-            if torch is not None and torch.cuda.is_initialized() and hasattr(torch._C, name):
-                getattr(torch._C, name)()
-                return
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        if self._private():
+            # Only an emptied cache tells the pools of graphs that live from those of graphs that are gone. Graphs may use the workspaces.
+            torch.cuda.empty_cache()
+            self._held = self._private()
+        else:
+            self._held = 0
+            _call(torch._C, "_cuda_clearCublasWorkspaces")
+        if not _call(torch._C, "_host_emptyCache"):
+            _call(torch._C, "_cuda_hostEmptyCache")
 
-    def alive(self, allocated: Allocated) -> bool:
-        return True
+    def _private(self) -> int:
+        """Bytes in pools of CUDA graphs that no tensor uses."""
+        return sum(
+            int(segment["total_size"]) - int(segment["allocated_size"])
+            for segment in self._torch.cuda.memory_snapshot()
+            if segment["device"] == self._index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+        )
 
     def arrays(self) -> Iterable[tuple[int, object]]:
         torch = self._torch
@@ -144,6 +159,14 @@ class TorchMemory:
         self._log = None
         if self._records:
             self._end()
+
+
+def _call(module: Any, name: str) -> bool:
+    """Call a function that not every version has; True if there is one."""
+    function = getattr(module, name, None)
+    if function is not None:
+        function()
+    return function is not None
 
 
 def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[MemoryEvent]:
@@ -166,6 +189,3 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Memo
 
 def _frame(frame: Mapping[str, Any]) -> Frame:
     return str(frame["filename"]), int(frame["line"]), str(frame["name"])
-
-
-_: type[Source] = TorchMemory

@@ -1,0 +1,23 @@
+"""Numba's memory: the driver reports its allocations. Numba frees late, several at a time.
+
+Source: numba.cuda, Deallocation Behavior.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_gpumem.devices.footprints import Source
+
+
+class NumbaMemory(Source):
+    """Frees what Numba has put off."""
+
+    name = "Numba"
+    method = "CUPTI"
+
+    def ready(self) -> bool:
+        return "numba.cuda" in sys.modules
+
+    def settle(self) -> None:
+        sys.modules["numba.cuda"].current_context().deallocations.clear()

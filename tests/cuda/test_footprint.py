@@ -1,0 +1,380 @@
+"""The memory of tests of other libraries: known patterns, leaks of each kind, and tests that leave nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions_of_their_own import need_a_free_gpu
+
+MIB = 2**20
+
+PATTERNS = '''
+import gc
+
+import pytest
+
+MIB = 2**20
+KEPT = []
+
+
+class Ring:
+    """Something that only a collection frees."""
+
+    def __init__(self, held):
+        self.held, self.itself = held, self
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="module")
+def torch():
+    torch = pytest.importorskip("torch")
+    torch.cuda.init()
+    return torch
+
+
+@pytest.fixture(scope="module")
+def numba():
+    return pytest.importorskip("numba.cuda")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return pytest.importorskip("cuda.bindings.runtime")
+
+
+def done(answer):
+    assert int(answer[0]) == 0, answer
+    return answer[1] if len(answer) > 1 else None
+
+
+def test_cupy_pattern(cupy):
+    cupy.get_default_memory_pool().free_all_blocks()
+    a = cupy.empty(4 * MIB, "u1")
+    b = cupy.empty(2 * MIB, "u1")
+    del a
+    c = cupy.empty(1 * MIB, "u1")
+
+
+def test_cupy_keeps(cupy):
+    KEPT.append(cupy.empty(4096, "u1"))
+
+
+def test_cupy_cycle(cupy):
+    Ring(cupy.empty(4 * MIB, "u1"))
+
+
+@pytest.fixture
+def of_cupy(cupy):
+    return cupy.empty(3 * MIB, "u1")
+
+
+def test_cupy_fixture(of_cupy):
+    assert of_cupy.size
+
+
+def test_cupy_fails(cupy):
+    held = cupy.empty(3 * MIB, "u1")
+    assert held.size == 0
+
+
+@pytest.fixture(scope="module")
+def wide(cupy):
+    return cupy.empty(8 * MIB, "u1")
+
+
+def test_cupy_wide_1(wide):
+    wide + 1
+
+
+def test_cupy_wide_2(wide):
+    wide + 1
+
+
+def test_cupy_pinned(cupy):
+    cupy.cuda.alloc_pinned_memory(1 * MIB)
+
+
+def test_cupy_keeps_pinned(cupy):
+    KEPT.append(cupy.cuda.alloc_pinned_memory(1 * MIB))
+
+
+def test_cupy_managed(cupy):
+    memory = cupy.cuda.ManagedMemory(2 * MIB)
+    assert memory.ptr
+
+
+def test_cupy_async(cupy):
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+        a = cupy.empty(4 * MIB, "u1")
+        del a
+    cupy.cuda.Device().synchronize()
+
+
+def test_cupy_matmul(cupy):
+    a = cupy.ones((512, 512), "f4")
+    a @ a
+
+
+def test_torch_pattern(torch):
+    torch.cuda.empty_cache()
+    a = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+    b = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    del a
+    c = torch.empty(1 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_torch_keeps(torch):
+    KEPT.append(torch.empty(4096, dtype=torch.uint8, device="cuda"))
+
+
+def test_torch_cycle(torch):
+    Ring(torch.empty(4 * MIB, dtype=torch.uint8, device="cuda"))
+
+
+def test_torch_fails(torch):
+    held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    assert held.numel() == 0
+
+
+def test_torch_pinned(torch):
+    torch.empty(1 * MIB, dtype=torch.uint8, pin_memory=True)
+
+
+def test_torch_keeps_pinned(torch):
+    KEPT.append(torch.empty(1 * MIB, dtype=torch.uint8, pin_memory=True))
+
+
+def test_torch_matmul(torch):
+    a = torch.ones(512, 512, device="cuda")
+    (a @ a).sum().item()
+
+
+def captured(torch):
+    x = torch.ones(1 * MIB, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def test_torch_graph(torch):
+    captured(torch)
+
+
+def test_torch_keeps_graph(torch):
+    KEPT.append(captured(torch))
+
+
+def test_driver_pattern(driver):
+    a = done(driver.cudaMalloc(4 * MIB))
+    b = done(driver.cudaMalloc(2 * MIB))
+    done(driver.cudaFree(a))
+    c = done(driver.cudaMalloc(1 * MIB))
+    done(driver.cudaFree(b))
+    done(driver.cudaFree(c))
+
+
+def test_driver_keeps(driver):
+    done(driver.cudaMalloc(4096))
+
+
+def test_driver_managed(driver):
+    done(driver.cudaFree(done(driver.cudaMallocManaged(2 * MIB, driver.cudaMemAttachGlobal))))
+
+
+def test_driver_pinned(driver):
+    done(driver.cudaFreeHost(done(driver.cudaHostAlloc(1 * MIB, 0))))
+
+
+def test_driver_keeps_pinned(driver):
+    done(driver.cudaHostAlloc(4096, 0))
+
+
+def test_driver_ordered(driver):
+    a = done(driver.cudaMallocAsync(4 * MIB, 0))
+    done(driver.cudaFreeAsync(a, 0))
+    done(driver.cudaDeviceSynchronize())
+
+
+def test_driver_keeps_ordered(driver):
+    done(driver.cudaMallocAsync(4096, 0))
+    done(driver.cudaDeviceSynchronize())
+
+
+def test_numba_pattern(numba):
+    import numpy
+
+    a = numba.device_array(4 * MIB, numpy.uint8)
+    b = numba.device_array(2 * MIB, numpy.uint8)
+    del a
+    numba.current_context().deallocations.clear()
+    c = numba.device_array(1 * MIB, numpy.uint8)
+
+
+def test_numba_keeps(numba):
+    import numpy
+
+    KEPT.append(numba.device_array(4096, numpy.uint8))
+
+
+def test_core_pattern():
+    core = pytest.importorskip("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    a = device.allocate(4 * MIB, stream=stream)
+    a.close(stream)
+    stream.sync()
+
+
+def test_core_keeps():
+    core = pytest.importorskip("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    KEPT.append(device.allocate(4096, stream=stream))
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch", "numba", "driver"])
+@pytest.mark.parametrize("number", range(50))
+def test_clean(request, library, number):
+    module = request.getfixturevalue(library)
+    if library == "cupy":
+        a = module.arange(1000 * (number + 1), dtype="f4")
+        assert float((a * 2 + 1).max()) > 0
+    elif library == "torch":
+        a = module.ones(200, 10 * (number + 1), device="cuda")
+        assert float((a @ a.T).sum()) > 0
+    elif library == "numba":
+        import numpy
+
+        assert module.to_device(numpy.ones(1000 * (number + 1))).copy_to_host().sum() > 0
+    else:
+        done(module.cudaFree(done(module.cudaMalloc(4096 * (number + 1)))))
+'''
+
+FOUND: dict[str, dict[str, Any]] = {
+    # name of the test: what its footprint has, and of one library's memory of one kind
+    "cupy_pattern": {"peak": 6 * MIB, "kept": 0, "CuPy device": {"allocations": 3, "largest": 4 * MIB}},
+    "cupy_keeps": {"kept": 4096, "CuPy device": {"kept": 4096, "allocations": 1}},
+    "cupy_cycle": {"peak": 4 * MIB, "kept": 0},
+    "cupy_fixture": {"peak": 3 * MIB, "kept": 0},
+    "cupy_fails": {"peak": 3 * MIB, "kept": 0},
+    "cupy_wide_1": {"peak": 8 * MIB, "kept": 0},
+    "cupy_wide_2": {"peak": 8 * MIB, "kept": 0},
+    "cupy_pinned": {"kept": 0, "peak": 0},
+    "cupy_keeps_pinned": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
+    "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
+    "cupy_async": {"peak": 4 * MIB, "kept": 0},
+    "cupy_matmul": {"kept": 0},
+    "torch_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 22 * MIB, "PyTorch device": {"allocations": 3, "largest": 4 * MIB}},
+    "torch_keeps": {"kept": 4096, "PyTorch device": {"kept": 4096, "allocations": 1}},
+    "torch_cycle": {"peak": 4 * MIB, "kept": 0},
+    "torch_fails": {"peak": 3 * MIB, "kept": 0},
+    "torch_pinned": {"kept": 0},
+    "torch_keeps_pinned": {"kept": MIB},
+    "torch_matmul": {"kept": 0},
+    "torch_graph": {"kept": 0},
+    "torch_keeps_graph": {"kept": 20 * MIB},
+    "driver_pattern": {"peak": 6 * MIB, "kept": 0, "driver_peak": 6 * MIB, "CUDA device": {"allocations": 3, "largest": 4 * MIB}},
+    "driver_keeps": {"kept": 4096, "CUDA device": {"kept": 4096}},
+    "driver_managed": {"kept": 0, "managed_peak": 2 * MIB},
+    "driver_pinned": {"kept": 0, "pinned_peak": MIB},
+    "driver_keeps_pinned": {"kept": 4096},
+    "driver_ordered": {"peak": 4 * MIB, "kept": 0},
+    "driver_keeps_ordered": {"peak": 4096, "kept": 4096},
+    "numba_pattern": {"peak": 6 * MIB, "kept": 0},
+    "numba_keeps": {"kept": 4096},
+    "core_pattern": {"peak": 4 * MIB, "kept": 0},
+    "core_keeps": {"kept": 4096},
+}
+
+
+@pytest.fixture
+def _real_gpu() -> None:
+    """Replaces that of the folder: the sessions inside have the GPU."""
+
+
+@cache
+def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
+    """By the name of the test without "test_": the footprints of one session, which every test here reads."""
+    (folder / "test_patterns.py").write_text(PATTERNS)
+    (folder / "conftest.py").write_text(conftest)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--gpumem",
+        "--gpumem-device=cuda:0",
+        "--gpumem-footprint=on",
+    ]
+    done = subprocess.run(
+        [*command, "--benchmark-json=out.json", "test_patterns.py"], cwd=folder, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert (folder / "out.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    print(done.stdout[-6000:])
+    found = json.loads((folder / "out.json").read_text())["gpumem"]["rows"]
+    return {row["nodeid"].partition("::test_")[2]: row["footprint"] for row in found}
+
+
+@pytest.fixture(scope="module")
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    need_a_free_gpu(request.config)
+    return footprints(tmp_path_factory.mktemp("watched"))
+
+
+def uses(footprint: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By library and kind."""
+    return {f"{use['library']} {use['kind']}": use for use in footprint["uses"]}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_known_pattern_is_found(watched: dict[str, dict[str, Any]], name: str) -> None:
+    if name not in watched:
+        pytest.skip("the library is not here")
+    footprint = watched[name]
+    wanted = {key: value for key, value in FOUND[name].items() if not isinstance(value, dict)}
+    of_uses = {key: value for key, value in FOUND[name].items() if isinstance(value, dict)}
+    shown = {key: footprint[key] for key in wanted}
+    assert (shown, footprint["not_watched"]) == (wanted, []), footprint["uses"]
+    for use, figures in of_uses.items():
+        assert {key: uses(footprint)[use][key] for key in figures} == figures
+
+
+def test_two_hundred_clean_tests_keep_nothing(watched: dict[str, dict[str, Any]]) -> None:
+    clean = {name: footprint for name, footprint in watched.items() if name.startswith("clean[")}
+    assert len(clean) >= 150
+    assert {name: footprint["uses"] for name, footprint in clean.items() if footprint["kept"]} == {}
+    assert all(footprint["peak"] > 0 for footprint in clean.values())
+
+
+def test_nothing_counts_twice(watched: dict[str, dict[str, Any]]) -> None:
+    for name, footprint in watched.items():
+        assert footprint["peak"] <= sum(use["peak"] for use in footprint["uses"] if use["kind"] == "device"), name
+        segments = [use for use in footprint["uses"] if use["library"] == "CUDA" and use["kind"] == "device" and "cupy_pattern" in name]
+        assert segments == [], name
+
+
+def test_without_cupti_the_rest_is_a_bound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    need_a_free_gpu(request.config)
+    found = footprints(tmp_path_factory.mktemp("bound"), "import sys\nsys.modules['cupti'] = None\n")
+    assert all(any(why.startswith("CUPTI: cupti-python cannot be imported") for why in one["not_watched"]) for one in found.values())
+    assert {one["driver_peak"] for one in found.values()} == {None}
+    if "cupy_pattern" in found:
+        assert (found["cupy_pattern"]["peak"], found["cupy_pattern"]["kept"]) == (6 * MIB, 0)
