@@ -10,7 +10,10 @@ import pytest
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.devices.shortage import asked_for, shortage
+from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.sites import site_lines
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import GiB, format_bytes
 
@@ -68,7 +71,9 @@ class FittingHooks:
         assert limit is not None
         in_use, asked = self._session.device.memory.in_use(), asked_for(error)
         text = out_of_memory_text(limit, in_use, asked)
-        report.sections.append(("gpumem", text))
+        watched = item.stash.get(WATCHED, None)
+        lines = site_lines(watched.so_far()) if watched is not None else []
+        report.sections.append(("gpumem", "\n".join([text, *printable(lines)])))
         item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
         self._session.remarks.append(f"{item.nodeid}: {text}")
         return report

@@ -35,6 +35,13 @@ def test_what_needs_11_gib_passes_at_12_and_fails_at_10_with_its_peak(pytester: 
     )
 
 
+def test_traced_memory_names_the_lines_that_fill_it(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(NEEDS_11_GIB)
+    result = gpumem("--gpumem-memory-limit=10GiB", "--gpumem-footprint=trace", "-k", "large")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*a peak of 10.5 GiB*", "in use at the peak, 9 GiB in 9 allocations:", "  9 GiB  test_*.py:5 in *"])
+
+
 def test_the_error_of_any_library_is_reported_with_its_figures(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("""
         class OutOfMemoryError(RuntimeError): pass
