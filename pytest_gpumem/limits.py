@@ -27,6 +27,13 @@ class LimitKeywords(TypedDict, total=False):
     min_overlap: str | None
     max_gpu_page_faults: int | str | None
     max_migrated: int | str | None
+    max_kernels: int | str | None
+    max_copies: int | str | None
+    max_copied_bytes: int | str | None
+    max_syncs: int | str | None
+    max_registers: int | str | None
+    max_spill: int | str | None
+    same_kernels: bool | str | None
 
 
 class FootprintKeywords(TypedDict, total=False):
@@ -111,12 +118,12 @@ def _min_overlap(value: Any) -> str:
     return str(value).strip()
 
 
-def _faults(value: object) -> str:
+def _number(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
         return value.strip()
-    raise units.QuantityError(f"{value!r} is no number of page faults; accepted is a whole number from 0 on")
+    raise units.QuantityError(f"{value!r} is no number; accepted is a whole number from 0 on")
 
 
 def _size(value: Any) -> str:
@@ -129,17 +136,19 @@ def _positive_size(value: Any) -> str:
     return _size(value)
 
 
-def _allocations(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
-        return value.strip()
-    raise units.QuantityError(f"{value!r} is no number of allocations; accepted is a whole number from 0 on")
-
-
 def _growth(value: Any) -> str:
     units.parse_growth(value)
     return str(value).strip()
+
+
+def _yes(value: object) -> str:
+    if value is True or (isinstance(value, str) and value.strip().lower() == "true"):
+        return "true"
+    raise units.QuantityError(f"{value!r} is not understood; accepted is True, and None to lift it")
+
+
+def _more(one: str, other: str) -> bool:
+    return int(one) > int(other)
 
 
 def _more_bytes(one: str, other: str) -> bool:
@@ -179,7 +188,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             ),
             Limit("faster_than", _faster_than, 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
             Limit("min_overlap", _min_overlap, 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
-            Limit("max_gpu_page_faults", _faults, "Most page faults of the GPU in one launch."),
+            Limit("max_gpu_page_faults", _number, "Most page faults of the GPU in one launch."),
             Limit("max_migrated", _size, 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
             Limit(
                 "max_peak",
@@ -207,10 +216,10 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             ),
             Limit(
                 "max_allocations",
-                _allocations,
+                _number,
                 "Most allocations of a test.",
                 "COUNT",
-                lambda one, other: int(one) > int(other),
+                _more,
                 of_footprint=True,
             ),
             Limit(
@@ -221,6 +230,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
                 _more_growth,
                 of_footprint=True,
             ),
+            Limit("max_kernels", _number, "Most kernels in one launch.", "NUMBER", _more),
+            Limit("max_copies", _number, "Most copies in one launch.", "NUMBER", _more),
+            Limit("max_copied_bytes", _size, 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _more_bytes),
+            Limit("max_syncs", _number, "Most times that the host waits for the device in one launch.", "NUMBER", _more),
+            Limit("max_registers", _number, "Most registers that a thread of any kernel uses.", "NUMBER", _more),
+            Limit("max_spill", _size, "Most local memory of a thread of any kernel: spilled registers and stack.", "BYTES", _more_bytes),
+            Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
         )
     }
 )

@@ -58,6 +58,8 @@ class Code(str, Enum):
     """UNDECIDED: all of the baseline is of another variant of this card."""
     NOT_MEASURED = "not measured"
     """UNDECIDED: this run has no measurement of the row."""
+    SAME_CODE = "same code"
+    """PASS: noisy, but each run that it is compared with ran the same machine code in the same way, and it does not look slower."""
     NO_BASELINE = "no baseline"
     """NEW: the baseline holds no such row."""
     ACCEPTED = "accepted"

@@ -46,6 +46,8 @@ SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
 variables that start with GPUMEM."""
 ANNOUNCE = "announce"
 """No option, but switched off as one: GitHub's job summary and annotations."""
+EVIDENCE = "evidence"
+"""No option, but switched off as one: the record of what a launch ran, which one process of a run takes for all."""
 WAYS = "_GPUMEM_WAYS"
 """Variable that a duet sets for its processes: a JSON object; see `imposed`."""
 
@@ -329,6 +331,13 @@ OPTIONS: tuple[Option, ...] = (
         bare="on",
     ),
     Option(
+        "no_evidence",
+        Role.MEASURING,
+        _flag,
+        False,
+        "Do not record what a launch runs, and let the same machine code settle no doubt.",
+    ),
+    Option(
         "processes",
         Role.PROCESSES,
         _processes,
@@ -469,6 +478,8 @@ class Settings(NamedTuple):
     """Watch one launch of each measurement, and explain failed ones."""
     footprint: str = "auto"
     """One of `FOOTPRINTS`."""
+    no_evidence: bool = False
+    """Do not record what a launch runs."""
     processes: int | None = None
     """Fresh processes to measure in; None: one, and more for undecided rows."""
     save: bool = False

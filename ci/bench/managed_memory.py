@@ -42,7 +42,7 @@ from record_file import write_record
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.conductor import Conductor, Passes
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
@@ -132,7 +132,7 @@ def measured(device: Device, names: tuple[str, ...], budget: float, *, cost: boo
         try:
             function, *arguments = VARIANTS[name](Memory(arena), Kernels(device))
             target = conductor.target(function, tuple(arguments), {}, arena=arena)
-            taken = conductor.measure(target, Plan(budget=budget), arena=arena, label="", name="managed", count=True)
+            taken = conductor.measure(target, Plan(budget=budget), arena=arena, label="", name="managed", passes=Passes(pages=True))
         except Unsupported as why:
             found.append({"variant": name, "unsupported": str(why)})
             continue

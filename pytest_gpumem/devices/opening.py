@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -33,6 +34,8 @@ class Chosen:
     """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device."""
     alike: tuple[str, ...] = ()
     """Those of them that have the same key: their rows belong to one baseline."""
+    follow: Callable[[], object] = lambda: None
+    """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
 
 
 def choose(choice: str, *, seed: int = 0) -> Chosen:
@@ -87,6 +90,7 @@ def _cuda(index: int) -> Chosen:
         prepare=_import_cuda,
         gpus=found.gpus,
         alike=found.alike,
+        follow=_follow_modules,
     )
 
 
@@ -102,6 +106,13 @@ def _cuda_conditions(facts: DeviceFacts) -> Conditions:
 
 def _import_cuda() -> None:
     import pytest_gpumem.devices.cuda.device  # noqa: F401
+
+
+def _follow_modules() -> None:
+    from pytest_gpumem.devices.cuda.modules import follow
+
+    with suppress(NotCounted):  # each row says why
+        follow()
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:

@@ -19,6 +19,8 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity
+from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.units import format_bytes
 
 
 class DeviceError(Exception):
@@ -119,6 +121,11 @@ class WindowSpec:
     hit: AccessProperty = AccessProperty.PERSISTING
     miss: AccessProperty = AccessProperty.STREAMING
     """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
+
+    @property
+    def words(self) -> str:
+        """Everything but the address: "8 MiB at hit ratio 1, persisting, else streaming"."""
+        return f"{format_bytes(self.nbytes)} at hit ratio {self.hit_ratio:.3g}, {self.hit.value}, else {self.miss.value}"
 
 
 @dataclass(frozen=True)
@@ -470,6 +477,19 @@ class Counters(Protocol):
         """Record kernels, copies and memsets of this process while `work` runs. `work` waits for the work that it queues.
 
         Recording slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
+        """
+
+    def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        """Record each step of this process's work while `work` runs, with the machine code of its kernels.
+
+        Recording is off before and after.
+
+        Args:
+            work: queues what is recorded.
+            wait: waits for it; its own calls are left out.
+
+        Raises:
+            NotCounted: with the reason, before `work` runs or after it.
         """
 
 

@@ -18,6 +18,7 @@ from pytest_gpumem.explain.figures import Evidence, Figures
 from pytest_gpumem.explain.model import BaseAndHead
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.rule import Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.what_ran import Difference, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
 
@@ -106,6 +107,8 @@ class Explanation:
     skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()
     """Rules that lack evidence, with their needs."""
     notes: tuple[Note, ...] = ()
+    ran: tuple[Difference, ...] | None = None
+    """What ran differently; None if nothing is known of one side."""
 
     @property
     def unexplained_share(self) -> float:
@@ -125,9 +128,9 @@ class Explanation:
 def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence[Rule] = RULES) -> Explanation:
     """Find the causes of a slow-down of `head` against `base`, with the rules given."""
     sides = BaseAndHead(Figures(base), Figures(head))
-    notes = tuple(_notes(sides))
+    notes, ran = tuple(_notes(sides)), compared(base.measurement.what_ran, head.measurement.what_ran)
     if not slow_down.real:
-        return Explanation(slow_down, (), 0.0, notes=notes)
+        return Explanation(slow_down, (), 0.0, notes=notes, ran=ran)
     found: list[tuple[Rule, Estimate]] = []
     skipped = []
     for rule in rules:
@@ -138,7 +141,7 @@ def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence
     causes, left = share_out(found, slow_down.seconds)
     if left > LARGE * slow_down.seconds and (where := _where_else(sides, slow_down)) is not None:
         notes = (*notes, where)
-    return Explanation(slow_down, causes, left, tuple(skipped), notes)
+    return Explanation(slow_down, causes, left, tuple(skipped), notes, ran)
 
 
 def share_out(found: Sequence[tuple[Rule, Estimate]], seconds: float) -> tuple[tuple[Cause, ...], float]:

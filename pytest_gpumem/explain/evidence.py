@@ -63,19 +63,21 @@ class SideEvidence:
 def together(rows: Sequence[Row]) -> Measurement:
     """The processes of one row as one measurement: the newest, with the medians of the others as its `further`.
 
-    If the newest did not record the launch's activity or pages, those of an earlier process stay.
+    If the newest did not record what the launch ran, its activity or its pages, those of an earlier process stay.
     """
     found = [row.measurement for row in rows if row.measurement is not None]
     newest, others = found[-1], found[:-1]
     alike = [one for one in others if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)]
     further = tuple(repeat for one in alike for repeat in (one.repeat, *one.further))
     seen = [one.activity for one in reversed(found) if one.activity is not None and one.activity.not_counted is None]
+    known = [one.what_ran for one in reversed(found) if one.what_ran is not None and one.what_ran.order]
     counts = [one.migrations for one in reversed(found) if one.migrations is not None and one.migrations.launch is not None]
     return replace(
         newest,
         further=(*newest.further, *further),
         activity=seen[0] if seen else newest.activity,
         migrations=counts[0] if counts else newest.migrations,
+        what_ran=known[0] if known else newest.what_ran,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from pytest_gpumem.explain import what_ran
 from pytest_gpumem.explain.causes import UNEXPLAINED, Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.traffic import size
@@ -29,6 +31,9 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
     slow_down = explanation.slow_down
     ends = f"{change(slow_down.low / slow_down.base)} to {change(slow_down.high / slow_down.base)}, {100 * slow_down.confidence:.0f} %"
     lines = [f"{key}: {format_time(slow_down.base)} → {format_time(slow_down.head)}, {change(slow_down.share)} ({ends})"]
+    # Before any figure: what ran is exact.
+    for difference in () if explanation.ran is None else what_ran.lines(explanation.ran):
+        lines += _wrapped("  ", difference, width)
     if (why := nothing_to_explain(explanation)) is not None:
         lines.append(f"  nothing to explain: {why}")
     for seconds, words in sorted(_parts(explanation), key=lambda one: -one[0]):
@@ -81,6 +86,7 @@ def to_json(key: str, explanation: Explanation) -> dict[str, Any]:
             "high_seconds": found.high,
             "confidence": found.confidence,
         },
+        "ran_differently": None if explanation.ran is None else [{**asdict(one), "sentence": one.text} for one in explanation.ran],
         "first": explanation.first,
         "causes": [
             {

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
 from pytest_gpumem.units import format_bytes
 
+MOST = 12
+"""Differences that are listed."""
 _LONGEST = 60
 """Characters of a kernel's name in a sentence."""
 _BYTES = ("shared", "dynamic_shared", "local", "nbytes")
@@ -60,6 +62,23 @@ class Difference:
             return f"{subject}: {_WORDS.get(self.field, self.field)} {self.was} → {self.now}".replace(":  ", ": ")
         properties = self.now if self.change == "added" else self.was
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
+
+
+def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Difference, ...] | None:
+    """As `differences`; None if what one side ran is unknown, or if they differ in nothing that was watched and something was not."""
+    if base is None or not base.order or head is None or not head.order:
+        return None
+    found = differences(base, head)
+    return found if found or (base.digest is not None and head.digest is not None) else None
+
+
+def lines(found: Sequence[Difference]) -> list[str]:
+    """A line for each difference, at most `MOST`; the last one counts the others."""
+    if not found:
+        return ["ran the same: machine code, launches, copies and waits"]
+    left = len(found) - MOST
+    shown = found if left <= 0 else found[:MOST]
+    return [f"ran differently: {one.text}" for one in shown] + ([f"ran differently: {left} further differences"] if left > 0 else [])
 
 
 def differences(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:

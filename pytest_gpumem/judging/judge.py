@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
 from pytest_gpumem.judging.finding import Finding, against, counted, find, window_text
-from pytest_gpumem.judging.limits import absolute, physical, uncounted
+from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import LOOKS, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.suite import ALONE, Family
+from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
@@ -33,6 +34,7 @@ def judge(
     family: Family = ALONE,
     first: Measurement | None = None,
     changes: Callable[[], Mapping[str, float]] = dict,
+    evidence: bool = True,
 ) -> Verdict:
     """Judge one measurement.
 
@@ -49,14 +51,19 @@ def judge(
         first: the first accepted run, if the history has moved on from it.
         changes: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its
             baseline. Such a row is UNDECIDED if the device may have changed as much.
+        evidence: let the same machine code settle a doubt that noise alone leaves (`same_code`).
 
     Raises:
         QuantityError: a limit that cannot be read.
     """
-    if doubts := list(unreliable(measurement)):
-        return _verdict([find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))], None, facts, strict)
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
-    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings)]
+    if doubts := list(unreliable(measurement)):
+        # What runs does not depend on the conditions.
+        exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
+        others = not exact or any(getattr(limits, name) is not None for name in OF_MEASUREMENT if name not in STEPS)
+        doubt = [find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))] if others else []
+        return _verdict([*doubt, *exact], None, facts, strict)
+    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, past)]
     alike = [m for m in past if comparable(measurement, m)]
     if not alike:
         if limits.max_regression is not None:
@@ -77,6 +84,8 @@ def judge(
             since_first = compared(crept, delta)
             if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
+        if evidence and finding.code in SETTLED and same_code(measurement, alike, comparison, delta):
+            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
         finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
     if limits.fail_if_faster is not None:
@@ -89,6 +98,48 @@ def judge(
             gain = _of_this_device(gain, measurement, facts, changes, beyond, -1)
             findings.append(_same_work(measurement, alike[-1], gain))
     return _verdict(findings, comparison, facts, strict)
+
+
+SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
+"""Codes of a doubt that the same machine code settles."""
+LOOKS_LIKE_NONE = 0.5
+"""Share of the allowed slow-down up to which a measured change does not look slower."""
+CLOCKS_APART = 0.01
+"""Least difference, as a share, of clocks that do not agree: one step of 15 MHz is less."""
+
+
+def same_code(measurement: Measurement, alike: Sequence[Measurement], comparison: Comparison, delta: float) -> bool:
+    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks, and the row does not
+    look slower.
+
+    Never for rows by the host's clock: what the host does between its calls was not watched.
+
+    Args:
+        measurement: of this run.
+        alike: the accepted runs that it is compared with.
+        comparison: their difference.
+        delta: allowed slow-down, as a share.
+    """
+    ran = measurement.what_ran
+    if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):
+        return False
+    same = all(past.what_ran is not None and past.what_ran.digest == ran.digest and _same_clocks(measurement, past) for past in alike)
+    return same and comparison.low <= 0 and comparison.delta <= LOOKS_LIKE_NONE * delta
+
+
+def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
+    """True if the lowest clocks of both are known and agree."""
+    for name in ("sm_clock_hz", "memory_clock_hz"):
+        own, then = (_lowest(one, name) for one in (measurement, past))
+        if own is None or then is None or abs(math.log(own / then)) >= CLOCKS_APART:
+            return False
+    return True
+
+
+def _lowest(measurement: Measurement, name: str) -> float | None:
+    seen = (measurement.during,) if measurement.during is not None else measurement.conditions
+    known = [clock for conditions in seen if (clock := getattr(conditions, name))]
+    return min(known, default=None)
 
 
 def repeatable(
@@ -248,7 +299,9 @@ def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: 
     reason = "; ".join(f.sentence for f in ordered if f.outcome is not Outcome.PASS or worst.outcome is Outcome.PASS)
     if strict and worst.outcome not in (Outcome.PASS, Outcome.FAIL):
         reason += " (strict: this fails)"
-    return Verdict(worst.outcome, reason, comparison, simulated=facts.simulated, code=worst.code)
+    # A rule that passes has no code; one that evidence let pass has.
+    code = worst.code if worst.outcome is not Outcome.PASS else next((f.code for f in ordered if f.code is not None), None)
+    return Verdict(worst.outcome, reason, comparison, simulated=facts.simulated, code=code)
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:

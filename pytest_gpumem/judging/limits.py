@@ -1,23 +1,24 @@
 """The limits of a measurement by itself: a rule each, and the peak that no bandwidth exceeds.
 
 A latency, bandwidth or overlap on the right side of its limit is PASS. On the wrong side it is FAIL if it lies further away than a
-repetition in another session may (99 %, one-sided: the margin), else UNDECIDED. Counts of pages are exact. `faster_than` compares two
-measurements of one test; it holds where the factor exceeds the margin of a repetition (99 %), else it fails the test.
+repetition in another session may (99 %, one-sided: the margin), else UNDECIDED. Counts of pages and of steps are exact. `faster_than`
+compares two measurements of one test; it holds where the factor exceeds the margin of a repetition (99 %), else it fails the test.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.finding import Finding, basis, find
+from pytest_gpumem.judging.finding import Finding, basis, counted, find
 from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.units import (
     Share,
     format_bytes,
@@ -40,12 +41,24 @@ class _Judged:
     """A limit and the measurement that it applies to."""
 
     measurement: Measurement
+    name: str
+    """The limit's name."""
     written: str
     """The limit, as written."""
     origin: str
     facts: DeviceFacts
     siblings: Mapping[str, Measurement]
     """The measurements of its test by label."""
+    past: Sequence[Measurement] = ()
+    """The accepted runs that it is compared with, oldest first."""
+
+    @property
+    def limit(self) -> str:
+        """ "max_syncs 0 (marker)"."""
+        return f"{self.name} {self.written} ({self.origin})"
+
+    def not_counted(self, why: str) -> Finding:
+        return find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=self.limit, why=why)
 
     def not_judged(self, name: str, why: str) -> Finding:
         return find(Outcome.FAIL, "not judged", limit=f"{name} {self.written} ({self.origin})", why=why)
@@ -114,20 +127,22 @@ def _faster_than(one: _Judged) -> Finding | None:
     return find(Outcome.PASS if low > by else Outcome.FAIL, form, times=times, limit=name)
 
 
-def _pages(name: str, count: Callable[[PageCounts], int], most: int, words: Callable[[PageCounts], str], one: _Judged) -> Finding:
+def _pages(count: Callable[[PageCounts], int], most: int, words: Callable[[PageCounts], str], one: _Judged) -> Finding:
     """Judge a count of pages of one launch."""
-    limit, migrations = f"{name} {one.written} ({one.origin})", one.measurement.migrations
+    migrations = one.measurement.migrations
     if migrations is None or migrations.launch is None:
-        why = migrations.not_counted if migrations is not None else "no counting pass was taken"
-        return find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=str(why))
-    beyond = count(migrations.launch) > most
-    side = "above" if beyond else "not above"
-    return find(Outcome.FAIL if beyond else Outcome.PASS, "counted", figure=words(migrations.launch), side=side, limit=limit)
+        return one.not_counted(str(migrations.not_counted if migrations is not None else "no counting pass was taken"))
+    return _counted(one, count(migrations.launch), most, words(migrations.launch))
+
+
+def _counted(one: _Judged, count: int, most: int, figure: str) -> Finding:
+    """Judge an exact count, which `figure` has in words."""
+    outcome, side = (Outcome.FAIL, "above") if count > most else (Outcome.PASS, "not above")
+    return find(outcome, "counted", figure=figure, side=side, limit=one.limit)
 
 
 def _max_gpu_page_faults(one: _Judged) -> Finding:
     return _pages(
-        "max_gpu_page_faults",
         lambda counts: counts.gpu_faults,
         int(one.written),
         lambda counts: f"{counts.gpu_faults} page faults of the GPU in one launch",
@@ -140,8 +155,72 @@ def _max_migrated(one: _Judged) -> Finding:
         causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes)
         return f"{format_bytes(counts.migrated)} migrated in one launch" + (f" ({causes})" if causes else "")
 
-    return _pages("max_migrated", lambda counts: counts.migrated, parse_bytes(one.written), words, one)
+    return _pages(lambda counts: counts.migrated, parse_bytes(one.written), words, one)
 
+
+def _steps(count: Callable[[WhatRan], int], parse: Callable[[str], int], words: Callable[[int], str]) -> Callable[[_Judged], Finding]:
+    """The rule of a limit on a count of what one launch ran."""
+
+    def rule(one: _Judged) -> Finding:
+        ran = one.measurement.what_ran
+        if ran is None or not ran.order:
+            return one.not_counted(str(ran.not_watched if ran is not None and ran.not_watched else "no launch was watched"))
+        found = count(ran)
+        return _counted(one, found, parse(one.written), words(found))
+
+    return rule
+
+
+def _number_of(*kinds: StepKind) -> Callable[[WhatRan], int]:
+    return lambda ran: sum(1 for _ in ran.of(*kinds))
+
+
+def _most(field: str) -> Callable[[WhatRan], int]:
+    return lambda ran: max((getattr(step, field) or 0 for step in ran.of(StepKind.KERNEL)), default=0)
+
+
+def _copied(ran: WhatRan) -> int:
+    return sum(step.nbytes or 0 for step in ran.of(StepKind.COPY))
+
+
+def _same_kernels(one: _Judged) -> Finding | None:
+    """Compare with the newest accepted run whose kernels are known; nothing to judge without one."""
+    ran = one.measurement.what_ran
+    if ran is None or not ran.order:
+        return one.not_counted(str(ran.not_watched if ran is not None and ran.not_watched else "no launch was watched"))
+    known = [past.what_ran for past in one.past if past.what_ran is not None and past.what_ran.order]
+    if not known:
+        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline recorded its kernels")
+    then, now = (_shapes(each) for each in (known[-1], ran))
+    if then == now:
+        return find(Outcome.PASS, "same kernels", limit=one.limit)
+    gone, came = sorted({*map(_shape, then)} - {*map(_shape, now)}), sorted({*map(_shape, now)} - {*map(_shape, then)})
+    changed = [f"{word} {', '.join(shapes)}" for word, shapes in (("no longer", gone), ("new", came)) if shapes]
+    return find(Outcome.FAIL, "other kernels", limit=one.limit, changed="; ".join(changed) or "their number or order has changed")
+
+
+_Shape = tuple[str, tuple[int, int, int] | None, tuple[int, int, int] | None, tuple[int, int, int] | None, int | None]
+
+
+def _shapes(ran: WhatRan) -> list[_Shape]:
+    return [(step.name, step.grid, step.block, step.cluster, step.dynamic_shared) for step in ran.of(StepKind.KERNEL)]
+
+
+def _shape(shape: _Shape) -> str:
+    name, grid, block, *_ = shape
+    return f"{name} {'x'.join(map(str, grid or ()))} of {'x'.join(map(str, block or ()))}"
+
+
+STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
+    "max_kernels": _steps(_number_of(StepKind.KERNEL), int, lambda count: f"{counted(count, 'kernel')} in one launch"),
+    "max_copies": _steps(_number_of(StepKind.COPY), int, lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
+    "max_copied_bytes": _steps(_copied, parse_bytes, lambda count: f"{format_bytes(count)} copied in one launch"),
+    "max_syncs": _steps(_number_of(StepKind.SYNCHRONISATION), int, lambda count: f"the host waits {counted(count, 'time')} in one launch"),
+    "max_registers": _steps(_most("registers"), int, lambda count: f"{counted(count, 'register')} of a thread"),
+    "max_spill": _steps(_most("local"), parse_bytes, lambda count: f"{format_bytes(count)} of local memory of a thread"),
+    "same_kernels": _same_kernels,
+}
+"""Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 
 RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
     "max_latency": _max_latency,
@@ -150,29 +229,43 @@ RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
     "max_gpu_page_faults": _max_gpu_page_faults,
     "max_migrated": _max_migrated,
     "faster_than": _faster_than,
+    **STEPS,
 }
 """By the limit's name. `judge` compares `max_regression` and `fail_if_faster` with the baseline."""
 
 
+def counts_steps(limits: Limits) -> bool:
+    """True if a limit is on what one launch runs."""
+    return any(getattr(limits, name) is not None for name in STEPS)
+
+
 def absolute(
-    measurement: Measurement, limits: Limits, facts: DeviceFacts, siblings: Mapping[str, Measurement] | None = None
+    measurement: Measurement,
+    limits: Limits,
+    facts: DeviceFacts,
+    siblings: Mapping[str, Measurement] | None = None,
+    past: Sequence[Measurement] = (),
+    names: Collection[str] = tuple(RULES),
 ) -> Iterator[Finding]:
-    """One finding for each limit that is set.
+    """One finding for each limit that is set and among `names`.
 
     Raises:
         QuantityError: a limit that cannot be read.
     """
-    for name, rule in RULES.items():
+    for name in names:
         if (written := getattr(limits, name)) is not None:
-            finding = rule(_Judged(measurement, written, limits.origin.get(name, "limit"), facts, siblings or {}))
+            finding = RULES[name](_Judged(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past))
             if finding is not None:
                 yield finding
 
 
 def uncounted(measurement: Measurement, limits: Limits) -> bool:
-    """True if a limit on pages is set and nothing was counted."""
-    limited = limits.max_gpu_page_faults is not None or limits.max_migrated is not None
-    return limited and (measurement.migrations is None or measurement.migrations.launch is None)
+    """True if a limit on pages or steps is set and nothing was counted."""
+    pages = limits.max_gpu_page_faults is not None or limits.max_migrated is not None
+    ran = measurement.what_ran
+    return (pages and (measurement.migrations is None or measurement.migrations.launch is None)) or (
+        counts_steps(limits) and (ran is None or not ran.order)
+    )
 
 
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:

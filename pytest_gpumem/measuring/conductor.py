@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
 from pytest_gpumem.measuring.target_kernel import kernel_target
-from pytest_gpumem.measuring.untimed import count_migrations, watch_launch
+from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
@@ -27,6 +27,20 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.settings import MODES, SAMPLERS
+
+
+class Passes(NamedTuple):
+    """Untimed passes of a measurement."""
+
+    pages: bool = False
+    """Counts page faults and migrations."""
+    activity: bool = False
+    """Finds kernels, copies and memsets of a launch, with their times."""
+    ran: bool = False
+    """Finds each step of a launch, with the machine code of its kernels."""
+
+
+NO_PASSES = Passes()
 
 
 class Conductor:
@@ -38,6 +52,8 @@ class Conductor:
         """A profiler is attached."""
         self._ranges = ranges
         self._harness = Harness(device, ranges, profiled=profiled)
+        self._watched = False
+        """Something was counted or watched in this process."""
 
     def target(
         self,
@@ -91,9 +107,16 @@ class Conductor:
             return case_target(build, arena, arena.stream, persisting)
 
     def measure(
-        self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, count: bool = False, watch: bool = False
+        self,
+        target: Target,
+        plan: Plan,
+        *,
+        arena: Arena,
+        label: str,
+        name: str,
+        passes: Passes = NO_PASSES,
     ) -> Measurement:
-        """Check, warm up, sample over placements, count page faults and watch a launch if asked for, check again.
+        """Check, warm up, sample over placements, take the untimed passes, check again.
 
         Args:
             target: from `target` or `case`; closed before this returns.
@@ -101,8 +124,7 @@ class Conductor:
             arena: holds the padding between placements; its seed makes the placements repeatable on the simulated device.
             label: tells the measurements of one test apart.
             name: the test's NVTX range name.
-            count: take an untimed pass that counts page faults and migrations.
-            watch: take an untimed pass that finds the kernels, copies and memsets of a launch.
+            passes: untimed passes to take after the samples.
 
         Raises:
             WrongResult: the result of one launch is not the reference's, before or after timing.
@@ -114,25 +136,25 @@ class Conductor:
         if target.foreign:
             target = dataclasses.replace(target, launch=_seen_once(self.device, target.launch))
         with self.device.current(), self.device.footprints.paused():
-            measured = self._measure_and_close(target, plan, arena, label, name, count, watch)
+            measured = self._measure_and_close(target, plan, arena, label, name, passes)
         if elsewhere is None:
             return measured
         note = f"the test had made GPU {elsewhere} current; this row is of the GPU that the session measures"
         return replace(measured, notes=(*measured.notes, note))
 
-    def _measure_and_close(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
+    def _measure_and_close(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
         try:
             for option, value, accepted in (("mode", plan.mode, MODES), ("sampler", plan.sampler, SAMPLERS)):
                 if value not in accepted:
                     raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
-            return self._measure(target, plan, arena, label, name, count, watch)
+            return self._measure(target, plan, arena, label, name, passes)
         finally:
             try:
                 arena.pad(0)
             finally:
                 target.close()
 
-    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, count: bool, watch: bool) -> Measurement:
+    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
         device, harness, profiled = self.device, self._harness, self.profiled
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
@@ -146,16 +168,20 @@ class Conductor:
         sampling.sample()
         after = device.conditions()
         target, sampler = sampling.target, sampling.choice.sampler
-        migrations = activity = None
-        if count:
+        migrations = activity = ran = None
+        if passes.ran:
+            with self._ranges.range(phase(name, "watch")):
+                ran = find_what_ran(device, target, arena.managed, profiled=profiled)
+        if passes.pages:
             with self._ranges.range(phase(name, "count")):
                 migrations = count_migrations(device, target, profiled=profiled)
-        if watch:
+        if passes.activity:
             with self._ranges.range(phase(name, "watch")):
                 activity = watch_launch(device, target, profiled=profiled)
-        if count or watch:
+        if passes.pages or passes.activity or (passes.ran and not self._watched and not device.facts.simulated):
             # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             harness.forget_floors()
+            self._watched = True
         unchecked = self._check(target, name) or unchecked
         return Measurement(
             label=label,
@@ -178,6 +204,7 @@ class Conductor:
             notes=tuple(dict.fromkeys((*target.notes, *sampling.notes, *([unchecked] if unchecked else [])))),
             migrations=migrations,
             activity=activity,
+            what_ran=ran,
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
             requested=target.requested,

@@ -1,15 +1,24 @@
-"""Untimed passes after the samples: page faults and migrations, and the activity of a launch."""
+"""Untimed passes after the samples: page faults and migrations, the activity of a launch, and what it ran."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
+from pytest_gpumem.measuring.samplers import uncollected
 from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.uses import Activity
+from pytest_gpumem.records.what_ran import WhatRan, what_ran
+from pytest_gpumem.units import format_bytes
+
+PASSES = 3
+"""Passes until two that follow each other are equal. The first may still set something up."""
 
 
 def put_back(device: Device, target: Target) -> None:
@@ -47,6 +56,46 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     except NotCounted as reason:
         return replace(known, not_counted=str(reason))
     return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
+
+
+def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], *, profiled: bool) -> WhatRan:
+    """What one launch runs; a reason why that is unknown is in the result, not raised.
+
+    Inputs and pages are put back before each pass, as before a sample. Two launches have to run the same: else the digest of one would say
+    nothing of the others.
+
+    Args:
+        device: where it runs.
+        target: launched on its first placement.
+        managed: the managed buffers of the test.
+        profiled: a profiler is attached, which uses CUPTI itself.
+    """
+    if profiled:
+        return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
+    before: WhatRan | None = None
+    try:
+        for _ in range(PASSES):
+            put_back(device, target)
+            with uncollected():  # objects that are freed at any time call the runtime
+                seen = device.counters.what_ran(partial(target.launch, 0, target.stream), device.streams.synchronize)
+            if seen.digest is None or (before is not None and seen.digest == before.digest):
+                return what_ran(seen.launch, seen.calls, _state(device, target, managed), not_watched=seen.not_watched)
+            before = seen
+    except NotCounted as reason:
+        return WhatRan(not_watched=str(reason))
+    return replace(seen, digest=None, not_watched=f"no two of {PASSES} launches ran the same")
+
+
+def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
+    """As `WhatRan.state`."""
+    found = {f"argument {name}": kind for name, kind in target.host_memory}
+    if device.facts.persisting_l2_max_bytes:
+        found["set-aside of L2"] = format_bytes(device.l2.set_aside())
+    for number, buffer in enumerate(managed, 1):
+        found[f"managed buffer {number}"] = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
+        if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
+            found[f"managed buffer {number}"] += f", {buffer.advice.words}"
+    return found
 
 
 TRIES = 4

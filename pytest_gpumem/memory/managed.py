@@ -34,6 +34,13 @@ class Advised:
     accessed_by: frozenset[Place] = frozenset()
     """`cudaMemAdviseSetAccessedBy`, for each of them."""
 
+    @property
+    def words(self) -> str:
+        """Each advice that is set: "read_mostly, preferred_location device, accessed_by device"."""
+        places = [f"accessed_by {place}" for place in PLACES if place in self.accessed_by]
+        preferred = [] if self.preferred_location is None else [f"preferred_location {self.preferred_location}"]
+        return ", ".join([*(["read_mostly"] if self.read_mostly else []), *preferred, *places])
+
     def calls(self, before: Advised) -> Iterator[tuple[Advice, bool, bool]]:
         """The calls that lead here from `before`: the advice, True for the host, True to set it."""
         if self.read_mostly != before.read_mostly:

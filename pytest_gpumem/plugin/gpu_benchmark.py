@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import structs
 
+from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
@@ -166,6 +168,7 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
+        settings = test.session.settings
         provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
@@ -178,14 +181,12 @@ class GpuBenchmark:
                 arena=test.arena,
                 label=label,
                 name=test.range_name,
-                count=self._counts(count_pages, limits),
-                watch=test.session.settings.explain,
+                passes=Passes(pages=self._counts(count_pages, limits), activity=settings.explain, ran=self._watches(limits)),
             )
             if work is not None:
                 overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
                 hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
                 measurement = structs.replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
-        settings = test.session.settings
         measurement = structs.replace(
             measurement,
             counted=test.session.counts.get(key_of(test.item.nodeid, label)),
@@ -206,6 +207,11 @@ class GpuBenchmark:
         if settings.explain:
             return True
         return next(one for one in (count_pages, test.overrides.count_pages, settings.count_pages) if one is not None)
+
+    def _watches(self, limits: Limits) -> bool:
+        """True if what a launch runs is recorded: for the baseline, for a limit, or to explain."""
+        session = self._test.session
+        return session.evidence or session.settings.explain or counts_steps(limits)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

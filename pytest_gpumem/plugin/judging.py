@@ -17,10 +17,12 @@ from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.explain.causes import explain, slow_down
 from pytest_gpumem.explain.figures import Evidence
 from pytest_gpumem.explain.text import text
+from pytest_gpumem.explain.what_ran import compared, lines
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.verdict import Verdict
@@ -56,7 +58,8 @@ def source_of(item: pytest.Item) -> str | None:
 
 
 def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
-    """The causes of a slow-down since the baseline, one text a row, with the command for the causes that need counters."""
+    """What ran differently than in the baseline, one text a row; under `--gpumem-explain` also the causes of a slow-down, with the command
+    for the causes that need counters."""
     texts = []
     for row in rows:
         if row.measurement is None:
@@ -64,13 +67,17 @@ def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
         past = [past for past in session.history(row).measurements if comparable(row.measurement, past)]
         if not past:
             continue
-        # The newest process of the baseline ran the newest code; its counts need the option as well.
+        # The newest process of the baseline ran the newest code.
+        if not session.settings.explain:
+            ran = compared(past[-1].what_ran, row.measurement.what_ran)
+            if ran is not None:
+                texts.append("\n".join([f"why: {printable(row.key)}", *(f"  {printable(line)}" for line in lines(ran))]))
+            continue
+        # Its counts need the option as well.
         base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)
         found = explain(base, head, slow_down(past, row.measurement))
-        lines = ["why: " + text(row.key, found)]
-        if found.skipped:
-            lines.append(f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
-        texts.append("\n".join(lines))
+        rest = [f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}"] if found.skipped else []
+        texts.append("\n".join(["why: " + text(row.key, found), *rest]))
     return texts
 
 
@@ -173,6 +180,7 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
         family=session.family,
         first=history.first_measurement,
         changes=session.changes,
+        evidence=session.evidence,
     )
     if limits.max_regression is not None or limits.fail_if_faster is not None:
         session.family = session.family.after(verdict)

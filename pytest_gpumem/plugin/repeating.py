@@ -250,8 +250,8 @@ class DecideHooks:
         for row in rows:
             by_test.setdefault(row.nodeid, []).append(row)
         for nodeid, failing in by_test.items():
-            why = explained(failing, gpu) if gpu.settings.explain else []
-            self._report(nodeid, "\n\n".join([*(failure_text(row, gpu.facts) for row in failing), *why]), by_limits=True)
+            texts = [*(failure_text(row, gpu.facts) for row in failing), *explained(failing, gpu)]
+            self._report(nodeid, "\n\n".join(texts), by_limits=True)
 
     def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:
         """Report a test as failed, in place of its report as passed."""

@@ -112,7 +112,7 @@ class RunningHooks:
             final = ANNOUNCE not in switched_off(os.environ)
             texts = [failure_text(row, facts) if final else printable(f"{row.verdict.reason} ({row.key})") for row in failing]
             texts += memory_texts(failing, self._session) if final else []
-            texts += explained(failing, self._session) if self._session.settings.explain else []
+            texts += explained(failing, self._session)
             broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)
             raise broken

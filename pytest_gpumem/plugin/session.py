@@ -19,7 +19,7 @@ from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import WorkerGpus
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
@@ -206,6 +206,8 @@ class SessionHooks:
         self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
         self._session.open_ledger(session.items)
         self._session.open_family(session.items)
+        if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
+            self._session.chosen.follow()
 
     @pytest.hookimpl(tryfirst=True)  # before anyone looks at the rows
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

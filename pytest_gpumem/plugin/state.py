@@ -49,6 +49,7 @@ from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measure
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
+    EVIDENCE,
     FURTHER_PROCESS,
     FURTHER_REPORTS,
     READS_CONTROLS,
@@ -170,6 +171,11 @@ class GpuSession:
     def decides(self) -> bool:
         """True if the session measures undecided rows again at its end: until then none of them fails."""
         return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
+
+    @property
+    def evidence(self) -> bool:
+        """True if the session records what each row runs, and lets it settle doubts."""
+        return not self.settings.no_evidence and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     def history(self, row: Row) -> History:
         """The baseline of a measured row."""

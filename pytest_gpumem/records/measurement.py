@@ -316,6 +316,20 @@ class Limits(Record, frozen=True):
     """Most page faults of the GPU during one launch: "0"."""
     max_migrated: str | None = None
     """Most bytes of managed memory that move during one launch: "64 MiB"."""
+    max_kernels: str | None = None
+    """Most kernels in one launch: "3"."""
+    max_copies: str | None = None
+    """Most copies in one launch: "1"."""
+    max_copied_bytes: str | None = None
+    """Most bytes that copies move in one launch: "64 MiB"."""
+    max_syncs: str | None = None
+    """Most times that the host waits for the device in one launch: "0"."""
+    max_registers: str | None = None
+    """Most registers of a thread, over the kernels of one launch: "64"."""
+    max_spill: str | None = None
+    """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
+    same_kernels: str | None = None
+    """ "true": the kernels of one launch and their shapes are those of the baseline."""
     min_overlap: str | None = None
     """Least hidden share of the time that overlap can hide: "80%"."""
     max_regression: str | None = None

@@ -45,4 +45,4 @@ class Verdict(Record, frozen=True):
     simulated: bool = False
     """Every verdict about a simulated device says so."""
     code: Code | None = None
-    """Why; None for PASS, and for a FAIL by an absolute limit."""
+    """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import basis, bounds, change, counted, window
 from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.traffic import Account, account, size
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
@@ -204,7 +204,8 @@ def interval_text(measurement: Measurement) -> str:
 
 def _verdict(row: Row) -> str:
     outcome = row.verdict.outcome
-    return outcome.value + (", test failed" if row.failed and outcome is not Outcome.FAIL else "")
+    settled = ", same code" if row.verdict.code is Code.SAME_CODE else ""
+    return outcome.value + settled + (", test failed" if row.failed and outcome is not Outcome.FAIL else "")
 
 
 def _latency(measurement: Measurement) -> Figure:

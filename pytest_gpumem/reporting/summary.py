@@ -10,7 +10,7 @@ from rich.text import Text
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import Agreement
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -53,15 +53,18 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
 
 
 def counts_text(rows: Sequence[Row]) -> str:
-    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (6 held to no limit); 1 test failed before it measured anything"."""
+    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (2 by the same code, 6 held to no limit); 1 test failed before it measured
+    anything"."""
     measured = [row for row in rows if row.measurement is not None or row.footprint is not None]
     simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
         free = sum(all(getattr(row.limits, name) is None for name in LIMITS) for row in measured if row.verdict.outcome is outcome)
-        free = free if outcome is Outcome.PASS else 0
-        outcomes.append(f"{counts[outcome]} {outcome.value}" + (f" ({free} held to no limit)" if free else ""))
+        same = sum(row.verdict.code is Code.SAME_CODE for row in measured)
+        apart = [f"{same} by the same code"] if same else []
+        apart += [f"{free} held to no limit"] if free else []
+        outcomes.append(f"{counts[outcome]} {outcome.value}" + (f" ({', '.join(apart)})" if apart and outcome is Outcome.PASS else ""))
     parts = [f"{len(measured)} measured{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
     if otherwise := {row.nodeid for row in measured if row.test_error is True}:
         parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, OF_A_RUN, Role, of_role, switch_off
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, Role, of_role, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
@@ -60,7 +60,7 @@ def pytest_command(
 
 def for_a_part(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off."""
-    return switch_off(environment, OF_A_RUN)
+    return switch_off(environment, [*OF_A_RUN, EVIDENCE])
 
 
 def for_a_run(environment: Mapping[str, str], *, announces: bool = True) -> dict[str, str]:

@@ -217,6 +217,8 @@ def decide(
     remarks += [f"new, base does not have it: {row.key}" for row in new]
     remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
     remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
+    if same := sum(row.verdict.code is Code.SAME_CODE for row in after):
+        remarks.append(f"{counted(same, 'row')} in doubt needed no duet: the same machine code ran in the same way")
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
         remarks.append(f"{free} of {len(after)} rows have no max_regression, so no slow-down of them is detected; see --max-regression")
     if strict and (doubtful or facts.simulated):

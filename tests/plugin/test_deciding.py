@@ -72,7 +72,8 @@ STORED: dict[str, bytes] = {}
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A session against that baseline; keywords are environment variables of the tests."""
+    """A session against that baseline; keywords are environment variables of the tests. The same machine code settles nothing."""
+    monkeypatch.setenv("GPUMEM_NO_EVIDENCE", "1")
     pytester.makeconftest(PLANTED)
     pytester.makepyfile(test_a=TESTS)
     quick = functools.partial(session, *QUICKLY)

@@ -46,9 +46,10 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     assert "for the rest: gpumem explain --base REVISION test_it.py::test_lookup" in said
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert [kernel["name"] for kernel in row["measurement"]["activity"]["kernels"]] == ["reset_data"]
-    # Nobody watches, and nothing is said, unasked.
+    # Unasked, no cause is estimated: only what ran differently is known.
     plain = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=plain.json")
-    assert "why: " not in plain.stdout.str()
+    assert "ran differently: kernel reset_data: access-policy window 8 MiB" in plain.stdout.str()
+    assert "up to this" not in plain.stdout.str()
     assert json.loads((pytester.path / "plain.json").read_text())["gpumem"]["rows"][0]["measurement"]["activity"] is None
 
 

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pytest_gpumem.devices.cuda import activity
+from pytest_gpumem.devices.cuda import activity, modules, what_ran
 from pytest_gpumem.devices.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, MAPPED, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+from pytest_gpumem.records.what_ran import WhatRan
 
-BUFFER_BYTES = 8 * 2**20
-"""Of one buffer of records; CUPTI asks for more when it is full."""
+BUFFER_BYTES = 2**20
+"""Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the buffer: 8 MiB take 6 ms (H100)."""
 WAKING = 6
 """Passes over the beacon alone after which counters that deliver nothing are given up."""
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
@@ -134,6 +135,26 @@ class CudaCounters:
                 return activity.together(seen)
         raise NotCounted(f"CUPTI told of no kernel, copy or memset in {activity.PASSES} passes")
 
+    def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
+
+        Raises:
+            NotCounted: as `watch`, or as `modules.follow`; or CUPTI did not deliver all kernels.
+        """
+        codes, cupti = modules.follow(), self._load()
+        seen, times = what_ran.Seen(), list[int]()
+        cupti.activity_enable_launch_attributes(1)
+
+        def body() -> None:
+            times.append(int(cupti.get_timestamp()))
+            work()
+            times.append(int(cupti.get_timestamp()))
+            wait()
+
+        with codes.launches() as launches:
+            self.watch(what_ran.KINDS, seen.receive, body)
+        return seen.what_ran(launches, times[0], times[1], codes)
+
     def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
         """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.
 
@@ -208,7 +229,9 @@ class CudaCounters:
         try:
             try:
                 for kind in kinds:
-                    cupti.activity_enable(getattr(cupti.ActivityKind, kind))
+                    # Streams are known from when they were made: their records are made anew.
+                    enable = cupti.activity_enable_and_dump if kind == "STREAM" else cupti.activity_enable
+                    enable(getattr(cupti.ActivityKind, kind))
                     enabled.append(kind)
             except self._errors as error:
                 raise self._refusal(f"records of {kind}", error) from error

@@ -25,9 +25,11 @@ from pytest_gpumem.devices.protocol import (
     Unsupported,
 )
 from pytest_gpumem.devices.simulated.content import Content, live
+from pytest_gpumem.devices.simulated.counters import memory_name
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Timeline
+from pytest_gpumem.records.what_ran import Step, StepKind
 
 SMALL_BYTES = 2**20
 """Below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own."""
@@ -154,8 +156,12 @@ class SimulatedMemory:
         if write_combined:
             self._machine.write_combined.add(id(allocation))
         self._live[id(allocation)] = allocation
+        self._watch(StepKind.ALLOCATION, allocation)
         self._timeline.host += ALLOCATE + self._locking(nbytes, kind)
         return allocation
+
+    def _watch(self, kind: StepKind, allocation: Allocation) -> None:
+        self._timeline.watch(Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes))
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         """Managed memory, whatever the device has free; half of the host's memory at most."""
@@ -199,6 +205,7 @@ class SimulatedMemory:
         if allocation.freed:
             return
         self._timeline.forbid_capture("it frees memory")
+        self._watch(StepKind.FREE, allocation)
         self._timeline.run()
         allocation.freed = True
         self._used[allocation.kind] -= allocation.nbytes

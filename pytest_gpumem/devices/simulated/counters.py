@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Allocation, Counters
 from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.streams import Timeline
+from pytest_gpumem.devices.simulated.streams import Timeline, Watching
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
 class SimulatedCounters:
@@ -41,6 +42,16 @@ class SimulatedCounters:
         kernels, copies = ([one for one in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
         return Activity(kernels=_together(kernels), copies=_together(copies), source="the model")
 
+    def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        self._timeline.run()
+        watching, host = Watching(), self._timeline.host
+        self._timeline.watching = watching
+        try:
+            work()
+        finally:
+            self._timeline.watching, self._timeline.host = None, host
+        return what_ran(watching.steps, watching.calls)
+
 
 def launched(name: str, shape: LaunchShape) -> KernelUse:
     """One launch, as a watcher sees it; its time is not known yet."""
@@ -50,8 +61,17 @@ def launched(name: str, shape: LaunchShape) -> KernelUse:
 def copied(destination: Allocation, source: Allocation, nbytes: int) -> CopyUse:
     """One copy, as a watcher sees it; its time is not known yet."""
     way = "".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
-    read, written = ("pinned" if memory.kind.locked else memory.kind.value for memory in (source, destination))
-    return CopyUse(f"{way[0]}2{way[1]}", read, written, count=1, nbytes=nbytes, nanoseconds=0)
+    return CopyUse(f"{way[0]}2{way[1]}", memory_name(source), memory_name(destination), count=1, nbytes=nbytes, nanoseconds=0)
+
+
+def copy_step(use: CopyUse) -> Step:
+    """One copy as a step of a launch."""
+    return Step(StepKind.COPY, use.kind, source=use.source, memory=use.destination, nbytes=use.nbytes)
+
+
+def memory_name(allocation: Allocation) -> str:
+    """The kind of an allocation, one of `uses.MEMORY_KINDS`."""
+    return "pinned" if allocation.kind.locked else allocation.kind.value
 
 
 def _together(seen: Sequence[Any]) -> tuple[Any, ...]:

@@ -11,11 +11,13 @@ import numpy as np
 from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
 from pytest_gpumem.devices.simulated.content import live
-from pytest_gpumem.devices.simulated.counters import copied
+from pytest_gpumem.devices.simulated.counters import copied, copy_step, memory_name
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Step, Timeline, own_stream
 from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.records import what_ran
+from pytest_gpumem.records.what_ran import StepKind
 
 _WRITE_COMBINED_READ = 0.02
 """Speed of host reads of write-combined memory over cached memory: each one bypasses the caches."""
@@ -47,7 +49,8 @@ class SimulatedContent:
             effect()
             return
         write = Access("memory", "write", allocation.nbytes, allocation.nbytes)
-        self._timeline.queue(own, Step(Work(COMPUTE, self._machine.touching([(write, allocation)])), effect), LAUNCH)
+        ran = what_ran.Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=allocation.nbytes)
+        self._timeline.queue(own, Step(Work(COMPUTE, self._machine.touching([(write, allocation)])), effect, ran), LAUNCH)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
         own = own_stream(stream)
@@ -57,8 +60,9 @@ class SimulatedContent:
         duration, engine, waits = self._machine.copying(destination, source, nbytes)
         if waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
-        duration = partial(self._machine.watched, copied(destination, source, nbytes), duration)
-        self._timeline.queue(own, Step(Work(engine, duration), partial(target.copy_from, origin, nbytes)), LAUNCH)
+        use = copied(destination, source, nbytes)
+        duration = partial(self._machine.watched, use, duration)
+        self._timeline.queue(own, Step(Work(engine, duration), partial(target.copy_from, origin, nbytes), copy_step(use)), LAUNCH)
         if waits:
             self._timeline.wait([own])
 

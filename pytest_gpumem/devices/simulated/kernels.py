@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.content import Computation
-from pytest_gpumem.devices.simulated.counters import copied, launched
+from pytest_gpumem.devices.simulated.counters import copied, copy_step, launched
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Step, Timeline, own_stream
 from pytest_gpumem.devices.simulated.timing import work_of
-from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.kernels.kernel import Access, LaunchShape
+from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
+from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.what_ran import StepKind
 
 _PREPARED = 512
 """Launches kept ready."""
@@ -37,6 +44,8 @@ class _Prepared:
     """The host waits for it: a copy from or to pageable memory."""
     use: KernelUse | CopyUse
     """Its entry in the recorded activity."""
+    ran: what_ran.Step
+    """Its entry in the record of a launch."""
 
 
 class SimulatedKernels:
@@ -67,9 +76,11 @@ class SimulatedKernels:
                 self._prepared.popitem(last=False)
         if prepared.waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
-        duration = prepared.duration(None if launch.kernel.source is None else self._timeline.window_of_kernel(own, window))
+        window = None if launch.kernel.source is None else self._timeline.window_of_kernel(own, window)
+        duration = prepared.duration(window)
         duration = partial(self._machine.watched, prepared.use, duration)
-        self._timeline.queue(own, Step(Work(prepared.engine, duration), prepared.computation.run), LAUNCH)
+        ran = prepared.ran if window is None else replace(prepared.ran, window=window.words)
+        self._timeline.queue(own, Step(Work(prepared.engine, duration), prepared.computation.run, ran), LAUNCH)
         if prepared.waits:
             self._timeline.wait([own])
 
@@ -84,7 +95,7 @@ class SimulatedKernels:
             destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
             duration, engine, waits = self._machine.copying(destination, source, call.arrays[read[0]].nbytes)
             use = copied(destination, source, call.arrays[read[0]].nbytes)
-            return _Prepared(launch, computation, lambda _: duration, engine, waits, use)
+            return _Prepared(launch, computation, lambda _: duration, engine, waits, use, copy_step(use))
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
@@ -102,8 +113,16 @@ class SimulatedKernels:
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
-        running = launched(kernel.name, launch.shape)
-        return _Prepared(launch, computation, lambda window: partial(self._machine.run_kernel, work, window), COMPUTE, False, running)
+        running, code = launched(kernel.name, launch.shape), f"{_source(kernel.source)} {kernel.entry} {_element(launch)}"
+        return _Prepared(
+            launch,
+            computation,
+            lambda window: partial(self._machine.run_kernel, work, window),
+            COMPUTE,
+            False,
+            running,
+            _kernel_step(kernel.name, launch.shape, f"{code} {launch.shape.vectors}"),
+        )
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
@@ -123,9 +142,12 @@ class SimulatedKernels:
             accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
         full = self._machine.full_grid
         work = work_of(self._machine.sheet, accesses, full, 4, None)
-        duration: Callable[[float], float] = partial(self._machine.run_kernel, work, self._timeline.window_of_kernel(own))
+        window = self._timeline.window_of_kernel(own)
+        duration: Callable[[float], float] = partial(self._machine.run_kernel, work, window)
         duration = partial(self._machine.watched, launched("reference", full), duration)
-        self._timeline.queue(own, Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference)), 2 * LAUNCH)
+        code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
+        ran = replace(_kernel_step("reference", full, code), window=None if window is None else window.words)
+        self._timeline.queue(own, Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference), ran), 2 * LAUNCH)
 
     def forget(self, allocation: Allocation) -> None:
         """Drop the prepared launches of memory that is freed."""
@@ -135,6 +157,37 @@ class SimulatedKernels:
     def clear(self) -> None:
         """Drop all prepared launches."""
         self._prepared.clear()
+
+
+def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
+    """A launch as a step. `code` is the source and the model, which stand for machine code."""
+    digest = hashlib.sha256(code.encode()).hexdigest()
+    grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
+    return what_ran.Step(StepKind.KERNEL, name, code=digest, grid=grid, block=block, dynamic_shared=shape.shared_bytes)
+
+
+@lru_cache
+def _source(name: str) -> str:
+    """Digest of a source's text; the name of one that is not the catalogue's, which nobody compiles here."""
+    try:
+        return fingerprint(name)
+    except SourceMissing:
+        return name
+
+
+def _code_of(function: Callable[[], object]) -> str:
+    """Instructions, names and constants of a Python function; not its file, lines and comments."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return repr(_instructions(code)) if isinstance(code, CodeType) else type(function).__name__
+
+
+def _instructions(code: CodeType) -> tuple[object, ...]:
+    constants = [_instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return code.co_code, code.co_names, constants
+
+
+def _element(launch: Launch) -> str:
+    return next(iter(launch.call.arrays.values())).dtype
 
 
 def _elements_of_a_load(launch: Launch) -> int:

@@ -23,6 +23,7 @@ class SimulatedManaged:
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         pages = self._pages_of(allocation, "prefetched")
         self._timeline.forbid_capture("a prefetch cannot be captured")
+        self._timeline.called("cudaMemPrefetchAsync")
         duration = partial(self._run_prefetch, allocation, pages, to_host)
         engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
         self._timeline.queue(own_stream(stream), Step(Work(engine, duration)), LAUNCH)
@@ -42,6 +43,7 @@ class SimulatedManaged:
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         pages = self._pages_of(allocation, "advised about")
+        self._timeline.called("cudaMemAdvise")
         self._timeline.run()  # at once on the host's clock, but not before what was queued
         self._timeline.host += CALL
         pages.advise(advice, to_host, on=on)
@@ -49,6 +51,7 @@ class SimulatedManaged:
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         pages = self._pages_of(allocation, "discarded")
         self._timeline.forbid_capture("a discard cannot be captured")
+        self._timeline.called("cudaMemDiscardBatchAsync")
         self._timeline.queue(own_stream(stream), Step(Work(COMPUTE, partial(self._run_discard, pages))), LAUNCH)
 
     def _run_discard(self, pages: Pages, start: float) -> float:

@@ -6,14 +6,19 @@ Times are found when the host waits for them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Graphs, Hold, HoldExpired, Stream, Streams, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait
 from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.records import what_ran
+from pytest_gpumem.records.what_ran import StepKind
 
 # Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
 _RECORD = 1.0e-6
@@ -34,6 +39,17 @@ class Step:
 
     item: Item
     effect: Callable[[], None] | None = None
+    ran: what_ran.Step | None = None
+    """Its entry in the record of a launch, without the stream."""
+
+
+@dataclass(eq=False)
+class Watching:
+    """What ran so far, while a launch is watched."""
+
+    steps: list[what_ran.Step] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    """Calls of the CUDA runtime that have no step, by name."""
 
 
 @dataclass(eq=False)
@@ -68,6 +84,17 @@ class Timeline:
         self.capturing: Capture | None = None
         self.cannot: CannotCapture | None = None
         """Why the capture that is under way, or the last one, is impossible."""
+        self.watching: Watching | None = None
+
+    def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:
+        """Record a step if a launch is watched."""
+        if self.watching is not None:
+            self.watching.steps.append(step if stream is None else replace(step, stream=stream.handle))
+
+    def called(self, name: str) -> None:
+        """Record a call of the CUDA runtime if a launch is watched."""
+        if self.watching is not None:
+            self.watching.calls[name] += 1
 
     @property
     def streams(self) -> list[SimulatedStream]:
@@ -97,6 +124,14 @@ class Timeline:
             self.capturing.steps.append(step)
             return
         self.host += cost
+        self.run_step(stream, step)
+
+    def run_step(self, stream: SimulatedStream, step: Step) -> None:
+        """Do a step in stream order, at once on the host's clock. While a launch is watched, steps are recorded and take no time."""
+        if self.watching is not None:
+            if step.ran is not None:
+                self.watch(step.ran, stream)
+            return
         if step.effect is not None:
             step.effect()
         self.engine.queue(stream, step.item, self.host)
@@ -187,6 +222,8 @@ class SimulatedStreams:
     def synchronize(self, stream: Stream | None = None) -> None:
         self._timeline.forbid_capture("it synchronises")
         streams = self._timeline.streams if stream is None else [own_stream(stream)]
+        waits = what_ran.Step(StepKind.SYNCHRONISATION, "device" if stream is None else "stream")
+        self._timeline.watch(waits, None if stream is None else own_stream(stream))
         self._timeline.wait(streams)
         if any(s.expired for s in streams):
             for s in streams:
@@ -201,7 +238,7 @@ class SimulatedStreams:
             self._timeline.refuse("it uses another stream")
         mark = Mark(marked)
         self._timeline.queue(marked, Step(mark), _JOIN)
-        self._timeline.queue(waiting, Step(Wait(mark)), 0.0)
+        self._timeline.queue(waiting, Step(Wait(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         self._timeline.forbid_capture("it holds the stream")
@@ -251,9 +288,7 @@ class SimulatedGraphs:
         own = own_stream(stream)
         self._timeline.host += _REPLAY
         for step in graph.steps:
-            if step.effect is not None:
-                step.effect()
-            self._timeline.engine.queue(own, step.item, self._timeline.host)
+            self._timeline.run_step(own, step)
 
 
 def own_stream(stream: Stream) -> SimulatedStream:

@@ -11,6 +11,7 @@ from counted_device import CountedDevice, replaced
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
+from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.pinned import PinnedCap
@@ -25,7 +26,7 @@ PLAN = Plan(**QUICK)  # type: ignore[arg-type]
 
 def measured(bench: Bench, x: Any, y: Any, *, count: bool = True) -> Measurement:
     target = bench.target(bench.kernels.add, x, y)
-    return bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_add", count=count)
+    return bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_add", passes=Passes(pages=count))
 
 
 def test_faulting_and_prefetched_memory_tell_different_stories() -> None:

@@ -10,6 +10,7 @@ from bench import QUICK, Bench
 from counted_device import CountedDevice, replaced
 
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.uses import Activity
@@ -21,7 +22,7 @@ PLAN = Plan(**QUICK)  # type: ignore[arg-type]
 
 def measured(bench: Bench, kernel: Any, *arguments: Any, watch: bool = True) -> Measurement:
     target = bench.target(kernel, *arguments)
-    return bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_it", watch=watch)
+    return bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_it", passes=Passes(activity=watch))
 
 
 def test_a_kernel_is_told_with_its_shape() -> None:

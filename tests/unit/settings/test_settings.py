@@ -191,6 +191,7 @@ def test_the_marker_is_strict() -> None:
         *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
+        *("max_kernels", "max_copies", "max_copied_bytes", "max_syncs", "max_registers", "max_spill", "same_kernels"),
         *("mode", "sampler", "placements", "precision", "budget"),
         "gpus",
     }

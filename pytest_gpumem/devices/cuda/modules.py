@@ -1,0 +1,238 @@
+"""The machine code of the kernels that this process launches, from CUPTI's callbacks, through `cupti-python` (the extra `cupti`).
+
+CUPTI hands out the cubin of each module when it is loaded. A kernel's name alone does not tell its module: two modules may hold the same
+name. So the calls that load modules and look kernels up are followed too, and launches while `launches` collects them. Such calls are rare,
+and launches outside of `launches` have no callback.
+
+Following does not call cuInit, and takes some 14 ms on an H100 beside the import of CUPTI.
+Sources: CUPTI, Callback API, CUpti_CallbackData and CUpti_ModuleResourceData; CUDA Driver API, Module and Library Management, for the order
+of the parameters, which CUPTI hands out as a struct.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from pytest_gpumem.devices.cuda.callbacks import CALLBACKS
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
+
+_LOADS = (
+    *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
+    *("cuLibraryLoadData", "cuLibraryLoadFromFile"),
+)
+"""Calls whose first parameter is the address of the new handle of a module or library."""
+_LOOKS_UP = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryGetModule")
+"""Calls whose first parameter is the address of a handle, and whose second the handle of what holds it."""
+_BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")
+"""Those whose third parameter is the name of a kernel."""
+_LAUNCHES = tuple(
+    f"{name}{suffix}" for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel") for suffix in ("", "_ptsz")
+)
+
+
+class Launch(NamedTuple):
+    """One call that launches a kernel."""
+
+    correlation: int
+    """CUPTI's number of the call."""
+    name: str
+    """Mangled name of the kernel."""
+    function: int
+    """CUfunction or CUkernel."""
+
+
+class UnknownCode(Exception):
+    """The machine code of a kernel is not known; one line with the reason."""
+
+
+class Modules:
+    """The modules that were loaded since it was made, and the handles through which their kernels are launched.
+
+    A handle that the driver uses again belongs to what it was given to last.
+    """
+
+    def __init__(self) -> None:
+        """Raises `NotCounted` as `Callbacks.add`."""
+        self._cubins: dict[int, Cubin | bytes] = {}
+        """By CUPTI's number of the module; parsed when it is first asked for."""
+        self._holder: dict[int, int] = {}
+        """By the handle of a function, kernel or library's module: the handle that it was looked up in."""
+        self._loaded: dict[int, list[int]] = {}
+        """Modules by the handle of a CUmodule or CUlibrary."""
+        self._unplaced: list[int] = []
+        """Modules whose handle is unknown."""
+        self._names: dict[int, set[str]] = {}
+        """Names of the kernels that were looked up in each module or library."""
+        self._local = threading.local()
+        self._collecting: list[Launch] | None = None
+        self.failed: Exception | None = None
+        """What went wrong in a callback: from then on no code is known."""
+        self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
+        self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
+        from cupti import cupti  # the callbacks have found it
+
+        self._cupti: Any = cupti
+
+    @contextmanager
+    def launches(self) -> Iterator[list[Launch]]:
+        """Collect the launches of all threads inside the block, in the order of the calls."""
+        found = list[Launch]()
+        self._collecting = found
+        end = CALLBACKS.add("DRIVER_API", _LAUNCHES, partial(self._receive, self._call))
+        try:
+            yield found
+        finally:
+            end()
+            self._collecting = None
+
+    def code(self, name: str, function: int | None) -> str:
+        """The digest of a kernel's machine code.
+
+        Args:
+            name: mangled name of the kernel.
+            function: CUfunction or CUkernel of the launch; None for a kernel of a graph, which is found by its name.
+
+        Raises:
+            UnknownCode: its module was loaded earlier than it was followed, or several modules may be meant whose code differs.
+        """
+        if self.failed is not None:
+            raise UnknownCode(f"a callback of CUPTI failed: {self.failed}")
+        modules = list(self._cubins) if function is None else self._modules_of(function)
+        digests = {digest for module in modules if (digest := self._digest(module, name)) is not None}
+        if not digests:
+            raise UnknownCode(f"the machine code of {name} is not known: its module was loaded before the session watched")
+        if len(digests) > 1:
+            raise UnknownCode(f"the machine code of {name} is ambiguous: {len(digests)} modules hold different kernels of that name")
+        return digests.pop()
+
+    def close(self) -> None:
+        """Follow no longer."""
+        for end in self._ends:
+            end()
+
+    def _modules_of(self, function: int) -> list[int]:
+        holder = function
+        while holder not in self._loaded and holder in self._holder:
+            holder = self._holder[holder]
+        if holder in self._loaded:
+            return self._loaded[holder]
+        return [one for one in self._unplaced if holder in self._names and self._fits(one, holder)]
+
+    def _fits(self, module: int, handle: int) -> bool:
+        """True if a module holds all kernels that were looked up by a handle."""
+        return all(self._digest(module, name) is not None for name in self._names[handle])
+
+    def _digest(self, module: int, name: str) -> str | None:
+        found = self._cubins.get(module)
+        if found is None:
+            return None
+        try:
+            if isinstance(found, bytes):
+                found = self._cubins[module] = Cubin(found)
+            return found.kernel(name).digest
+        except (NotACubin, NoSuchKernel):
+            return None
+
+    # Callbacks, in the thread of the call
+
+    def _receive(self, receive: Callable[[int, Any], None], number: int, data: Any) -> None:
+        try:
+            receive(number, data)
+        except Exception as error:  # which would be lost
+            self.failed = error
+
+    def _module(self, number: int, data: Any) -> None:
+        found = self._cupti.ModuleResourceData.from_ptr(int(data.resource_descriptor), readonly=True)._data
+        module, nbytes, address = (int(found[field].item()) for field in ("module_id", "cubin_size", "p_cubin"))
+        if number != int(self._cupti.CallbackIdResource.MODULE_LOADED):
+            self._cubins.pop(module, None)
+            return
+        # CUPTI does not say how long the memory stays valid.
+        self._cubins[module] = ctypes.string_at(address, nbytes) if address else b""
+        if self._calls:
+            self._calls[-1].append(module)
+            return
+        # A library is loaded at the first launch of one of its kernels, and launches are not followed now.
+        fitting = [handle for handle in self._names if handle not in self._loaded and self._fits(module, handle)]
+        if len(fitting) == 1:
+            self._loaded[fitting[0]] = [module]
+        else:
+            self._unplaced.append(module)
+
+    @property
+    def _calls(self) -> list[list[int]]:
+        """For each followed call that this thread is in, the modules that it loaded."""
+        if not hasattr(self._local, "calls"):
+            self._local.calls = []
+        return self._local.calls  # type: ignore[no-any-return]
+
+    def _call(self, number: int, data: Any) -> None:
+        name, plain = self._cupti.driver_api_trace_cbid(number).name, data._data
+        if int(plain["callback_site"].item()) == int(self._cupti.ApiCallbackSite.API_ENTER):
+            self._calls.append([])
+            if name in _LAUNCHES and self._collecting is not None:
+                at = 1 if name.startswith("cuLaunchKernelEx") else 0
+                function = _words(int(plain["function_params"].item()), at + 1)[at]
+                self._collecting.append(Launch(int(plain["correlation_id"].item()), str(data.symbol_name), function))
+            return
+        loaded = self._calls.pop() if self._calls else []
+        first, second, third = _words(int(plain["function_params"].item()), 3)
+        if name in _LAUNCHES:
+            self._place(second if name.startswith("cuLaunchKernelEx") else first, loaded)
+            return
+        result = int(plain["function_return_value"].item())
+        if not first or (result and ctypes.c_int.from_address(result).value):
+            return  # it failed, and gave no handle
+        (handle,) = _words(first, 1)
+        # What had this handle before is gone.
+        self._holder.pop(handle, None)
+        self._loaded.pop(handle, None)
+        if name in _LOADS:
+            self._names.pop(handle, None)
+            self._place(handle, loaded)
+            return
+        self._holder[handle] = second
+        if name in _BY_NAME:
+            self._names.setdefault(second, set()).add(ctypes.string_at(third).decode(errors="replace"))
+        self._place(second, loaded)
+
+    def _place(self, handle: int, loaded: list[int]) -> None:
+        """Note modules that a call loaded, by the module or library of the handle that the call was about."""
+        while handle in self._holder:
+            handle = self._holder[handle]
+        if loaded:
+            self._loaded.setdefault(handle, []).extend(loaded)
+
+
+def _words(address: int, count: int) -> tuple[int, ...]:
+    """Eight-byte words at an address: the first parameters of a call."""
+    return struct.unpack(f"<{count}Q", ctypes.string_at(address, 8 * count))
+
+
+_followed: Modules | NotCounted | None = None
+
+
+def follow() -> Modules:
+    """Follow the modules of this process from now on; a second call gives what the first one gave.
+
+    Raises:
+        NotCounted: cupti-python is missing, or another tool is subscribed.
+    """
+    global _followed
+    if _followed is None:
+        try:
+            _followed = Modules()
+            atexit.register(_followed.close)  # a callback after Python's end would crash
+        except NotCounted as reason:
+            _followed = reason
+    if isinstance(_followed, NotCounted):
+        raise _followed
+    return _followed

@@ -1,0 +1,189 @@
+"""What one launch ran, from CUPTI's records of activity and its callbacks of launches.
+
+Sources: CUPTI, CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy, CUpti_ActivityMemset, CUpti_ActivityMemory,
+CUpti_ActivitySynchronization, CUpti_ActivityAPI; CUDA Driver API, CUaccessPolicyWindow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.cuda import activity
+from pytest_gpumem.devices.cuda.modules import Launch, UnknownCode
+from pytest_gpumem.devices.protocol import AccessProperty, NotCounted, WindowSpec
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+
+KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "MEMORY2", "SYNCHRONIZATION", "RUNTIME", "DRIVER", "STREAM")
+"""CUpti_ActivityKind of all records that are read."""
+
+_QUERY = re.compile(
+    r"Get|Query|Peek|Is[A-Z]|Occupancy|CanAccess|Elapsed|CaptureInfo|SetDevice|CtxSetCurrent|CtxPush|CtxPop|PrimaryCtx"
+    r"|ExchangeStreamCaptureMode|PushCallConfiguration|PopCallConfiguration"
+)
+"""Calls that change nothing on the device and are left out: how often a library asks may depend on the time that work takes."""
+_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d+)?(_ptsz|_ptds)?$")
+_NO_STREAM = 2**32 - 1
+_WAITS = {
+    "CONTEXT_SYNCHRONIZE": (StepKind.SYNCHRONISATION, "device"),
+    "STREAM_SYNCHRONIZE": (StepKind.SYNCHRONISATION, "stream"),
+    "EVENT_SYNCHRONIZE": (StepKind.SYNCHRONISATION, "event"),
+    "STREAM_WAIT_EVENT": (StepKind.JOIN, ""),
+}
+"""CUpti_ActivitySynchronizationType in our words."""
+_WINDOW = struct.Struct("<QQfii")
+"""CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp."""
+_PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}
+"""CUaccessProperty."""
+
+
+class _Codes(Protocol):
+    """The interface of `modules.Modules`."""
+
+    def code(self, name: str, function: int | None) -> str: ...
+
+
+class Seen:
+    """Records of one pass. `receive` is called while CUPTI still holds a record's buffer."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[tuple[int, int, int], Step, bool]] = []
+        """Position in the launch, step, and True for a kernel that was launched by a call of its own."""
+        self.calls: list[tuple[int, str]] = []
+        """Start in nanoseconds on CUPTI's clock, and name."""
+        self.waits: list[tuple[int, int, Step]] = []
+        """Start, position and step."""
+        self.priorities: dict[int, int] = {}
+        """By stream; 0 is left out."""
+
+    def receive(self, cupti: Any, record: Any) -> None:
+        kind = cupti.ActivityKind(int(record.kind)).name
+        if kind in ("RUNTIME", "DRIVER"):
+            self.calls.append((int(record.start), call_name(cupti, kind, int(record.cbid))))
+        elif kind == "STREAM":
+            if priority := int(record.priority):
+                self.priorities[int(record.stream_id)] = priority - 2**32 if priority >= 2**31 else priority
+        elif kind == "SYNCHRONIZATION":
+            if (known := _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)) is not None:
+                self.waits.append((int(record.start), int(record.correlation_id), Step(*known, stream=_stream(record))))
+        elif kind == "CONCURRENT_KERNEL":
+            graph = int(record.graph_node_id)
+            self.steps.append((_place(record), kernel(record), graph == 0))
+        else:
+            self.steps.append((_place(record), memory_step(cupti, kind, record), False))
+
+    def what_ran(self, launches: Sequence[Launch], begin: int, end: int, codes: _Codes) -> WhatRan:
+        """The record of the launch.
+
+        Args:
+            launches: calls that launch a kernel, in their order.
+            begin, end: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
+            codes: tells machine code.
+
+        Raises:
+            NotCounted: CUPTI delivered another number of kernels than were launched.
+        """
+        calls = Counter(name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name))
+        waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]
+        ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
+        own = [place[0] for place, _, called in ordered if called]
+        if len(own) != len(launches):
+            raise NotCounted(f"CUPTI delivered {len(own)} of {len(launches)} kernels")
+        if any("GraphLaunch" in name for name in calls) and not any(
+            step.kind is StepKind.KERNEL and not called for _, step, called in ordered
+        ):
+            raise NotCounted("CUPTI delivered no kernel of the graph that was launched")
+        functions = iter(_functions(own, [step.name for _, step, called in ordered if called], launches))
+        steps, unknown = [], dict[str, None]()
+        for _, step, called in ordered:
+            changes: dict[str, Any] = {}
+            if step.stream in self.priorities and step.stream is not None:
+                changes["priority"] = self.priorities[step.stream]
+            if step.kind is StepKind.KERNEL:
+                try:
+                    changes["code"] = codes.code(step.name, next(functions) if called else None)
+                except UnknownCode as why:
+                    unknown[str(why)] = None
+            steps.append(replace(step, **changes))
+        return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
+
+
+def _functions(numbers: Sequence[int], names: Sequence[str], launches: Sequence[Launch]) -> list[int | None]:
+    """The function of each kernel: by CUPTI's number of the call, or where runtime and driver number it differently, by the order."""
+    by_number = {launch.correlation: launch for launch in launches}
+    found = [by_number.get(number) for number in numbers]
+    if any(launch is None or launch.name != name for launch, name in zip(found, names, strict=True)):
+        found = list(launches)
+    return [None if launch is None or launch.name != name else launch.function for launch, name in zip(found, names, strict=True)]
+
+
+def call_name(cupti: Any, kind: str, number: int) -> str:
+    """Name of a function of the runtime or the driver, without its version: "cudaMemAdvise"."""
+    known = cupti.runtime_api_trace_cbid if kind == "RUNTIME" else cupti.driver_api_trace_cbid
+    try:
+        return _VERSION.sub("", known(number).name)
+    except ValueError:  # newer than cupti-python
+        return f"{kind.lower()} function {number}"
+
+
+def kernel(record: Any) -> Step:
+    """A record of a kernel."""
+    cluster = (int(record.cluster_x), int(record.cluster_y), int(record.cluster_z))
+    return Step(
+        StepKind.KERNEL,
+        str(record.name),
+        grid=(int(record.grid_x), int(record.grid_y), int(record.grid_z)),
+        block=(int(record.block_x), int(record.block_y), int(record.block_z)),
+        cluster=cluster if any(side > 1 for side in cluster) else None,
+        shared=int(record.static_shared_memory),
+        dynamic_shared=int(record.dynamic_shared_memory),
+        registers=int(record.registers_per_thread),
+        local=int(record.local_memory_per_thread),
+        window=window(int(record.p_access_policy_window)),
+        stream=_stream(record),
+    )
+
+
+def window(address: int) -> str | None:
+    """The access-policy window at an address, in words; None for none."""
+    if not address:
+        return None
+    base, nbytes, ratio, hit, miss = _WINDOW.unpack(ctypes.string_at(address, _WINDOW.size))
+    if not nbytes:
+        return None
+    normal = AccessProperty.NORMAL
+    return WindowSpec(base, nbytes, ratio, _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)).words
+
+
+def memory_step(cupti: Any, kind: str, record: Any) -> Step:
+    """A record of a copy, a memset, or of memory that is allocated or freed."""
+    if kind == "MEMORY2":
+        freed = cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
+        memory = activity.memory(cupti, record.memory_kind)
+        return Step(StepKind.FREE if freed else StepKind.ALLOCATION, memory=memory, nbytes=int(record.bytes), stream=_stream(record))
+    use = activity.memset(cupti, record) if kind == "MEMSET" else activity.copy(cupti, record)
+    name = "" if kind == "MEMSET" else use.kind
+    return Step(
+        StepKind.MEMSET if kind == "MEMSET" else StepKind.COPY,
+        name,
+        source=use.source or None,
+        memory=use.destination,
+        nbytes=use.nbytes,
+        stream=_stream(record),
+    )
+
+
+def _place(record: Any) -> tuple[int, int, int]:
+    """The number of the call, then of the graph's node; nodes of parallel branches begin in any order."""
+    graph = int(getattr(record, "graph_node_id", 0))
+    return int(record.correlation_id), graph, int(getattr(record, "start", 0))
+
+
+def _stream(record: Any) -> int | None:
+    return None if (stream := int(record.stream_id)) == _NO_STREAM else stream

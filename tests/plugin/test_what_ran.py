@@ -1,0 +1,99 @@
+"""What a row runs: in the results and the baseline, as limits, as evidence, and first in a failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions import SIMULATED
+
+Run = Callable[..., pytest.RunResult]
+
+TESTS = """
+import os
+import pytest
+
+N = "4 MiB"
+
+@pytest.mark.gpumem(max_regression="0.1%")
+def test_copy(gpu_benchmark, gpu_kernels, device_buffer):
+    kernel = gpu_kernels.copy.with_grid(int(os.environ.get("GRID", "64")))
+    gpu_benchmark(kernel, device_buffer(N, dtype="f4"), device_buffer(N, dtype="f4"))
+
+def test_up(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
+    gpu_benchmark(gpu_kernels.memcpy, device_buffer(N), pinned_buffer(N), max_copied_bytes=os.environ.get("MOST", "4 MiB"), max_kernels=0)
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, session: Run) -> Run:
+    pytester.makepyfile(test_a=TESTS)
+    return lambda *arguments: session(*SIMULATED, "--benchmark-json=out.json", "--gpumem-processes=1", *arguments)
+
+
+def rows(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "out.json").read_text())["gpumem"]["rows"]
+    return {row["nodeid"].partition("::")[2]: row for row in found}
+
+
+def test_the_results_and_the_baseline_hold_what_ran(pytester: pytest.Pytester, run: Run) -> None:
+    assert run("--gpumem-save").ret == 0
+    ran = rows(pytester.path)["test_copy"]["measurement"]["what_ran"]
+    assert len(ran["digest"]) == 16
+    assert [step["name"] for step in ran["steps"]] == ["copy"]
+    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    kept = {row["nodeid"]: row["measurement"]["what_ran"] for row in json.loads(stored.read_text())["content"]["rows"]}
+    assert kept["test_a.py::test_copy"]["digest"] == ran["digest"]
+
+
+def test_doubt_is_settled_counted_apart_and_can_be_kept(pytester: pytest.Pytester, run: Run) -> None:
+    assert run("--gpumem-save").ret == 0
+    result = run("--gpumem-markdown=page.md", "--gpumem-strict")
+    assert result.ret == 0
+    verdict = rows(pytester.path)["test_copy"]["verdict"]
+    assert (verdict["outcome"], verdict["code"]) == ("PASS", "same code")
+    result.stdout.fnmatch_lines(["2 measured (simulated): 2 PASS (1 by the same code)"])
+    assert "2 PASS (1 by the same code)" in (pytester.path / "page.md").read_text()
+    run("--gpumem-no-evidence")
+    doubtful = rows(pytester.path)["test_copy"]
+    assert (doubtful["verdict"]["outcome"], doubtful["measurement"]["what_ran"]) == ("UNDECIDED", None)
+
+
+def test_other_work_is_not_settled(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--gpumem-save").ret == 0
+    monkeypatch.setenv("GRID", "65")
+    run()
+    assert rows(pytester.path)["test_copy"]["verdict"]["code"] != "same code"
+
+
+def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        assert run("--gpumem-save").ret == 0
+    monkeypatch.setenv("GRID", "8")
+    result = run()
+    assert rows(pytester.path)["test_copy"]["verdict"]["code"] == "slower"
+    result.stdout.fnmatch_lines(["*why: test_a.py::test_copy", "*ran differently: kernel copy: grid 64 → 8"])
+
+
+@pytest.mark.parametrize("how", [(), ("--gpumem-no-evidence",)], ids=["with evidence", "without"])
+def test_limits_on_counts_are_judged_even_without_evidence(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    assert run(*how).ret == 0
+    monkeypatch.setenv("MOST", "4095 KiB")
+    result = run(*how)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    verdict = rows(pytester.path)["test_up"]["verdict"]
+    assert (verdict["outcome"], verdict["code"]) == ("FAIL", None)
+    assert "4 MiB copied in one launch, above max_copied_bytes" in verdict["reason"]
+
+
+def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -> None:
+    assert run("--gpumem-max-kernels=0").ret == pytest.ExitCode.TESTS_FAILED
+    assert rows(pytester.path)["test_copy"]["verdict"]["outcome"] == "FAIL"
+    result = run("--gpumem-max-syncs=few")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gpumem-max-syncs: 'few' is no number; accepted is a whole number from 0 on"])

@@ -1,0 +1,96 @@
+"""The same machine code settles a doubt that noise alone leaves, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+
+RAN = what_ran([Step(StepKind.KERNEL, "triad", code="c0de", block=(256, 1, 1), stream=0)], {})
+OTHER = what_ran([Step(StepKind.KERNEL, "triad", code="0ther", block=(256, 1, 1), stream=0)], {})
+UNWATCHED = what_ran([Step(StepKind.KERNEL, "triad", stream=0)], {}, not_watched="its module was loaded before")
+LIMITS = Limits(max_regression="1%", origin={"max_regression": "marker"})
+CLOCKS = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9)
+NOISY = {"spread": 0.02, "conditions": (CLOCKS, CLOCKS), "what_ran": RAN}
+
+
+def noisy(bench: Any, latency: float = 268e-6, **changes: Any) -> tuple[Measurement, list[Measurement]]:
+    """A run and a baseline of runs that are too noisy for a limit of 1 %."""
+    past = [bench.run(268e-6 * factor, day=day, **NOISY) for day, factor in enumerate((0.985, 1.0, 1.015, 1.0))]
+    return bench.run(latency, day=9, **{**NOISY, **changes}), past
+
+
+def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench)
+    verdict = judge(now, LIMITS, endless, past, strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.PASS, Code.SAME_CODE)
+    assert not repeatable(now, LIMITS, verdict, past)
+    assert verdict.comparison is not None
+    doubtful = judge(now, LIMITS, endless, past, strict=False, evidence=False)
+    assert (doubtful.outcome, doubtful.code) == (Outcome.UNDECIDED, Code.NOISY)
+
+
+def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFacts) -> None:
+    quiet = {**NOISY, "spread": 0.0001}
+    now, past = bench.run(day=9, **quiet), [bench.run(day=0, **quiet)]
+    assert judge(now, LIMITS, endless, past, strict=False, evidence=False).code is Code.TOO_FEW_RUNS
+    assert judge(now, LIMITS, endless, past, strict=False).code is Code.SAME_CODE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"what_ran": OTHER},
+        {"what_ran": UNWATCHED},
+        {"what_ran": None},
+        {"conditions": (replace(CLOCKS, sm_clock_hz=1.755e9),) * 2},
+        {"during": replace(CLOCKS, sm_clock_hz=1.755e9)},
+        {"during": replace(CLOCKS, memory_clock_hz=1.6e9)},
+        {"conditions": (Conditions(), Conditions())},
+    ],
+)
+def test_other_code_and_other_clocks_leave_the_doubt(change: dict[str, Any], bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench, **change)
+    verdict = judge(now, LIMITS, endless, past, strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+
+
+def test_one_run_of_other_code_in_the_baseline_leaves_the_doubt(bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench)
+    for changed in (OTHER, UNWATCHED, None):
+        mixed = [*past[:-1], replace(past[-1], what_ran=changed)]
+        assert judge(now, LIMITS, endless, mixed, strict=False).code is Code.NOISY
+
+
+def test_a_row_that_looks_slower_is_never_settled(bench: Any, endless: DeviceFacts) -> None:
+    for slower in (1.008, 1.02, 1.05, 1.2):
+        now, past = noisy(bench, 268e-6 * slower)
+        assert judge(now, LIMITS, endless, past, strict=False).code is not Code.SAME_CODE
+
+
+@pytest.mark.parametrize("sampler", ["host", "plain"])
+def test_a_row_by_the_hosts_clock_is_never_settled(sampler: str, bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench, sampler=sampler)
+    past = [replace(one, sampler=sampler) for one in past]
+    assert judge(now, LIMITS, endless, past, strict=False).outcome is Outcome.UNDECIDED
+
+
+def test_bad_conditions_and_other_limits_are_judged_as_ever(bench: Any, endless: DeviceFacts) -> None:
+    throttled = replace(CLOCKS, throttle_reasons=("sw_power_cap",))
+    now, past = noisy(bench, conditions=(throttled, throttled))
+    assert judge(now, LIMITS, endless, past, strict=False).code is Code.CONDITIONS
+    now, past = noisy(bench)
+    failing = judge(now, replace(LIMITS, max_latency="1 us"), endless, past, strict=False)
+    assert (failing.outcome, failing.code) == (Outcome.FAIL, None)
+
+
+def test_a_change_of_the_window_or_the_bytes_is_no_same_work(bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench, traffic=None)
+    assert judge(now, LIMITS, endless, past, strict=False).code is Code.MEASURED_DIFFERENTLY

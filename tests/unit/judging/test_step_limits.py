@@ -1,0 +1,74 @@
+"""Limits on what one launch runs: exact, and never a pass where nothing was watched."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+
+TRIAD = Step(StepKind.KERNEL, "triad", code="a", grid=(64, 1, 1), block=(256, 1, 1), registers=40, local=16, stream=0)
+SCALE = replace(TRIAD, name="scale", registers=16, local=0)
+COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=2**20, stream=0)
+WAIT = Step(StepKind.SYNCHRONISATION, "stream", stream=0)
+JOIN = Step(StepKind.JOIN, stream=0)
+SOME = what_ran([COPY, TRIAD, SCALE, COPY, JOIN, WAIT], {})
+
+
+@pytest.mark.parametrize(
+    ("limit", "enough", "too_little", "figure"),
+    [
+        ("max_kernels", "2", "1", "2 kernels in one launch"),
+        ("max_copies", "2", "1", "2 copies in one launch"),
+        ("max_copied_bytes", "2 MiB", "1 MiB", "2 MiB copied in one launch"),
+        ("max_syncs", "1", "0", "the host waits 1 time in one launch"),
+        ("max_registers", "40", "39", "40 registers of a thread"),
+        ("max_spill", "16 B", "15 B", "16 B of local memory of a thread"),
+    ],
+)
+def test_a_limit_is_held_against_one_launch(limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts) -> None:
+    for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
+        limits = Limits(**{limit: written}, origin={limit: "marker"})
+        verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [], strict=False)
+        assert (verdict.outcome, verdict.code) == (outcome, None)
+        assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason)
+
+
+@pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])
+@pytest.mark.parametrize("limit", ["max_kernels", "max_syncs", "max_spill", "same_kernels"])
+def test_what_was_not_watched_is_undecided(limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts) -> None:
+    verdict = judge(bench.measurement(what_ran=ran), Limits(**{limit: "0"}), h100, [], strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+
+
+def test_counts_are_judged_under_any_conditions(bench: Any, h100: DeviceFacts) -> None:
+    shared = (Conditions(other_processes=3), Conditions(other_processes=3))
+    now = bench.measurement(what_ran=SOME, conditions=shared)
+    assert judge(now, Limits(max_kernels="2"), h100, [], strict=False).outcome is Outcome.PASS
+    assert judge(now, Limits(max_kernels="1"), h100, [], strict=False).outcome is Outcome.FAIL
+    both = judge(now, Limits(max_kernels="2", max_latency="1 s"), h100, [], strict=False)
+    assert (both.outcome, both.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert judge(now, Limits(max_kernels="1", max_latency="1 s"), h100, [], strict=False).outcome is Outcome.FAIL
+
+
+def test_the_same_kernels_as_in_the_newest_run_that_knows_them(bench: Any, h100: DeviceFacts) -> None:
+    limits, now = Limits(same_kernels="true", origin={"same_kernels": "marker"}), bench.measurement(what_ran=SOME)
+
+    def verdict(*past: WhatRan | None) -> Any:
+        return judge(now, limits, h100, [bench.measurement(what_ran=one) for one in past], strict=False)
+
+    recompiled = what_ran([replace(TRIAD, code="b"), replace(SCALE, registers=20)], {})
+    assert verdict(None, recompiled, None).outcome is Outcome.PASS  # machine code may change, and copies may come
+    assert (verdict().outcome, verdict(None).code) == (Outcome.NEW, Code.NO_BASELINE)
+    smaller = verdict(what_ran([replace(TRIAD, block=(128, 1, 1)), SCALE], {}))
+    assert smaller.outcome is Outcome.FAIL
+    assert re.search(r"no longer triad 64x1x1 of 128x1x1; new triad 64x1x1 of 256x1x1", smaller.reason)
+    for other in ([TRIAD], [SCALE, TRIAD], [TRIAD, TRIAD, SCALE]):
+        assert verdict(what_ran(other, {})).outcome is Outcome.FAIL
