@@ -1,4 +1,4 @@
-"""Workers of xdist on real GPUs: each has one of its own, in CuPy and in PyTorch. Needs two GPUs."""
+"""Workers of xdist on real GPUs: each has one of its own, in CuPy and in PyTorch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ pytest.importorskip("xdist")
 def _real_gpu(request: pytest.FixtureRequest) -> None:
     """Replaces that of the folder: the GPUs are for the sessions inside."""
     need_a_free_gpu(request.config)
+
+
+@pytest.fixture
+def _two_gpus() -> None:
     pynvml = pytest.importorskip("pynvml")
     pynvml.nvmlInit()
     try:
@@ -54,6 +58,7 @@ TESTS = """
 """
 
 
+@pytest.mark.usefixtures("_two_gpus")
 @pytest.mark.parametrize("workers", [2, 3])
 def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, workers: int) -> None:
     pytester.makepyfile(TESTS)
@@ -65,3 +70,11 @@ def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, workers:
     assert len({row["measurement"]["taken"]["card"] for row in rows}) == 2
     # Contexts of the other workers, and of the test with two GPUs, spoil no row.
     assert [row["nodeid"] for row in rows if row["verdict"]["code"] == "conditions"] == []
+
+
+def test_a_process_that_numbers_its_gpus_otherwise_is_refused(pytester: pytest.Pytester) -> None:
+    """The facts and the lock are of the GPU that was device 0 when the session began."""
+    pytester.makepyfile("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\ndef test_it(gpu_device): pass")
+    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*DeviceError: opening device 0: this process sees 0 GPUs*"])

@@ -71,10 +71,14 @@ class Seen:
         self._pytester.makeconftest(TWO_GPUS.format(visible=visible, runtime=str(self._runtime)))
         self._pytester.makepyfile(WRITTEN.format(runtime=str(self._runtime)) + tests)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
+    def run(self, *arguments: str, processes: str = "1") -> pytest.RunResult:
         device = () if "--gpumem-device" in arguments else ("--gpumem-device", "cuda")
         given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
-        return self._pytester.runpytest_subprocess(*given, *device, "--gpumem-processes", "1", *arguments)
+        return self._pytester.runpytest_subprocess(*given, *device, f"--gpumem-processes={processes}", *arguments)
+
+    def forget(self) -> None:
+        """Forget what the sessions so far saw."""
+        (self._runtime / "seen.jsonl").unlink()
 
     def lines(self) -> list[tuple[str, str, str, list[str]]]:
         """Test, worker, CUDA_VISIBLE_DEVICES, and the GPUs whose lock it holds."""
@@ -240,6 +244,26 @@ def test_a_worker_whose_gpu_is_of_another_model_runs_nothing(seen: Seen) -> None
     result = seen.run("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other")
     result.assert_outcomes(errors=4)
     result.stdout.fnmatch_lines(["*not run: this worker's GPU is another-model-*, and the session's is NVIDIA-H100-*"])
+
+
+def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytester, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen.write(
+        """
+    @pytest.mark.parametrize("number", range(2))
+    def test_copy(gpu_benchmark, device_buffer, gpu_kernels, holders, number):
+        write(number, holders)
+        limit = os.environ.get("LIMIT", "2%")
+        gpu_benchmark(gpu_kernels.copy, device_buffer(32 << 20), device_buffer(32 << 20), max_regression=limit)
+"""
+    )
+    for _ in range(3):
+        seen.run("--gpumem-save").assert_outcomes(passed=2)
+    seen.forget()
+    monkeypatch.setenv("LIMIT", "0.8%")
+    seen.run("-n", "2", processes="auto").assert_outcomes(passed=2)
+    on = {name: [mine for one, _, _, mine in seen.lines() if one == name] for name in (0, 1)}
+    assert sorted(found[0] for found in on.values()) == [["GPU-a"], ["GPU-b"]]
+    assert all(len(found) > 1 and found.count(found[0]) == len(found) for found in on.values())
 
 
 def test_a_row_is_measured_again_on_its_gpu() -> None:

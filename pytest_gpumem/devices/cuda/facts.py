@@ -152,7 +152,8 @@ def uuid_of(index: int) -> str:
     """
     from cuda.bindings import driver
 
-    _device_count(driver)
+    if index >= (count := _device_count(driver)):
+        raise CudaUnavailable(f"this process sees {count} GPU{'s' * (count != 1)}")
     device = _value(driver.cuDeviceGet(index))
     return _uuid(driver, device, mig=_is_mig(driver, device))
 
