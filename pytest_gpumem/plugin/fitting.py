@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 
 import pytest
 
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.devices.shortage import asked_for, shortage
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
@@ -21,13 +23,17 @@ PROPERTY = "gpumem_out_of_memory"
 """Name of the JUnit property of a test that ran out of memory: JSON with the bytes `limit`, `in_use` and `asked`."""
 
 
+SECTION = "gpumem: out of memory"
+"""Title of the section of its report."""
+
+
 def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
     """Refuse a limit that cannot be kept, before anything is opened.
 
     Raises:
         pytest.UsageError: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
     """
-    if settings.memory_limit is None:
+    if settings.memory_limit is None or hasattr(config, "workerinput"):  # the controller of xdist has checked it
         return
     origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
     if chosen.fallback_reason is not None:
@@ -39,8 +45,17 @@ def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
         raise pytest.UsageError(
             f"gpumem: {origin}: a limit of {limit} is above the {chosen.facts.memory_bytes / GiB:.4g} GiB of {chosen.facts.name}"
         )
-    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
-        raise pytest.UsageError(f"gpumem: {origin}: the limit is of one process, not of workers of xdist; leave out -n")
+    gpus = 1 if ":" in settings.device else len(chosen.gpus)
+    if not chosen.facts.simulated and (workers := _workers(config)) > max(1, gpus):
+        shared = f"-n {workers} on {counted(gpus, 'GPU')}; accepted is -n {max(1, gpus)}"
+        raise pytest.UsageError(f"gpumem: {origin}: the limit is of a process that has a GPU for itself: {shared}")
+
+
+def _workers(config: pytest.Config) -> int:
+    """Workers of xdist; 1 without it."""
+    if getattr(config.option, "dist", "no") == "no":
+        return 1
+    return sum(int(count) if times else 1 for count, times, _ in (spec.partition("*") for spec in config.option.tx))
 
 
 class FittingHooks:
@@ -53,10 +68,19 @@ class FittingHooks:
     def pytest_runtest_protocol(self) -> None:
         """Limit the memory before any test or fixture allocates, and leave all of it to the test."""
         self._session.shed()
+        if not self._session.is_worker:
+            self._limit(pytest.UsageError)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if self._session.is_worker:  # one that a usage error ends dies without a word to the user
+            self._limit(partial(pytest.fail.Exception, pytrace=False))
+
+    def _limit(self, error_of: Callable[[str], BaseException]) -> None:
         try:
             _ = self._session.device
         except DeviceError as error:
-            raise pytest.UsageError(f"gpumem: {error}") from None
+            raise error_of(f"gpumem: {error}") from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -73,10 +97,15 @@ class FittingHooks:
         text = out_of_memory_text(limit, in_use, asked)
         watched = item.stash.get(WATCHED, None)
         lines = site_lines(watched.so_far()) if watched is not None else []
-        report.sections.append(("gpumem", "\n".join([text, *printable(lines)])))
+        report.sections.append((SECTION, "\n".join([text, *printable(lines)])))
         item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
-        self._session.remarks.append(f"{item.nodeid}: {text}")
         return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Repeat the sentences at the session's end; reports of workers reach the controller."""
+        if report.failed and not self._session.is_worker:
+            texts = [text.partition("\n")[0] for title, text in report.sections if title == SECTION]
+            self._session.remarks += [f"{report.nodeid}: {text}" for text in texts]
 
 
 def out_of_memory_text(limit: int, in_use: int, asked: int | None) -> str:

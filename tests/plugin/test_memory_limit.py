@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from known_devices import H100
 from test_options import only_line
 
 from pytest_gpumem import GiB
@@ -81,7 +82,23 @@ def test_without_a_gpu(pytester: pytest.Pytester, session: Run, monkeypatch: pyt
     assert "needs a GPU: the driver is broken" in line
 
 
-def test_without_gpumem_and_under_xdist(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
+def test_without_gpumem(pytester: pytest.Pytester, session: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
     assert "without --gpumem" in only_line(session("--gpumem-memory-limit", "4 GiB"))
-    assert "-n" in only_line(gpumem("--gpumem-memory-limit", "4 GiB", "-n", "2"))
+
+
+@pytest.mark.parametrize("arguments", [("-n", "2"), ("--dist", "load", "--tx", "3*popen")])
+def test_workers_that_share_a_gpu_are_refused(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    one_gpu = opening.Chosen(H100, lambda: pytest.fail("opened"), gpus=("GPU-1",))  # type: ignore[arg-type]
+    monkeypatch.setattr(opening, "_cuda", lambda index: one_gpu)
+    pytester.makepyfile("def test_it(): pass")
+    assert "accepted is -n 1" in only_line(session("--gpumem", "--gpumem-memory-limit", "4 GiB", *arguments))
+
+
+def test_workers_with_a_device_each_have_the_limit_each(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(NEEDS_11_GIB)
+    result = gpumem("--gpumem-memory-limit=10GiB", "-n", "2")
+    result.assert_outcomes(passed=1, failed=1)
+    assert len([line for line in result.outlines if "::test_large: out of memory at a limit of 10 GiB" in line]) == 1
