@@ -12,8 +12,10 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
+from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.completion import completion
+from pytest_gpumem.commands.diff import diff
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
@@ -29,7 +31,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 TASKS = {
-    "Decide": ("gate", "duet", "compare", "accept"),
+    "Decide": ("gate", "duet", "compare", "diff", "code", "accept"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "completion"),
@@ -92,5 +94,24 @@ def main() -> None:
     """CUDA memory performance: what this machine can measure, and what was measured."""
 
 
-for command in (accept, compare, completion, doctor, duet, explain, export, gate, l2_sweep, profile, ranges, read, report, schema, traffic):
+COMMANDS = (
+    accept,
+    code,
+    compare,
+    completion,
+    diff,
+    doctor,
+    duet,
+    explain,
+    export,
+    gate,
+    l2_sweep,
+    profile,
+    ranges,
+    read,
+    report,
+    schema,
+    traffic,
+)
+for command in COMMANDS:
     main.add_command(command)

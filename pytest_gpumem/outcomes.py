@@ -89,6 +89,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "an option, a marker, the device or a baseline cannot be used",
         Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },
+    "code": {
+        Exit.FAILED: "a kernel does not compile, or exceeds a limit",
+        Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
+    },
     "compare": {
         Exit.FAILED: "a row is slower",
         Exit.NO_VERDICT: "no row is on both sides, or --force was needed; with --strict: a row is not a PASS of a real GPU",

@@ -285,6 +285,10 @@ class Kernels(Protocol):
         """
 
 
+PLENTY = 0.75
+"""Share of the device's memory that is free for code of other libraries while memory is kept for the next kernel."""
+
+
 class Memory(Protocol):
     """Memory of every kind: allocated, adopted, freed, and seen as arrays."""
 
@@ -337,8 +341,13 @@ class Memory(Protocol):
         before asking the driver if less is free.
         """
 
-    def make_room(self) -> None:
-        """Free device memory that is kept for reuse, before the user's code allocates."""
+    def make_room(self, *, unless_free: float = 1.0) -> bool:
+        """Free device memory that is kept for reuse, before the user's code allocates; False if there is none, or if it stays.
+
+        Args:
+            unless_free: share of the device's memory that, if it is free besides, lets the kept memory stay. Freed memory is scrubbed
+                beside the next measurement, which waits for that.
+        """
 
     def settle(self) -> None:
         """Wait until the driver has scrubbed freed memory: scrubbing takes bandwidth from concurrent work."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import Device, Stream
+from pytest_gpumem.devices.protocol import PLENTY, Device, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
@@ -89,7 +89,7 @@ class Conductor:
             return kernel_target(function, arguments, keywords, arena, queue, stream)
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
-        self.device.memory.make_room()
+        self.device.memory.make_room(unless_free=PLENTY)
         return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
@@ -103,7 +103,7 @@ class Conductor:
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
         with self.device.current():
-            self.device.memory.make_room()
+            self.device.memory.make_room(unless_free=PLENTY)
             return case_target(build, arena, arena.stream, persisting)
 
     def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections import Counter
@@ -35,10 +36,29 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
     """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer than two."""
     if len(medians) < 2:
         return None
-    from scipy.special import stdtrit  # Student's quantile, without the second that importing scipy.stats takes
+    return _student(len(medians) - 1, confidence) * statistics.stdev(medians) / math.sqrt(len(medians))
 
-    quantile = float(stdtrit(len(medians) - 1, 0.5 + confidence / 2))
-    return quantile * statistics.stdev(medians) / math.sqrt(len(medians))
+
+@functools.cache
+def _student(freedom: int, confidence: float) -> float:
+    """The t within which Student's distribution with `freedom` degrees lies, by both signs, with this confidence.
+
+    Its distribution over the angle atan(t / sqrt(freedom)) is a finite series (Abramowitz and Stegun 26.7.3 and 26.7.4), which is bisected.
+    SciPy has the same; to import it takes as long as the rest of a measuring process takes to start.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        cosine = math.cos(angle)
+        odd = freedom % 2
+        term = cosine if odd else 1.0
+        total = 0.0 if freedom == 1 else term
+        for k in range(2 + odd, freedom - 1, 2):
+            term *= cosine * cosine * (k - 1) / k
+            total += term
+        within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+        low, high = (angle, high) if within < confidence else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:

@@ -92,7 +92,7 @@ class _Placements:
         try:
             return self._build_once()
         except Exception as error:
-            if not (out_of_memory(error) and self._arena.keeps):
+            if not out_of_memory(error) or not (self._device.memory.make_room() or self._arena.keeps):
                 raise
         self._arena.close_kept()  # of earlier cases of the test
         return self._build_once()

@@ -20,7 +20,7 @@ from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.replay import Replay, check_timer
-from pytest_gpumem.plugin.result import Result
+from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
@@ -194,7 +194,8 @@ class GpuBenchmark:
             provenance=provenance,
         )
         test.measurements.append((measurement, limits))
-        return Result(measurement, test.device.facts, self._claim)
+        extra = test.extra[label] = Extra()
+        return Result(measurement, test.device.facts, extra, self._claim)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
         """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""

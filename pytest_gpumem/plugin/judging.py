@@ -113,7 +113,12 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
             for m, limits in test.measurements
         ]
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
-    rows = [Row(item.nodeid, limits, _OPEN, measured, measured.label, range_name=test.range_name) for measured, limits in test.measurements]
+    rows = [
+        Row(
+            item.nodeid, limits, _OPEN, measured, measured.label, range_name=test.range_name, extra=dict(test.extra.get(measured.label, {}))
+        )
+        for measured, limits in test.measurements
+    ]
     if skipped:
         rows = [replace(row, verdict=_skipped(error, session)) for row in rows]
     else:
@@ -245,6 +250,8 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
             figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
         if (share := measurement.share_of_peak(session.facts)) is not None:
             figures["share_of_peak"] = share
+    if row.extra:
+        figures["extra"] = row.extra
     if (footprint := row.footprint) is not None:
         figures |= {"peak_bytes": footprint.peak, "kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
         figures["allocations"] = footprint.allocations

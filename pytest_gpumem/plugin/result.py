@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
@@ -18,6 +20,26 @@ class NoTraffic(ValueError):
     """A figure was asked for that this measurement does not have: a bandwidth without known bytes, an overlap of one piece of work."""
 
 
+class Extra(dict[str, float]):
+    """Further figures of one measurement, by a name with its unit; they stand in its row, and no limit holds for them."""
+
+    def __setitem__(self, name: str, value: float) -> None:
+        """Add a figure, or replace it.
+
+        Raises:
+            BadCall: the name is no short text, or the value no finite number.
+        """
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise BadCall(f"extra[{name!r}]: the name of a figure is a short text, such as 'elements/s'")
+        try:
+            figure = float(value)
+        except (TypeError, ValueError):
+            figure = math.nan
+        if isinstance(value, (bool, str)) or not math.isfinite(figure):
+            raise BadCall(f"extra[{name!r}] = {value!r}; accepted is a finite number")
+        super().__setitem__(name, figure)
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """The figures of one measurement, for assertions in the test that took it."""
@@ -26,6 +48,8 @@ class Result:
     """Everything that was recorded."""
     device: DeviceFacts
     """The device, with its `peak_bandwidth` in bytes per second."""
+    extra: Extra = field(default_factory=Extra)
+    """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
     _claim: Callable[[str, str, float], None] | None = None
     """Holds a measurement, by its label, to be faster than another by a factor."""
 

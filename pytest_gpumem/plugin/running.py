@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.protocol import ContextLost, DeviceError, Unsupported
+from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.work import BadWork
@@ -68,8 +68,10 @@ class RunningHooks:
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
                 item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
-                if nextitem is None or not (uses(nextitem, TEST_FIXTURE) and uses(nextitem, KERNELS_FIXTURE)):
+                if nextitem is None or not uses(nextitem, TEST_FIXTURE):
                     self._session.make_room()
+                elif not uses(nextitem, KERNELS_FIXTURE):
+                    self._session.make_room(unless_free=PLENTY)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:

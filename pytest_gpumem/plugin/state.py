@@ -41,6 +41,7 @@ from pytest_gpumem.plugin.gpus import KEY, reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
+from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -206,11 +207,15 @@ class GpuSession:
             self._device, self.watch = device, Watch(device)
         return self._device
 
-    def make_room(self) -> None:
-        """Give back the device memory that is kept for the next measurement of a kernel of the catalogue."""
+    def make_room(self, *, unless_free: float = 1.0) -> None:
+        """Give back the device memory that is kept for the next measurement of a kernel of the catalogue.
+
+        Args:
+            unless_free: share of the device's memory that, if it is free besides, lets the kept memory stay.
+        """
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
-                self._device.memory.make_room()
+                self._device.memory.make_room(unless_free=unless_free)
 
     def shed(self) -> None:
         """Give back all device memory that the harness keeps between tests."""
@@ -433,6 +438,8 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
+        self.extra: dict[str, Extra] = {}
+        """Further figures of each measurement, by its label."""
         """Measurements so far, each with its limits."""
         self.streams: list[PersistingStream] = []
         """The test's persisting streams."""

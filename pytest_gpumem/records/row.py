@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -36,6 +36,8 @@ class Row(Record, frozen=True):
     """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
     changed: tuple[str, ...] = ()
     """Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """Further figures that the test gave for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 

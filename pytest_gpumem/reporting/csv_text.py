@@ -18,8 +18,10 @@ _HEADINGS = (
 
 
 def of_rows(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """The rows of a run."""
-    return written([_HEADINGS, *(_fields(row, device) for row in rows)])
+    """The rows of a run. Each of the figures that tests added has a column of its name behind the others."""
+    rows = list(rows)
+    extra = list(dict.fromkeys(name for row in rows for name in row.extra))
+    return written([(*_HEADINGS, *extra), *((*_fields(row, device), *map(row.extra.get, extra)) for row in rows)])
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:

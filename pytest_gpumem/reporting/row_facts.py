@@ -119,6 +119,8 @@ class RowFacts:
             yield "changed since", changed
         if row.measurement is not None:
             yield from _measured(row.measurement, self.device, self.account)
+        for name, value in row.extra.items():
+            yield "extra", f"{name} {value:.6g}"
         if row.footprint is not None:
             yield from footprint_facts(row.footprint)
 

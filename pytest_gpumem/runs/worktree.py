@@ -110,6 +110,28 @@ def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], 
     return base_side, head_side
 
 
+@contextmanager
+def checked_out(base: str, here: Path) -> Iterator[Path]:
+    """The folder `here` of another state of the project, without an environment; what is made for it is removed at the end.
+
+    Args:
+        base: a git revision, or a folder.
+        here: the folder in which the command was called.
+
+    Raises:
+        DuetError: there is no such revision or folder.
+    """
+    here = here.resolve()
+    with ExitStack() as stack:
+        kind = _kind(base, here)
+        if kind == "wheel":
+            raise DuetError(f"{base} is a wheel, which has no sources; accepted is a revision or a folder")
+        if kind == "folder":
+            yield Path(here, base).resolve()
+            return
+        yield _worktree(base, kind, here, held_folder(stack), stack)[1]
+
+
 def _same(here: Path, head: str) -> bool:
     return Path(here, head).resolve() == here
 
@@ -218,6 +240,13 @@ def _written_as_path(text: str) -> bool:
 
 
 def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack) -> Side:
+    tree, folder = _worktree(name, commit, here, temporary, stack)
+    python, environment, names = _environment(_project(folder, tree), temporary / "base", "BASE")
+    return Side(f"revision {name} ({commit[:10]})", commit, folder, tree, python, lambda: commit, names, environment)
+
+
+def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack) -> tuple[Path, Path]:
+    """A worktree of a commit, and the folder in it that is `here` in the working tree."""
     top = _top(here)
     assert top is not None
     remove_leftovers(top)
@@ -228,8 +257,7 @@ def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitSt
     folder = tree / here.relative_to(top)
     if not folder.is_dir():
         raise DuetError(f"BASE {name} has no folder {here.relative_to(top)}, where this was called")
-    python, environment, names = _environment(_project(folder, tree), temporary / "base", "BASE")
-    return Side(f"revision {name} ({commit[:10]})", commit, folder, tree, python, lambda: commit, names, environment)
+    return tree, folder
 
 
 def _remove(top: Path, tree: Path) -> None:

@@ -15,6 +15,8 @@ from pytest_gpumem import KiB, MiB
 SIZE = 64 * MiB
 SMALL = 16 * MiB
 """For what takes a tenth of a second a launch at `SIZE`."""
+TEXTS = 4 * MiB
+"""The text's N = 1 << 20 floats."""
 
 
 @pytest.fixture
@@ -41,6 +43,13 @@ def test_prefetch_beats_faulting(add, managed_buffer, prefetched_buffer):
     if counts := counted(faulting):
         assert counts.gpu_faults > 0
         assert counts.to_device >= 2 * SIZE
+
+
+def test_the_texts_own_size(add, managed_buffer, prefetched_buffer):
+    """0.34 GB/s where pages fault, 39.7 GB/s where they were prefetched, on a GeForce GT 1030 (seed: 2.7)."""
+    faulting = add("4 MiB, faulting", managed_buffer(TEXTS, "f4"), managed_buffer(TEXTS, "f4"))
+    prefetched = add("4 MiB, prefetched", prefetched_buffer(TEXTS, "f4"), prefetched_buffer(TEXTS, "f4"), max_gpu_page_faults=0)
+    assert prefetched.bandwidth > 20 * faulting.bandwidth
 
 
 @pytest.mark.parametrize("init", ["init", "init_warp_per_page"])

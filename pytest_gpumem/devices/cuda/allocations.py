@@ -170,9 +170,12 @@ class CudaMemory:
         after, _total = runtime.memGetInfo()
         self._to_scrub(max(0, int(after) - int(before)))
 
-    def make_room(self) -> None:
+    def make_room(self, *, unless_free: float = 1.0) -> bool:
         with translated("giving back spare memory"):
+            if self._spare is None or runtime.memGetInfo()[0] >= unless_free * self._facts.memory_bytes:
+                return False
             self._drop_spare()
+            return True
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

@@ -7,24 +7,11 @@ from typing import Any
 import cupy
 from cupy.cuda.compiler import CompileException
 
+from pytest_gpumem.devices.cuda.ahead_of_time import first_error
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
-
-CPP_TYPES = {
-    "f4": "float",
-    "f8": "double",
-    "i1": "signed char",
-    "i2": "short",
-    "i4": "int",
-    "i8": "long long",
-    "u1": "unsigned char",
-    "u2": "unsigned short",
-    "u4": "unsigned int",
-    "u8": "unsigned long long",
-}
-"""C++ type of each NumPy type that a template can be instantiated with, without any header."""
 
 _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
 
@@ -75,12 +62,6 @@ class Compiler:
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
     """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises `DeviceError` without one."""
-    if "{dtype}" in kernel.entry and dtype not in CPP_TYPES:
-        raise DeviceError(f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(CPP_TYPES)}")
-    return kernel.expression(CPP_TYPES.get(dtype, ""), shape)
-
-
-def first_error(log: str) -> str:
-    """The first line of an NVRTC log that names an error, or the first line at all."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "the compiler gave no message")
+    if "{dtype}" in kernel.entry and dtype not in sources.CPP_TYPES:
+        raise DeviceError(f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(sources.CPP_TYPES)}")
+    return kernel.expression(sources.CPP_TYPES.get(dtype, ""), shape)

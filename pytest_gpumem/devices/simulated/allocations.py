@@ -251,8 +251,9 @@ class SimulatedMemory:
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
         return [made[which] for which in range(len(sizes))]
 
-    def make_room(self) -> None:
+    def make_room(self, *, unless_free: float = 1.0) -> bool:
         """Nothing is kept here."""
+        return False
 
     def settle(self) -> None:
         """Nothing: freed memory costs nothing here."""

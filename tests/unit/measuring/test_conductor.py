@@ -616,13 +616,35 @@ def test_an_error_at_any_stage_leaves_nothing(
 def test_room_is_made_before_somebody_elses_code_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is kept for speed must not make a library run out of it."""
     made: list[str] = []
-    monkeypatch.setattr(bench.device.memory, "make_room", lambda: made.append("room"))
+    monkeypatch.setattr(bench.device.memory, "make_room", lambda *, unless_free: made.append("room"))
     bench.kernel_target("triad", *bench.buffers(3)).close()
     assert made == []
     bench.target(lambda: None).close()
     assert made == ["room"]
     bench.conductor.case(lambda memory: made.append("built") or Case(lambda: None), arena=bench.arena).close()
     assert made == ["room", "room", "built"]
+
+
+def test_a_case_that_runs_out_of_memory_is_built_again_once_kept_memory_is_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, x = [True], bench.memory.device(1 * MiB)
+
+    def make_room(*, unless_free: float = 1.0) -> bool:
+        given, kept[:] = (bool(kept), []) if unless_free == 1.0 else (False, kept)
+        return given
+
+    def build(memory: Memory) -> Case:
+        if kept:
+            raise OutOfMemory("full")
+        return case(lambda: None, x)
+
+    monkeypatch.setattr(bench.device.memory, "make_room", make_room)
+    bench.conductor.case(build, arena=bench.arena).close()
+    kept.append(True)
+    monkeypatch.setattr(bench.device.memory, "make_room", lambda *, unless_free=1.0: False)
+    with pytest.raises(OutOfMemory):
+        bench.conductor.case(build, arena=bench.arena)
 
 
 def test_a_row_says_that_the_test_had_made_another_gpu_current(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,15 @@ def test_half_width_is_students_interval() -> None:
     assert half_width([1, 2, 3, 4, 5, 6, 7, 8]) == pytest.approx(2.3646 * 2.4495 / np.sqrt(8), rel=1e-4)
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 9, 32, 128])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_half_width_agrees_with_scipy(count: int, confidence: float) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    medians = list(np.random.default_rng(count).normal(1.0, 0.01, count))
+    low, high = stats.t.interval(confidence, count - 1, 0.0, stats.sem(medians))
+    assert half_width(medians, confidence) == pytest.approx((high - low) / 2, rel=1e-9)
+
+
 def test_half_width_needs_two_placements() -> None:
     assert half_width([1.0]) is None
     assert not precise([1.0], 0.5)

@@ -48,7 +48,7 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         window=Window(8 * MiB, 0.5, 9_830_400),
         notes=("only 2 of 16 placements: the budget was spent",),
     )
-    row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}))
+    row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}), extra={"elements/s": 1.25e9})
     assert failure_text(row, facts).splitlines() == [
         "too slow",
         "  verdict       FAIL (simulated), t.py::test_a[b]",
@@ -62,6 +62,7 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         "  before        SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled",
         "  worst, after  SM 1410 MHz, THROTTLED: sw_power_cap, 1 OTHER PROCESS",
         "  note          only 2 of 16 placements: the budget was spent",
+        "  extra         elements/s 1.25e+09",
         f"  device        NVIDIA H100 80GB HBM3, driver 580.95.05, {facts.key}",
     ]
 

@@ -118,6 +118,17 @@ def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: Cuda
     assert driver.held == {}
 
 
+def test_a_freed_region_stays_while_memory_is_free(memory: CudaMemory, driver: Driver) -> None:
+    for part in memory.scatter([32 * MiB], seed=1):
+        memory.free(part)
+    held = dict(driver.held)
+    assert not memory.make_room(unless_free=0.5)
+    assert driver.held == held
+    assert memory.make_room(unless_free=0.99)
+    assert driver.held == {}
+    assert not memory.make_room()
+
+
 def test_a_freed_region_is_used_again(memory: CudaMemory, driver: Driver) -> None:
     first = memory.scatter([32 * MiB] * 3, seed=1)
     held = dict(driver.held)

@@ -1,0 +1,197 @@
+"""How long a user waits: the start of a process, a process with one test, and many small tests; of two installations beside each other.
+
+    pip install --target BEFORE .      # in a checkout of the other revision
+    python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json
+
+Each part runs pytest in fresh processes. `start` is the time from the start of a process to its first sample, with warm caches and with
+empty ones (of CuPy, of this package, of the driver); `process` is the whole of such a process, which is what one more process of
+`--gpumem-processes` and of a duet takes; `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
+
+Prints the record with its targets. Exits with 1 where a target of this installation is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+
+REPEATS = 3
+SMALL = 300
+BEFORE_SHARE = 3
+"""The other installation runs so many times fewer small tests."""
+TARGETS = {"start, warm": 1.5, "start, cold": 3.0, "small": 40.0 / 300}
+"""Most seconds; of `small`, for each test."""
+TIMEOUT = 300.0
+
+CONFTEST = '''
+"""Writes when the first sample was taken."""
+
+import os
+import time
+from pathlib import Path
+
+from pytest_gpumem.measuring.samplers import BlockedSampler
+
+samples = BlockedSampler.samples
+
+
+def first(self, rounds):
+    taken = samples(self, rounds)
+    BlockedSampler.samples = samples
+    Path(os.environ["WALL_TIME_FIRST"]).write_text(repr(time.time()))
+    return taken
+
+
+BlockedSampler.samples = first
+'''
+ONE = """
+def test_one(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.triad, *(device_buffer("32 MiB", "f4") for _ in range(3)), 3.0)
+"""
+MANY = """
+import pytest
+from pytest_gpumem import MiB
+
+COUNT = {count}
+KERNELS = ["copy", "mul", "stream_add", "triad"]
+SIZES = [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_small(gpu_benchmark, gpu_kernels, device_buffer, number):
+    kernel = getattr(gpu_kernels, KERNELS[number % 4])
+    arrays = [device_buffer(SIZES[number % 6] * MiB, "f4") for _ in range(3 if number % 4 > 1 else 2)]
+    if number % 5:
+        gpu_benchmark(kernel, *arrays)
+    else:
+        gpu_benchmark(lambda *buffers: kernel(*buffers), *arrays)
+"""
+
+
+class Failed(Exception):
+    """pytest failed; the message has its last words."""
+
+
+def session(folder: Path, device: str, installation: Path | None, caches: Path | None) -> dict[str, float]:
+    """Run the tests of a folder in a fresh process: seconds to the first sample and to the end.
+
+    Args:
+        folder: has the tests and the conftest.
+        device: as --gpumem-device.
+        installation: a folder that pip installed into; None: this one.
+        caches: an empty folder for all caches; None: the user's own.
+    """
+    first = folder / "first"
+    first.unlink(missing_ok=True)
+    environment = {**os.environ, "WALL_TIME_FIRST": str(first)}
+    if installation is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(installation), *filter(None, [environment.get("PYTHONPATH")])])
+    if caches is not None:
+        environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")}
+    command = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-device", device, "-q", "-p", "no:cacheprovider", "--rootdir=.", "."]
+    begun = time.time()
+    done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=TIMEOUT)
+    ended = time.time()
+    if done.returncode or not first.exists():
+        raise Failed(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+    return {"first": float(first.read_text()) - begun, "whole": ended - begun}
+
+
+def project(folder: Path, tests: str) -> Path:
+    folder.mkdir()
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_it.py").write_text(tests)
+    return folder
+
+
+def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, float]]:
+    """Each reading: part, side, seconds."""
+    one = project(folder / "one", ONE)
+    sides: dict[str, Path | None] = {"after": None} if asked.before is None else {"before": asked.before.resolve(), "after": None}
+    for side, installation in sides.items():  # also writes the byte code, which an installation has
+        session(one, asked.device, installation, None)
+        with tempfile.TemporaryDirectory() as caches:
+            yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first"]
+    for _ in range(asked.repeats):
+        for side, installation in sides.items():
+            taken = session(one, asked.device, installation, None)
+            yield "start, warm", side, taken["first"]
+            yield "process", side, taken["whole"]
+    for side, installation in sides.items():
+        count = asked.small if installation is None else max(1, asked.small // BEFORE_SHARE)
+        many = project(folder / f"many_{side}", MANY.format(count=count))
+        yield "small", side, session(many, asked.device, installation, None)["whole"] / count
+
+
+def main() -> int:
+    """Run, print and record."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another installation, made by pip install --target FOLDER")
+    parser.add_argument("--device", default="cuda", help="as --gpumem-device (default cuda)")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"warm processes of each installation (default {REPEATS})")
+    parser.add_argument("--small", type=int, default=SMALL, help=f"small tests in one session (default {SMALL})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    asked = parser.parse_args()
+    try:
+        facts = choose(asked.device).facts
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {asked.device}: {reason}")
+    record: dict[str, Any] = {
+        "kind": "wall_time",
+        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "small": asked.small,
+        "targets_s": TARGETS,
+        "readings_s": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for part, side, seconds in parts(asked, Path(folder)):
+                record["readings_s"].setdefault(part, {}).setdefault(side, []).append(seconds)
+                record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                if asked.json:
+                    write_record(asked.json, record)
+        except Failed as failed:
+            print(failed, file=sys.stderr)
+            return 1
+    print(table(record))
+    return int(bool(missed(record)))
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text: the median of each part and side in seconds."""
+    device = record["device"]
+    simulated = "SIMULATED " if device["simulated"] else ""
+    lines = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    lines.append(f"{'seconds':<14}{'before':>10}{'after':>10}{'at most':>10}")
+    for part, sides in record["readings_s"].items():
+        figures = [statistics.median(sides[side]) if side in sides else None for side in ("before", "after")]
+        figures.append(record["targets_s"].get(part))
+        lines.append(f"{part:<14}" + "".join(f"{'-' if x is None else f'{x:.3f}':>10}" for x in figures))
+    lines += ["", "small: each of " + str(record["small"]) + " tests, the process's start included"]
+    return "\n".join(lines)
+
+
+def missed(record: dict[str, Any]) -> list[str]:
+    """Parts whose median is above the target."""
+    readings = record["readings_s"]
+    return [part for part, most in record["targets_s"].items() if statistics.median(readings[part]["after"]) > most]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,246 @@
+"""The command `gpumem diff`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from pytest_gpumem.commands import examples
+from pytest_gpumem.explain.what_ran import differences
+from pytest_gpumem.judging.finding import change, counted
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.what_ran import StepKind, WhatRan
+from pytest_gpumem.reporting.columns import Columns, Line
+from pytest_gpumem.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.result_files import Results
+
+_Value = float | int | str | None
+
+
+def _of_launch(count: Callable[[WhatRan], int]) -> Callable[[Row], _Value]:
+    def figure(row: Row) -> _Value:
+        ran = row.measurement.what_ran if row.measurement is not None else None
+        return None if ran is None or ran.not_watched is not None else count(ran)
+
+    return figure
+
+
+def _of_measurement(figure: Callable[[Measurement], _Value]) -> Callable[[Row], _Value]:
+    return lambda row: None if row.measurement is None else figure(row.measurement)
+
+
+def _steps(*kinds: StepKind) -> Callable[[Row], _Value]:
+    return _of_launch(lambda ran: sum(1 for _ in ran.of(*kinds)))
+
+
+def _most(name: str) -> Callable[[Row], _Value]:
+    return _of_launch(lambda ran: max((getattr(step, name) or 0 for step in ran.of(StepKind.KERNEL)), default=0))
+
+
+def _of_pages(name: str) -> Callable[[Row], _Value]:
+    def figure(measurement: Measurement) -> _Value:
+        launch = measurement.migrations.launch if measurement.migrations is not None else None
+        return None if launch is None else int(getattr(launch, name))
+
+    return _of_measurement(figure)
+
+
+def _of_footprint(name: str) -> Callable[[Row], _Value]:
+    return lambda row: None if row.footprint is None else getattr(row.footprint, name)
+
+
+FIGURES: dict[str, Callable[[Row], _Value]] = {
+    "latency_s": _of_measurement(lambda one: one.latency),
+    "moved_bytes": _of_measurement(lambda one: None if one.traffic is None else one.traffic.reads + one.traffic.writes),
+    "gpu_page_faults": _of_pages("gpu_faults"),
+    "migrated_bytes": _of_pages("migrated"),
+    "kernels": _steps(StepKind.KERNEL),
+    "copies": _steps(StepKind.COPY),
+    "copied_bytes": _of_launch(lambda ran: sum(step.nbytes or 0 for step in ran.of(StepKind.COPY))),
+    "syncs": _steps(StepKind.SYNCHRONISATION),
+    "registers": _most("registers"),
+    "spill_bytes": _most("local"),
+    "ran": _of_measurement(lambda one: one.what_ran.digest if one.what_ran is not None else None),
+    "peak_bytes": _of_footprint("peak"),
+    "driver_peak_bytes": _of_footprint("driver_peak"),
+    "kept_bytes": _of_footprint("kept"),
+    "reserved_bytes": _of_footprint("reserved"),
+    "allocations": _of_footprint("allocations"),
+    "largest_allocation_bytes": _of_footprint("largest"),
+}
+"""The compared figures of a row by name: None where a side does not know one. `ran` is the digest of what one launch ran."""
+_TIME = "latency_s"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row that both sides have."""
+
+    key: str
+    figures: dict[str, tuple[_Value, _Value]]
+    """By the names of `FIGURES`, base and head; without those that neither side knows."""
+    ran: tuple[str, ...]
+    """What ran differently, in words."""
+
+    @property
+    def changed(self) -> dict[str, tuple[_Value, _Value]]:
+        """The exact figures that both sides know, and that differ: all but the time."""
+        known = {name: pair for name, pair in self.figures.items() if name != _TIME and None not in pair}
+        return {name: (base, head) for name, (base, head) in known.items() if base != head}
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two runs side by side."""
+
+    pairs: tuple[Pair, ...]
+    base_only: tuple[str, ...]
+    """Keys of rows that head lacks."""
+    head_only: tuple[str, ...]
+    """Keys of rows that base lacks."""
+
+
+def diff_of(base: Sequence[Row], head: Sequence[Row]) -> Diff:
+    """The rows of two runs side by side, in the order of head."""
+    before = {row.key: row for row in base}
+    now = {row.key: row for row in head}
+    pairs = tuple(_pair(before[key], row) for key, row in now.items() if key in before)
+    return Diff(pairs, tuple(key for key in before if key not in now), tuple(key for key in now if key not in before))
+
+
+def _pair(base: Row, head: Row) -> Pair:
+    figures = {name: (figure(base), figure(head)) for name, figure in FIGURES.items()}
+    launches = [row.measurement.what_ran for row in (base, head) if row.measurement is not None]
+    # What a side did not watch would look like steps that are gone.
+    watched = [one for one in launches if one is not None and one.not_watched is None]
+    ran = tuple(one.text for one in differences(*watched)) if len(watched) == 2 else ()
+    return Pair(head.key, {name: pair for name, pair in figures.items() if pair != (None, None)}, ran)
+
+
+def as_json(found: Diff) -> str:
+    """All figures of all rows; null where a side does not know one."""
+    rows = [
+        {
+            "row": pair.key,
+            "figures": {name: {"base": base, "head": head} for name, (base, head) in pair.figures.items()},
+            "ran_differently": list(pair.ran),
+        }
+        for pair in found.pairs
+    ]
+    return json.dumps({"rows": rows, "base_only": list(found.base_only), "head_only": list(found.head_only)}, indent=1) + "\n"
+
+
+def as_csv(found: Diff) -> str:
+    """A line for each figure of each row, and one for each row that one side lacks."""
+    from pytest_gpumem.reporting.csv_text import written
+
+    lines: list[tuple[_Value, ...]] = [("row", "figure", "base", "head")]
+    lines += [(pair.key, name, base, head) for pair in found.pairs for name, (base, head) in pair.figures.items()]
+    lines += [(pair.key, "ran_differently", None, text) for pair in found.pairs for text in pair.ran]
+    lines += [(key, "row", True, False) for key in found.base_only] + [(key, "row", False, True) for key in found.head_only]
+    return written(lines)
+
+
+def as_text(found: Diff, sides: Sequence[str], *, width: int, colour: bool, everything: bool = False) -> str:
+    """A table of the figures that differ, or of all, by row.
+
+    Args:
+        found: the rows.
+        sides: what base and head are.
+        width: columns of the terminal.
+        colour: with ANSI escape sequences.
+        everything: also rows and figures that do not differ.
+    """
+    found, sides = printable((found, tuple(sides)))
+    lines: list[Line | Text] = []
+    same = 0
+    for pair in found.pairs:
+        changed = pair.figures if everything else pair.changed
+        if not changed and not pair.ran:
+            same += 1
+            continue
+        lines.append(Text(pair.key, style="bold"))
+        shown = dict.fromkeys([*([_TIME] if _TIME in pair.figures else []), *changed])
+        lines += [_line(name, *pair.figures[name]) for name in shown]
+        lines += [Text(f"    {text}") for text in pair.ran]
+    drawn = [Columns("figure", ("base", "head", "change"), "", lines).drawn(width, colour)] if lines else []
+    parts = [f"{counted(len(found.pairs), 'row')} on both sides, {same} with the same counts, bytes and code"]
+    parts += [f"only in base: {key}" for key in found.base_only] + [f"only in head: {key}" for key in found.head_only]
+    return "\n".join([f"base: {sides[0]}", f"head: {sides[1]}", *drawn, *parts])
+
+
+def _line(name: str, base: _Value, head: _Value) -> Line:
+    shown = name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    share = ""
+    if isinstance(base, (int, float)) and isinstance(head, (int, float)) and base > 0 and base != head:
+        share = change(head / base - 1)
+    return Line(f"  {shown}", (_text(name, base), _text(name, head), share))
+
+
+def _text(name: str, value: _Value) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, str):
+        return value
+    if name == _TIME:
+        return format_time(value)
+    if name.endswith("_bytes"):
+        return f"-{format_bytes(-int(value))}" if value < 0 else format_bytes(int(value))
+    return str(value)
+
+
+def _side(file: Path, results: Results) -> str:
+    facts = results.document.device
+    revision = f", {results.revision[:10]}" if results.revision is not None else ""
+    return f"{file}, {results.utc}{revision}, {facts.key}"
+
+
+def _both(base: Path, head: Path) -> Iterator[Results]:
+    from pytest_gpumem.result_files import load_results
+
+    for file in (base, head):
+        yield load_results(file)
+
+
+@click.command(
+    short_help="Show two runs side by side: counts, bytes, code and times.",
+    epilog=examples("gpumem diff base.json head.json", "gpumem diff base.json head.json --format csv > diff.csv"),
+)
+@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", help="Default: text.")
+@click.option("--all", "everything", is_flag=True, help="Also rows and figures that do not differ.")
+@click.argument("base", type=click.Path(path_type=Path))
+@click.argument("head", type=click.Path(path_type=Path))
+def diff(form: str, everything: bool, base: Path, head: Path) -> None:
+    """Show the rows of BASE and HEAD side by side.
+
+    Both are --benchmark-json files of sessions with --gpumem. Listed are the counts and bytes that differ (kernels, copies,
+    synchronisations, registers, memory, page faults) and what one launch ran differently, with the time beside them. A difference of
+    times is not judged: gpumem compare does that. JSON and CSV have all figures, in SI units.
+    """
+    from pytest_gpumem.reporting.terminal import wants_colour
+    from pytest_gpumem.result_files import ResultsError
+
+    try:
+        first, second = _both(base, head)
+    except ResultsError as error:
+        raise click.ClickException(str(error)) from None
+    found = diff_of(first.document.rows, second.document.rows)
+    if form != "text":
+        click.echo(as_json(found) if form == "json" else as_csv(found), nl=False)
+        return
+    width = shutil.get_terminal_size((120, 24)).columns
+    sides = (_side(base, first), _side(head, second))
+    click.echo(as_text(found, sides, width=width, colour=wants_colour(sys.stdout, os.environ), everything=everything))

@@ -1,0 +1,215 @@
+"""Compile kernels for an architecture without a GPU: CUDA sources through NVRTC, kernels of Triton through its ahead-of-time target."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.kernels.cubin import Cubin
+from pytest_gpumem.kernels.warp_requests import Requests, requests
+from pytest_gpumem.records.compiled import CompiledKernel
+
+_NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
+_NONE = Requests(None, 0)
+
+
+class CompilerMissing(Exception):
+    """NVRTC or Triton is not installed, or cannot be loaded. The message is one line with the remedy."""
+
+
+class DoesNotCompile(Exception):
+    """The source does not compile, or holds no such kernel. The message is one line."""
+
+
+def from_source(
+    source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = (), folder: Path | None = None
+) -> tuple[CompiledKernel, ...]:
+    """The kernels of a CUDA source.
+
+    Args:
+        source: its text.
+        name: its file, as messages and records name it.
+        architecture: such as "sm_90".
+        entries: C++ name expressions of kernels; empty: all that are no templates.
+        options: of NVRTC.
+        folder: where files that it includes in quotes are; None: it includes none.
+
+    Raises:
+        CompilerMissing: NVRTC is not installed.
+        DoesNotCompile: with the compiler's first error.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as missing:
+        raise CompilerMissing(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
+    try:
+        program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    except RuntimeError as missing:  # the library is not found
+        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
+    try:
+        for entry in entries:
+            _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
+        given = [f"--gpu-architecture={architecture}", *(f"--include-path={one}" for one in _headers(folder)), *options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), [one.encode() for one in given])
+        if int(status) != 0:
+            log = _text(nvrtc, program, "ProgramLog")
+            raise DoesNotCompile(f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
+        cubin = Cubin(_bytes(nvrtc, program, "CUBIN"))
+        patterns = requests(_text(nvrtc, program, "PTX"))
+        mangled = {entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries}
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    if not mangled:
+        mangled = {_plain(one): one for one in cubin.names}
+    if not mangled:
+        raise DoesNotCompile(f"{name} holds no kernel that is no template; name its instances in `entries`")
+    return tuple(_compiled(name, entry, architecture, cubin, kernel, patterns) for entry, kernel in mangled.items())
+
+
+def from_triton(kernel: str, signature: str, architecture: str, options: Mapping[str, int], folder: Path) -> CompiledKernel:
+    """A kernel of Triton.
+
+    Args:
+        kernel: "module:function"; the module is imported, from `folder` or its `src` first.
+        signature: types and constants of its parameters in order, as `triton.tools.compile` takes them: "*fp32:16, i32, 1024".
+        architecture: such as "sm_90".
+        options: of Triton, such as `num_warps`.
+        folder: of the project.
+
+    Raises:
+        CompilerMissing: Triton is not installed.
+        DoesNotCompile: there is no such kernel, the signature does not fit, or the compiler's error.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import triton
+            from triton.backends.compiler import GPUTarget
+            from triton.compiler import ASTSource
+        except ImportError as missing:
+            raise CompilerMissing(f"Triton cannot be imported ({missing}): pip install triton") from None
+        function = _function(kernel, folder)
+        types, constants, hints = _signature(kernel, signature, getattr(function, "arg_names", ()))
+        try:
+            source = ASTSource(fn=function, signature=types, constexprs=constants, attrs=hints)
+            found = triton.compile(source, target=GPUTarget("cuda", int(re.sub(r"\D", "", architecture)), 32), options=dict(options))
+        except Exception as error:  # Triton's errors have no common base
+            reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+            raise DoesNotCompile(f"{kernel} does not compile for {architecture}: {reason}") from None
+    cubin = Cubin(found.asm["cubin"])
+    name = found.metadata.name
+    return _compiled(kernel, signature, architecture, cubin, name, requests(found.asm["ptx"]), int(found.metadata.shared))
+
+
+def _compiled(
+    source: str, name: str, architecture: str, cubin: Cubin, mangled: str, patterns: Mapping[str, Requests], dynamic: int = 0
+) -> CompiledKernel:
+    code, pattern = cubin.kernel(mangled), patterns.get(mangled, _NONE)
+    return CompiledKernel(
+        source=source,
+        name=name,
+        architecture=architecture,
+        digest=code.digest,
+        registers=code.registers,
+        spill=code.local_bytes,
+        shared=code.shared_bytes + dynamic,
+        code=code.code_bytes,
+        sectors=pattern.worst,
+        unknown=pattern.unknown,
+    )
+
+
+def first_error(log: str) -> str:
+    """The first line of an NVRTC log that names an error, or the first line at all."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "the compiler gave no message")
+
+
+def _headers(folder: Path | None) -> Iterator[Path]:
+    """Folders of headers: beside the source, and CUDA's own, if they are installed."""
+    if folder is None:
+        return
+    yield folder
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.find_nvidia_header_directory("cudart")
+    except Exception:  # not installed, or a version of the package without this call: the source may need no header
+        return
+    if found is not None:
+        yield Path(found)
+        if (libraries := Path(found, "cccl")).is_dir():  # CUB, Thrust and libcu++, from CUDA 13 on
+            yield libraries
+
+
+def _plain(mangled: str) -> str:
+    """The name of a function that is no template and in no namespace, from its mangled name; others as they are."""
+    match = re.match(r"_Z(\d+)(\w+)", mangled)
+    return match[2][: int(match[1])] if match else mangled
+
+
+def _function(kernel: str, folder: Path) -> Any:
+    module, _, name = kernel.partition(":")
+    sys.path[:0] = [str(folder / "src"), str(folder)]
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever the module raises
+        raise DoesNotCompile(f"{module} cannot be imported: {type(error).__name__}: {error}") from None
+    finally:
+        del sys.path[:2]
+    if not hasattr(found, "arg_names"):
+        raise DoesNotCompile(f"{kernel} is no kernel of Triton")
+    return found
+
+
+def _signature(kernel: str, text: str, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+    """Types, constants and hints of divisibility, as Triton's compiler takes them."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != len(names):
+        raise DoesNotCompile(f"{kernel} has {len(names)} parameters ({', '.join(names)}); the signature {text!r} has {len(parts)}")
+    types, constants, hints = dict[str, str](), dict[str, Any](), dict[tuple[int], Any]()
+    for index, (name, part) in enumerate(zip(names, parts, strict=True)):
+        kind, _, hint = part.partition(":")
+        if (constant := _constant(part)) is not None or hint == "1":
+            types[name], constants[name] = "constexpr", 1 if constant is None else constant
+            continue
+        types[name] = kind
+        if hint == "16":
+            hints[index,] = [["tt.divisibility", 16]]
+        elif hint:
+            raise DoesNotCompile(f"{kernel}: the hint of {part!r} is not understood; accepted are :1 and :16")
+    return types, constants, hints
+
+
+def _constant(text: str) -> bool | int | float | None:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:
+    # Never a bytes object: NVRTC writes into it, and Python shares those of length 1.
+    content = bytearray(_value(getattr(nvrtc, f"nvrtcGet{what}Size")(program)))
+    _value(getattr(nvrtc, f"nvrtcGet{what}")(program, content))
+    return bytes(content)
+
+
+def _text(nvrtc: Any, program: Any, what: str) -> str:
+    return _bytes(nvrtc, program, what).decode(errors="replace").rstrip("\0")
+
+
+def _value(result: Any) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise DoesNotCompile(f"NVRTC: {status.name}")
+    return values[0] if values else None

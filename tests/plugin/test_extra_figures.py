@@ -1,0 +1,64 @@
+"""Figures that a test adds to a measurement: `result.extra`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+
+from pytest_gpumem.cli import main
+
+Run = Callable[..., pytest.RunResult]
+
+
+def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_gpumem import MiB
+
+        @pytest.mark.parametrize("mib", [1, 8])
+        def test_copy(gpu_benchmark, gpu_kernels, device_buffer, mib):
+            a, c = (device_buffer(mib * MiB) for _ in range(2))
+            result = gpu_benchmark(gpu_kernels.copy, c, a)
+            result.extra["elements"] = a.size
+
+        def test_plain(gpu_benchmark, gpu_kernels, device_buffer):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=3)
+    document = json.loads((pytester.path / "out.json").read_text())
+    assert [row["extra"] for row in document["gpumem"]["rows"]] == [{"elements": 262144.0}, {"elements": 2097152.0}, {}]
+    assert [one["extra_info"]["gpumem"].get("extra") for one in document["benchmarks"]] == [
+        {"elements": 262144.0},
+        {"elements": 2097152.0},
+        None,
+    ]
+    table = CliRunner().invoke(main, ["export", "csv", str(pytester.path / "out.json")])
+    assert [line["elements"] for line in csv.DictReader(io.StringIO(table.output))] == ["262144.0", "2097152.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("'x'", "float('nan')", "BadCall: extra['x'] = nan; accepted is a finite number"),
+        ("'x'", "'3 GB/s'", "BadCall: extra['x'] = '3 GB/s'; accepted is a finite number"),
+        ("''", "1", "BadCall: extra['']: the name of a figure is a short text, such as 'elements/s'"),
+    ],
+)
+def test_what_is_no_figure_is_refused(pytester: pytest.Pytester, gpumem: Run, name: str, value: str, message: str) -> None:
+    pytester.makepyfile(
+        f"""
+        def test_it(gpu_benchmark, gpu_kernels, device_buffer):
+            result = gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+            result.extra[{name}] = {value}
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    assert message in result.stdout.str()

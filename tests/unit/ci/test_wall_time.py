@@ -1,0 +1,25 @@
+"""Start, process and small tests are timed from fresh processes, and held to their targets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import wall_time
+
+
+def test_every_part_is_recorded_and_held_to_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "record.json"
+    monkeypatch.setattr(wall_time, "TARGETS", {"start, warm": 1e-3, "start, cold": 1e3})
+    monkeypatch.setattr(sys, "argv", ["wall_time.py", "--device", "sim", "--repeats", "1", "--small", "6", "--json", str(file)])
+    assert wall_time.main() == 1
+    record = json.loads(file.read_text())
+    assert wall_time.missed(record) == ["start, warm"]
+    readings = {part: sides["after"] for part, sides in record["readings_s"].items()}
+    assert list(readings) == ["start, cold", "start, warm", "process", "small"]
+    assert 0 < readings["start, warm"][0] < readings["process"][0]
+    assert "start, warm" in capsys.readouterr().out
