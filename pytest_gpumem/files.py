@@ -7,24 +7,25 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
 
     The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
 
     Raises:
         OSError: the folder is missing or not writable; `path` is unchanged.
     """
+    data = content.encode() if isinstance(content, str) else content
     if _is_special(path):
-        with open(path, "w", encoding="utf-8") as special:
-            special.write(text)
+        with open(path, "wb") as special:
+            special.write(data)
         return
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         # Created with the permissions of the umask, as other files of a project are.
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

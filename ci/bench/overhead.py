@@ -109,7 +109,7 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     if not device.startswith("sim"):
         from pytest_gpumem.devices.cuda.compiler import Compiler
 
-        Compiler._compile = staticmethod(watch.timed("compiling", Compiler._compile))  # type: ignore[method-assign]
+        watch.watch(Compiler, "_load", "compiling")
     with tempfile.TemporaryDirectory() as folder:
         file, result = Path(folder) / "test_costs.py", Path(folder) / "result.json"
         file.write_text(TESTS.format(rounds=ROUNDS, mib=mib))

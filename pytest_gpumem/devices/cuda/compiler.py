@@ -5,22 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import cupy
-from cupy.cuda.compiler import CompileException
+from cuda.bindings import driver as D  # noqa: N812
+from cupy.cuda.compiler import CompileException, compile_using_nvrtc
+from cupy.cuda.function import Module
 
 from pytest_gpumem.devices.cuda.ahead_of_time import first_error
-from pytest_gpumem.devices.cuda.errors import translated
+from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, translated
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
+_OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
+"""As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
 _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry. CuPy keeps the binaries on disk between processes."""
+    """Compiled functions of one device, by source and instantiated entry.
 
-    def __init__(self) -> None:
-        self._kernels: dict[tuple[str, str], Any] = {}
+    Args:
+        capability: compute capability of the device.
+    """
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._cache = CodeCache(f"{capability[0]}.{capability[1]}, CuPy {cupy.__version__}")
+        self._functions: dict[tuple[str, str], Any] = {}
         self._largest_shared: dict[tuple[str, str], int] = {}
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
@@ -31,33 +41,48 @@ class Compiler:
         """
         assert kernel.source is not None, "a copy has nothing to compile"
         entry = entry_for(kernel, dtype, shape)
-        found = self._kernels.get((kernel.source, entry))
+        found = self._functions.get((kernel.source, entry))
         if found is None:
-            found = self._kernels[kernel.source, entry] = self._compile(
-                sources.read(kernel.source), entry, sources.COMPILE_OPTIONS, f"kernel {kernel.name!r} ({kernel.source})"
-            )
+            what = f"kernel {kernel.name!r} ({kernel.source})"
+            found = self._functions[kernel.source, entry] = self._load(sources.read(kernel.source), entry, what)
         self._allow_shared(found, (kernel.source, entry), shape.shared_bytes)
-        return found.kernel
+        return found
 
     def private(self, source: str, entry: str) -> Any:
         """A function of the device's own, from a source string."""
-        return self._compile(source, entry, sources.COMPILE_OPTIONS, entry).kernel
+        return self._load(source, entry, entry)
 
-    def _allow_shared(self, kernel: Any, key: tuple[str, str], nbytes: int) -> None:
+    def _allow_shared(self, function: Any, key: tuple[str, str], nbytes: int) -> None:
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
-            with translated(f"asking for {nbytes} bytes of shared memory"):
-                kernel.max_dynamic_shared_size_bytes = nbytes
+            attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            result = D.cuFuncSetAttribute(D.CUfunction(function.ptr), attribute, nbytes)
+            check_driver(result, f"asking for {nbytes} bytes of shared memory")
             self._largest_shared[key] = nbytes
 
-    @staticmethod
-    def _compile(source: str, entry: str, options: tuple[str, ...], what: str) -> Any:
-        try:
-            with translated(f"loading {what}"):
-                kernel = cupy.RawModule(code=source, options=tuple(options), name_expressions=[entry]).get_function(entry)
-                _ = kernel.kernel  # resolved now, so that a launch finds it ready
-        except CompileException as error:
-            raise DeviceError(f"{what} does not compile: {first_error(str(error))}") from None
-        return kernel
+    def _load(self, source: str, entry: str, what: str) -> Any:
+        def compiled() -> MachineCode:
+            return _compiled(source, entry, what)
+
+        with translated(f"loading {what}"):
+            try:
+                return _function(self._cache.get(source, entry, _OPTIONS, compiled))
+            except CUPY_ERRORS:  # such as kept code that this driver refuses
+                return _function(self._cache.get(source, entry, _OPTIONS, compiled, fresh=True))
+
+
+def _compiled(source: str, entry: str, what: str) -> MachineCode:
+    try:
+        code, symbols = compile_using_nvrtc(source, _OPTIONS, name_expressions=(entry,), cache_in_memory=True)
+    except CompileException as error:
+        raise DeviceError(f"{what} does not compile: {first_error(str(error))}") from None
+    return MachineCode(bytes(code), symbols[entry])
+
+
+def _function(code: MachineCode) -> Any:
+    """A function that can be launched; it keeps its module."""
+    module = Module()
+    module.load(code.code)
+    return module.get_function(code.symbol)
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:

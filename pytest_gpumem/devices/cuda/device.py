@@ -49,7 +49,7 @@ class CudaDevice:
             runtime.free(0)  # creates the context now
         # cuda-bindings carries a runtime of its own; both share the primary context.
         check(R.cudaSetDevice(index), f"opening device {index}")
-        compiler = Compiler()
+        compiler = Compiler(facts.compute_capability)
         self.memory = CudaMemory(index, facts)
         self.content = CudaContent(compiler, facts, self.memory)
         self.graphs = CudaGraphs(facts)

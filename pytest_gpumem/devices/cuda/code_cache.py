@@ -1,0 +1,122 @@
+"""Machine code of kernels on disk: each is compiled once, and later processes need no compiler.
+
+CuPy keeps machine code too, but asks the compiler for its version first: to load NVRTC and to compile an empty program takes longer than
+everything else that this package does before a first launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from platformdirs import user_cache_path
+
+from pytest_gpumem.files import write_whole
+
+_FORMAT = 1
+_WHERE = ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+"""Variables that decide, beside the Python environment, which NVRTC is found."""
+_NVRTC = re.compile(r"/.*/libnvrtc\.so[.0-9]*$", re.MULTILINE)
+
+
+class Library(msgspec.Struct, frozen=True, array_like=True):
+    """A library's file, as it was when it compiled."""
+
+    path: str
+    nbytes: int
+    modified: int
+    """Nanoseconds."""
+
+    @classmethod
+    def of(cls, path: str) -> Library:
+        """Raises `OSError` if there is none."""
+        found = os.stat(path)
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+
+class MachineCode(msgspec.Struct, frozen=True, array_like=True):
+    """A kernel's machine code."""
+
+    code: bytes
+    symbol: str
+    """Name of the kernel in `code`."""
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A file of the cache."""
+
+    code: MachineCode
+    compiler: Library
+    digest: bytes
+    """Of both: a damaged file is compiled again."""
+
+
+Compile = Callable[[], MachineCode]
+
+
+class CodeCache:
+    """The cache of one user, for one kind of GPU and one version of CuPy.
+
+    Args:
+        target: names both; machine code for another is another entry.
+        folder: default: the user's cache folder for this package.
+    """
+
+    def __init__(self, target: str, folder: Path | None = None) -> None:
+        self._target = target
+        self._folder = folder or user_cache_path("pytest-gpumem") / "kernels"
+
+    def get(self, source: str, entry: str, options: tuple[str, ...], compile: Compile, *, fresh: bool = False) -> MachineCode:
+        """The machine code of a kernel: from the cache, else compiled and kept.
+
+        Where the cache cannot be read or written, or the compiler's file is unknown, it is compiled each time.
+
+        Args:
+            source, entry, options: what is compiled.
+            compile: compiles it.
+            fresh: compile it again, because the cached code cannot be loaded.
+
+        Raises:
+            Exception: whatever `compile` raises.
+        """
+        where = [os.environ.get(name, "") for name in _WHERE]
+        parts = [str(_FORMAT), self._target, sys.prefix, *where, *options, entry, source]
+        path = self._folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
+        if not fresh and (kept := _read(path)) is not None:
+            return kept
+        code = compile()
+        # Without a home folder its path is relative: nothing is written into the working directory.
+        if path.is_absolute() and (compiler := loaded_nvrtc()) is not None:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, msgspec.msgpack.encode(_Entry(code, compiler, _digest(code, compiler))))
+        return code
+
+
+def _read(path: Path) -> MachineCode | None:
+    """The entry of a file, if it is whole and its compiler is still the same."""
+    try:
+        entry = msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
+        valid = entry.digest == _digest(entry.code, entry.compiler) and Library.of(entry.compiler.path) == entry.compiler
+    except (OSError, ValueError):  # of msgspec's errors too
+        return None
+    return entry.code if valid else None
+
+
+def _digest(code: MachineCode, compiler: Library) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode((code, compiler))).digest()
+
+
+def loaded_nvrtc(maps: Path = Path("/proc/self/maps")) -> Library | None:
+    """The file of the NVRTC that this process has loaded; None if there are several, or if the system does not list them."""
+    try:
+        paths = set(_NVRTC.findall(maps.read_text(errors="replace")))
+        return Library.of(paths.pop()) if len(paths) == 1 else None
+    except OSError:
+        return None
