@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -95,6 +95,8 @@ class Ranges:
         self._domain = _domain()
         self._attributes: dict[tuple[str, str | None], Any] = {}
         self._checked: set[str] = set()
+        self.entered: Callable[[str], object] = _nothing
+        """Called with the name of each range that is opened, with or without a tool."""
 
     def tool_attached(self) -> bool:
         """True if a tool listens to the domain. Times measured under it are not comparable with others."""
@@ -113,6 +115,7 @@ class Ranges:
         """
         if name not in self._checked:
             self._check(name)
+        self.entered(name)
         if self._domain is None:
             return
         attributes = self._attributes.get((name, category))
@@ -131,6 +134,7 @@ class Ranges:
         if self._domain is None:
             if name not in self._checked:
                 self._check(name)
+            self.entered(name)
             return _NO_RANGE
         return _Range(self, name, payload, category)
 
@@ -172,6 +176,9 @@ class _NoRange:
 
 
 _NO_RANGE = _NoRange()
+
+
+def _nothing(name: str) -> None: ...
 
 
 def _domain() -> Any:

@@ -30,6 +30,8 @@ FOOTPRINTS = ("auto", "on", "trace", "off")
 the place of each allocation, or in none."""
 DEFAULT_BUDGET = 1.0
 """Default budget of a measurement, in seconds."""
+DEFAULT_TIMEOUT = 120.0
+"""Default time-out, in seconds."""
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
@@ -103,6 +105,13 @@ def _count(value: object) -> int:
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
     raise units.QuantityError(f"{value!r} is not understood; accepted is a whole number from 1 on")
+
+
+def _timeout(value: Any) -> float:
+    try:
+        return 0.0 if value == "none" else units.parse_time(value)
+    except units.QuantityError:
+        raise units.QuantityError(f"{value!r} is no time-out; accepted is {units.TIMES_ACCEPTED}, or none") from None
 
 
 def _processes(value: object) -> int | None:
@@ -292,6 +301,16 @@ OPTIONS: tuple[Option, ...] = (
         "TIME",
         on_marker=True,
     ),
+    Option(
+        "timeout",
+        Role.MEASURING,
+        _timeout,
+        DEFAULT_TIMEOUT,
+        "Time that a measurement may take beyond its budget. Then the process is ended: its test fails, and all earlier results are kept. "
+        "none: no limit. Default: 120 s.",
+        "TIME",
+        on_marker=True,
+    ),
     *(
         Option(limit.name, Role.JUDGING, limit.parse, None, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
         for limit in LIMITS.values()
@@ -345,6 +364,13 @@ OPTIONS: tuple[Option, ...] = (
         "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
         "max_regression leaves undecided. Default: auto.",
         "M",
+    ),
+    Option(
+        "isolate",
+        Role.PROCESSES,
+        _flag,
+        False,
+        "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
     Option("save", Role.SAVING, _flag, False, "Accept this run's passing rows into the baseline."),
     Option(
@@ -468,6 +494,8 @@ class Settings(NamedTuple):
     """Seconds for each measurement; None where the budget is for the whole run."""
     total_budget: float | None = None
     """Seconds for all measurements of the run together; None where the budget is for each."""
+    timeout: float = DEFAULT_TIMEOUT
+    """Seconds that a measurement may take beyond its budget; 0: no limit."""
     limits: Mapping[str, str | None] = _NO_LIMITS
     """Default limits by name, as written; None where there is none."""
     pinned_share: float = 0.5
@@ -482,6 +510,8 @@ class Settings(NamedTuple):
     """Do not record what a launch runs."""
     processes: int | None = None
     """Fresh processes to measure in; None: one, and more for undecided rows."""
+    isolate: bool = False
+    """Run the tests in a worker of xdist."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None
@@ -526,6 +556,8 @@ class Overrides(NamedTuple):
     """Share of the latency."""
     budget: float | None = None
     """Seconds for each measurement."""
+    timeout: float | None = None
+    """Seconds that a measurement may take beyond its budget; 0: no limit."""
     count_pages: bool | None = None
     """Take an untimed pass that counts page faults and migrations."""
     origin: str = "marker"

@@ -6,6 +6,7 @@ pytest imports this module in every session of everyone who has the plugin insta
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from typing import Any, Literal
 
 import pytest
@@ -25,6 +26,7 @@ from pytest_gpumem.settings import (
 
 pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 
+_SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
 
@@ -46,12 +48,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(option.key, text, type=kind, default=None)
 
 
+@pytest.hookimpl(wrapper=True)  # before xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    settings = config.stash[_SETTINGS] = _settings(config)
+    if settings.enabled and settings.isolate:
+        from pytest_gpumem.plugin.isolation import isolate
+
+        isolate(config)
+    return (yield)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
     )
     config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
-    settings = _settings(config)
+    settings = config.stash.get(_SETTINGS, None) or _settings(config)
     if settings.enabled:
         from pytest_gpumem.plugin.session import check_ini_file, start
         from pytest_gpumem.printable import printable

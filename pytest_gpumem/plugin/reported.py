@@ -39,6 +39,10 @@ class Rows:
         self._rows.pop(nodeid, None)
         self._rows[nodeid] = tuple(rows)
 
+    def of(self, nodeid: str) -> tuple[Row, ...]:
+        """The rows of a test, as they were judged."""
+        return self._rows.get(nodeid, ())
+
     def update(self, row: Row) -> None:
         """Take a row that was judged again."""
         self._rows[row.nodeid] = tuple(row if row.key == old.key else old for old in self._rows[row.nodeid])

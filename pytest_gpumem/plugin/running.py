@@ -68,6 +68,8 @@ class RunningHooks:
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
                 item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
+                self._session.rest()
+                self._session.timeout = self._session.settings.timeout
                 if nextitem is None or not uses(nextitem, TEST_FIXTURE):
                     self._session.make_room()
                 elif not uses(nextitem, KERNELS_FIXTURE):
@@ -91,10 +93,12 @@ class RunningHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.stash.get(TEST, None) is not None:
+            self._session.limit("the test's body")
         try:
             result = yield
             self._wait(item)
-        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+        except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException as error:  # pytest's own outcomes are no Exceptions
             replaced = _replaced(error, item) or error
@@ -126,6 +130,8 @@ class RunningHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.stash.get(TEST, None) is not None:
+            self._session.limit("the test's teardown")
         with self._session.ranges.range(phase(self._session.names.unique(item.nodeid), "teardown")):
             return (yield)
 
@@ -174,7 +180,7 @@ def _replaced(error: BaseException, item: pytest.Item) -> BaseException | None:
     return None
 
 
-_ENDS = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
+_ENDS = (KeyboardInterrupt, pytest.exit.Exception)
 """Exceptions that end the session; no other may replace them."""
 
 

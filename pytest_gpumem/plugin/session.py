@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shlex
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import WorkerGpus
+from pytest_gpumem.plugin.hangs import WatchdogHooks
+from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
@@ -100,6 +105,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     if settings.footprint != "off":
         config.pluginmanager.register(FootprintHooks(session), "gpumem-footprints")  # after the others, so that it is outside them
     config.pluginmanager.register(LostHooks(session), "gpumem-lost")
+    _register_watchdog(config, session)
     if settings.memory_limit is not None:
         config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")
     if session.further_reports is not None:
@@ -122,6 +128,28 @@ def start(config: pytest.Config, settings: Settings) -> None:
         config.pluginmanager.register(OutputHooks(session), "gpumem-outputs")
         config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
         config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
+
+
+def _leave(session: pytest.Session) -> None:
+    """End the process before the libraries that hold memory of a lost context print a traceback for each piece of it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(int(session.exitstatus))
+
+
+def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
+    if not hasattr(os, "fork"):
+        return
+    worker: WorkerHooks | None = None
+    if (folder := getattr(config, "workerinput", {}).get(FOLDER)) is not None:
+        worker = WorkerHooks(session, Path(folder))
+        config.pluginmanager.register(worker, "gpumem-isolation")
+        config.pluginmanager.register(WatchdogHooks(session, leave=worker.leave, gone=worker.alive), "gpumem-watchdog")
+    elif getattr(config.option, "dist", "no") != "no":  # the tests run in workers
+        config.pluginmanager.register(ControllerHooks(session), "gpumem-isolation")
+    else:
+        config.pluginmanager.register(WatchdogHooks(session), "gpumem-watchdog")
 
 
 def _choose(settings: Settings, folder: Path) -> Chosen:
@@ -217,9 +245,12 @@ class SessionHooks:
         self._session.rows.report(report)
 
     @pytest.hookimpl(tryfirst=True)  # before anything is stored
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
-        gpu.check_controls()
+        if gpu.lost_in is not None and not gpu.facts.simulated:
+            atexit.register(_leave, session)
+        if exitstatus in _COMPLETE:  # nothing is stored of a session that was interrupted
+            gpu.check_controls()
         if gpu.is_worker:
             gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]
         elif gpu.drifted and gpu.settings.strict:

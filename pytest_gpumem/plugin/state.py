@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -42,6 +43,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
+from pytest_gpumem.plugin.watchdog import Watchdog
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -144,6 +146,10 @@ class GpuSession:
         """Of persisting L2, while the device is open."""
         self.lost_in: str | None = None
         """The node id of the test that lost the device's context."""
+        self.watchdog: Watchdog | None = None
+        """While tests run: ends this process if it hangs."""
+        self.timeout = settings.timeout
+        """Of the test that runs; 0: no limit."""
         self._device: Device | None = None
         self._announced: float | None = None
         """When the last line about a wait was printed, on the monotonic clock."""
@@ -248,6 +254,7 @@ class GpuSession:
             raise DeviceError(
                 f"not run: this worker's GPU is {self.facts.key}, and the session's is {key}; their rows have no common baseline"
             )
+        self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.
@@ -256,6 +263,8 @@ class GpuSession:
             except GpuBusy:
                 self._waits = False
                 raise
+            self.timeout = override(self.settings, marker_overrides(marker_keywords(marks_of(item)))).timeout
+            self.limit("the test's setup")
             test = GpuTest(item, self)
             if self.watch is not None:
                 self.watch.fresh()
@@ -273,11 +282,27 @@ class GpuSession:
         if self._device is None or self.lost_in is not None:
             return
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
+            self.limit("waiting for the test's work")
             try:
                 self._device.streams.synchronize()
             except ContextLost as error:
                 self.lost_in = nodeid
                 raise ContextLost(f"at the test's end: {error}") from None
+
+    def limit(self, what: str, more: float = 0.0) -> None:
+        """Have the watchdog end this process unless it gets to the next call of this or of `rest` in time.
+
+        Args:
+            what: what it does until then, for the message.
+            more: seconds beyond the time-out.
+        """
+        if self.watchdog is not None:
+            self.watchdog.limit(self.timeout + more if self.timeout else math.inf, what)
+
+    def rest(self) -> None:
+        """End the limit."""
+        if self.watchdog is not None:
+            self.watchdog.rest()
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
@@ -458,12 +483,15 @@ class GpuTest:
         return self.session.conductor
 
     @contextmanager
-    def spending(self, label: str) -> Iterator[Plan]:
-        """The plan of the measurement that is about to begin; charges its time to a total budget."""
+    def spending(self, label: str, name: str) -> Iterator[Plan]:
+        """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
+        plan = self.session.plan(self.overrides, nodeid, label)
+        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget)
         try:
-            yield self.session.plan(self.overrides, nodeid, label)
+            yield plan
         finally:
+            self.session.limit("the test's body")
             if self.session.ledger is not None:
                 self.session.ledger.took(nodeid, label, self.device.now() - begun)
 

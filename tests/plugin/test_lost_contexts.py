@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from xml.etree import ElementTree
 
 import pytest
-from sessions import TRIAD
+from sessions import SIMULATED, TRIAD
 
 Run = Callable[..., pytest.RunResult]
 
@@ -103,3 +105,37 @@ def test_an_error_that_leaves_the_context_is_the_tests_alone(pytester: pytest.Py
     result = gpumem("-rA")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*_ test_culprit _*", "*DeviceError: a capture is open"])
+
+
+@pytest.mark.parametrize(
+    ("when", "arguments"), [("body", ("-n", "2")), ("body", ("-n", "1", "--dist", "loadscope")), ("teardown", ("--gpumem-isolate",))]
+)
+def test_a_worker_that_lost_the_context_is_replaced(pytester: pytest.Pytester, when: str, arguments: tuple[str, ...]) -> None:
+    loses = {"body": "lose(gpu_device); yield", "teardown": "yield; lose(gpu_device)"}[when]
+    pytester.makeconftest(LOSING)
+    fixtures = f"""
+import pytest
+from conftest import lose
+{TRIAD}
+@pytest.fixture(scope="module")
+def cleaned():
+    yield
+    open("cleaned", "a").write("x")
+@pytest.fixture
+def own(gpu_device, cleaned): {loses}
+"""
+    tests = """
+def test_culprit(own): pass
+def test_next(gpu_device): pass
+def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchmark, device_buffer, gpu_kernels)
+"""
+    pytester.makepyfile(test_it=fixtures + tests)
+    result = pytester.runpytest_subprocess(*SIMULATED, *arguments, "--benchmark-json=out.json", "--junitxml=out.xml")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(**{"passed": 3, "failed": 1} if when == "body" else {"passed": 4, "errors": 1})
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert {row["nodeid"] for row in rows} == {"test_it.py::test_triad", "test_it.py::test_last"}
+    cases = [case.get("name") for case in ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")]
+    assert sorted(map(str, cases)) == ["test_culprit", "test_last", "test_next", "test_triad"]
+    assert (pytester.path / "cleaned").read_text() == "x"
+    assert "not run" not in result.stdout.str()

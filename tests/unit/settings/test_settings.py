@@ -177,6 +177,16 @@ def test_budgets() -> None:
     assert (settled({"gpumem_budget": "10min"}).budget, settled({"gpumem_budget": "10min"}).total_budget) == (None, 600.0)
 
 
+def test_timeouts() -> None:
+    assert settled({}).timeout == 120.0
+    assert settled({"gpumem_timeout": "90 s"}).timeout == 90.0
+    assert settled({"gpumem_timeout": "none"}).timeout == 0.0
+    assert marker_overrides({"timeout": "none"}).timeout == 0.0
+    assert override(settled({"gpumem_timeout": "90 s"}), marker_overrides({"timeout": "2 min"})).timeout == 120.0
+    with pytest.raises(SettingsError, match="--gpumem-timeout: 'long' is no time-out"):
+        settled({"gpumem_timeout": "long"})
+
+
 def test_the_marker_is_strict() -> None:
     with pytest.raises(SettingsError, match=r"marker: there is no keyword max_latncy \(did you mean max_latency\?\)"):
         marker_limits({"max_latncy": "1 us"})
@@ -192,7 +202,7 @@ def test_the_marker_is_strict() -> None:
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_syncs", "max_registers", "max_spill", "same_kernels"),
-        *("mode", "sampler", "placements", "precision", "budget"),
+        *("mode", "sampler", "placements", "precision", "budget", "timeout"),
         "gpus",
     }
 
@@ -328,8 +338,9 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
 
 def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
     of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
-    assert of_a_run == {"save", "strict", "memory_limit", "processes", "l2_sweep", "l2_sweep_map", "report", "markdown", "code_quality"}
-    assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes"}
+    outputs = {"report", "markdown", "code_quality"}
+    assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", "l2_sweep", "l2_sweep_map", *outputs}
+    assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes", "isolate"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.
     files = [option.gate_file for option in of_role(Role.OUTPUT)]

@@ -1,0 +1,129 @@
+"""Tests in workers of pytest-xdist: a worker that hangs, or whose context is lost, ends, and xdist replaces it.
+
+The worker leaves the last report of its test in a folder of the controller's. Where xdist would report a crash, the controller gives that
+report instead. All earlier reports, with their rows, went to the controller when they were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.plugin.hangs import Report
+from pytest_gpumem.plugin.state import GpuSession
+
+FOLDER = "gpumem_last_reports"
+"""Key of xdist's `workerinput`: the controller's folder."""
+_ALIVE = "alive"
+"""A named pipe in that folder: the controller holds it open until it needs no worker any longer."""
+
+
+def isolate(config: pytest.Config) -> None:
+    """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
+
+    Raises:
+        pytest.UsageError: pytest-xdist is not installed, or is switched off.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    if not config.pluginmanager.hasplugin("xdist"):
+        raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
+    option = config.option
+    if option.numprocesses is None and not option.tx and not option.usepdb:
+        option.tx = ["popen"]
+        option.dist = "load" if option.dist == "no" else option.dist
+
+
+class WorkerHooks:
+    """In a worker: leaves after a test that lost the context; skips a test whose last report was left."""
+
+    def __init__(self, session: GpuSession, folder: Path) -> None:
+        self._session = session
+        self._folder = folder
+        self.alive: int | None = None
+        """A descriptor that becomes readable when the controller has gone, or waits for no test any longer."""
+        with suppress(OSError):
+            self.alive = os.open(folder / _ALIVE, os.O_RDONLY | os.O_NONBLOCK)
+
+    def leave(self, nodeid: str, report: Report) -> None:
+        """Leave a test's last report; the process is about to end."""
+        file = _file(self._folder, nodeid)
+        part = file.with_suffix(".part")
+        part.write_bytes(pickle.dumps(report))
+        part.replace(file)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        # Some schedulers of xdist give the test that ended a worker to the next one.
+        return True if _file(self._folder, item.nodeid).exists() else None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            if self._session.lost_in is not None:
+                with suppress(Exception):  # of what the lost context held
+                    item.session._setupstate.teardown_exact(None)
+
+    @pytest.hookimpl(tryfirst=True)  # before xdist sends it
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "teardown" or self._session.lost_in is None:
+            return
+        config = self._session.config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        self.leave(report.nodeid, data)
+        if self._session.watchdog is not None:
+            self._session.watchdog.close()
+        os._exit(pytest.ExitCode.TESTS_FAILED)
+
+
+class ControllerHooks:
+    """In the controller: gives the reports that workers left, and ends workers that hang when the session is interrupted."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
+        alive = Path(self._folder.name, _ALIVE)
+        os.mkfifo(alive, 0o600)
+        self._alive: int | None = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[FOLDER] = self._folder.name
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        file = _file(Path(self._folder.name), crashitem)
+        if not file.exists():
+            return
+        config = self._session.config
+        left = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(file.read_bytes()))
+        vars(report).update(vars(left))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if excinfo.type is KeyboardInterrupt:  # and not that pytest stops after failures
+            self._close()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self._close()
+        self._folder.cleanup()
+
+    def _close(self) -> None:
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            os.close(alive)
+
+
+def _file(folder: Path, nodeid: str) -> Path:
+    return folder / hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,333 @@
+"""A watchdog: a forked copy of this process that ends it when it hangs, and does what it can no longer do.
+
+A process that waits for a kernel that never ends runs no Python in its main thread: no handler of Ctrl-C, and where an extension keeps the
+interpreter's lock, no other thread either. The copy runs all the same. It has the whole state of the process at the fork, and is told
+what happened since.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
+
+PATIENCE = 1.0
+"""Seconds that the process has from an interrupt to its end before the watchdog ends it."""
+_LAST_SECONDS = 0.3
+"""Seconds that the process has to exit with the code that the watchdog sends; then it is killed."""
+_FINISH_SECONDS = 60.0
+"""Seconds that `finish` may take."""
+_STACKS_SECONDS = 0.3
+"""Seconds that the process has to write its stacks."""
+_SHARED_BYTES = 1024
+_STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
+"""Asks the process for its stacks; on Linux, where programs leave the last real-time signal alone."""
+
+
+class Cause(Enum):
+    """Why the watchdog acts."""
+
+    TIMEOUT = auto()
+    """A limit was exceeded."""
+    INTERRUPT = auto()
+    """The process did not react to an interrupt in time."""
+    DEATH = auto()
+    """The process has ended by itself: a crash, `os._exit`, a signal."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of the process."""
+
+    cause: Cause
+    what: str = ""
+    """What the process did, as `Watchdog.limit` was told."""
+    seconds: float = math.inf
+    """The limit."""
+    entered: str = ""
+    """The name that was last given to `Watchdog.enter`."""
+    stacks: str = ""
+    """The process's Python stacks, the most recent call first; for a time-out; empty if it could not write them."""
+
+
+Finish = Callable[[End, list[Any]], int]
+"""Called in a child of the copy: the end, and all that the process told. Returns the exit code of the process."""
+
+
+class Watchdog:
+    """The process's side. Every method is cheap: a message is a write to a pipe."""
+
+    def __init__(self, finish: Finish, *, gone: int | None = None) -> None:
+        """Start the copy.
+
+        Args:
+            finish: called in the copy once the process is to end, or has ended.
+            gone: a descriptor that becomes readable when nobody needs the process any longer: as an interrupt.
+        """
+        self._pid = os.getpid()
+        self._shared = mmap.mmap(-1, _SHARED_BYTES)  # the first byte: the copy has taken over; then a name, ended by a null byte
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._connection, there = Pipe()
+        self._signals, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        self._obeys = False
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else both processes write what it holds
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of other threads: the copy needs no lock of theirs
+            self._copy = os.fork()
+        if self._copy == 0:
+            self._connection.close()
+            os.close(self._wakeup)
+            _Copy(self._pid, there, self._signals, gone, self._shared, self._stacks.fileno(), finish).run()
+        there.close()
+        os.close(self._signals)
+        if _STACKS_SIGNAL is not None:
+            faulthandler.register(_STACKS_SIGNAL, self._stacks, all_threads=True)
+        self.hear_interrupts()
+
+    def hear_interrupts(self) -> None:
+        """Pass interrupts on to the copy, unless another library has taken Python's way for it, as asyncio does for a while."""
+        if os.getpid() != self._pid:
+            return
+        with suppress(ValueError):  # not in the main thread
+            before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            if before not in (-1, self._wakeup):
+                signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+    def limit(self, seconds: float, what: str) -> None:
+        """From now on this process has so many seconds until the next call, and reacts to an interrupt within `PATIENCE`.
+
+        Args:
+            seconds: infinite for no limit of time.
+            what: what it does, for the message.
+        """
+        if not self._obeys and os.getpid() == self._pid:  # only now: a thread makes a later fork warn
+            self._obeys = True
+            threading.Thread(target=self._obey, name="gpumem-watchdog", daemon=True).start()
+        self._send("limit", seconds, what)
+
+    def rest(self) -> None:
+        """From now on there is no limit, and Python handles interrupts."""
+        self._send("rest")
+
+    def tell(self, value: object) -> None:
+        """Tell the copy what happened. The process has reacted to an interrupt, if there was one."""
+        self._send("tell", value)
+
+    def ending(self) -> None:
+        """An interrupt was handled: the process is about to end."""
+        self._send("ending")
+
+    def outlived(self) -> None:
+        """From now on, the death of this process needs no action."""
+        self._send("outlived")
+
+    def enter(self, name: str) -> None:
+        """Note the range that the process is in."""
+        if os.getpid() == self._pid:
+            encoded = name.encode()[: _SHARED_BYTES - 2] + b"\0"
+            self._shared[1 : 1 + len(encoded)] = encoded
+
+    def close(self) -> None:
+        """End the copy; a second call does nothing."""
+        if self._connection.closed or os.getpid() != self._pid:
+            return
+        self._send("over")
+        until = time.monotonic() + _LAST_SECONDS
+        while not _reaped(self._copy):
+            if time.monotonic() > until:
+                with suppress(ProcessLookupError):
+                    os.kill(self._copy, signal.SIGKILL)
+                until = math.inf
+            time.sleep(0.001)
+        with suppress(ValueError):
+            before = signal.set_wakeup_fd(-1)
+            if before not in (-1, self._wakeup):
+                signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        if _STACKS_SIGNAL is not None:
+            faulthandler.unregister(_STACKS_SIGNAL)
+        self._connection.close()
+        os.close(self._wakeup)
+        self._stacks.close()
+
+    def _send(self, *message: object) -> None:
+        if self._connection.closed or os.getpid() != self._pid:  # a forked child of a test
+            return
+        while self._shared[0]:  # the copy has taken over: it ends this process
+            time.sleep(1)
+        with suppress(OSError):  # the copy was killed: the session goes on without it
+            self._connection.send(message)
+
+    def _obey(self) -> None:
+        try:
+            code = self._connection.recv()
+        except (EOFError, OSError):
+            return
+        os._exit(code)
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # a test waited for all children
+        return True
+
+
+class _Copy:
+    """The copy's side."""
+
+    def __init__(
+        self, process: int, connection: Connection, signals: int, gone: int | None, shared: mmap.mmap, stacks: int, finish: Finish
+    ) -> None:
+        self._process = process
+        self._connection = connection
+        self._signals: int | None = signals
+        self._gone = gone
+        self._shared = shared
+        self._stacks = stacks
+        self._finish = finish
+        self._death: int | None = None
+        """Becomes readable when the process ends; without it, the connection tells, whose end a child of the process may keep open."""
+        with suppress(AttributeError, OSError):
+            self._death = os.pidfd_open(process)
+        self._told: list[Any] = []
+        self._limit: tuple[float, float, str] | None = None
+        """When the limit ends, on the monotonic clock, with its seconds and what it is of."""
+        self._interrupt = math.inf
+        """When the patience with an interrupt ends."""
+        self._outlived = False
+
+    def run(self) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the process, which passes it on
+            end = self._watch()
+            if end is not None:
+                code = self._carry_out(end)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _watch(self) -> End | None:
+        """Wait until the process is to end, or has ended; None if there is nothing to do."""
+        while True:
+            now = time.monotonic()
+            if now >= self._interrupt:
+                return self._hung(Cause.INTERRUPT)
+            if self._limit is not None and now >= self._limit[0]:
+                return self._hung(Cause.TIMEOUT)
+            due = min(self._interrupt, math.inf if self._limit is None else self._limit[0])
+            sources = [one for one in (self._connection, self._signals, self._gone, self._death) if one is not None]
+            ready = wait(sources, None if due == math.inf else due - now)
+            if self._connection in ready:
+                try:
+                    message = self._connection.recv()
+                except (EOFError, OSError):
+                    return self._died()
+                if message == ("over",):
+                    return None
+                self._hear(*message)
+            elif self._death in ready:
+                return self._died()
+            elif self._signals in ready:
+                assert self._signals is not None
+                numbers = os.read(self._signals, 4096)
+                if not numbers:
+                    self._signals = None
+                elif signal.SIGINT in numbers and self._limit is not None:
+                    self._interrupted()
+            elif self._gone in ready:
+                self._gone = None
+                self._interrupted()
+
+    def _hear(self, kind: str, *values: Any) -> None:
+        if kind == "limit":
+            seconds, what = values
+            self._limit = (time.monotonic() + seconds, seconds, what)
+        elif kind == "rest":
+            self._limit, self._interrupt = None, math.inf
+        elif kind == "tell":
+            self._interrupt = math.inf
+            self._told += values
+        elif kind == "ending":
+            self._interrupted()
+        elif kind == "outlived":
+            self._outlived = True
+
+    def _interrupted(self) -> None:
+        self._interrupt = min(self._interrupt, time.monotonic() + PATIENCE)
+
+    def _died(self) -> End | None:
+        return None if self._outlived else End(Cause.DEATH, "" if self._limit is None else self._limit[2], entered=self._entered())
+
+    def _hung(self, cause: Cause) -> End:
+        self._shared[0] = 1
+        _, seconds, what = self._limit or (math.inf, math.inf, "")
+        return End(cause, what, seconds, self._entered(), self._asked_stacks() if cause is Cause.TIMEOUT else "")
+
+    def _entered(self) -> str:
+        return self._shared[1:].partition(b"\0")[0].decode(errors="replace")
+
+    def _asked_stacks(self) -> str:
+        """The process's stacks, which a signal handler in C writes."""
+        if _STACKS_SIGNAL is None:
+            return ""
+        with suppress(OSError):
+            os.kill(self._process, _STACKS_SIGNAL)
+        until, size = time.monotonic() + _STACKS_SECONDS, 0
+        while time.monotonic() < until:
+            time.sleep(0.02)
+            before, size = size, os.fstat(self._stacks).st_size
+            if size and size == before:
+                break
+        return os.pread(self._stacks, size, 0).decode(errors="replace")
+
+    def _carry_out(self, end: End) -> int:
+        code = self._finished(end)
+        if end.cause is not Cause.DEATH:
+            with suppress(OSError):
+                self._connection.send(code)
+            wait([self._connection if self._death is None else self._death], _LAST_SECONDS)
+            with suppress(OSError):
+                os.kill(self._process, signal.SIGKILL)
+        return code
+
+    def _finished(self, end: End) -> int:
+        """The exit code of `finish`, in a process of its own: whatever becomes of it, the hung process is ended."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = self._finish(end, self._told)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                for stream in (sys.stdout, sys.stderr):
+                    with suppress(OSError, ValueError):
+                        stream.flush()
+                os._exit(code)
+        until = time.monotonic() + _FINISH_SECONDS
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
