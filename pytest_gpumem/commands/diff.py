@@ -20,7 +20,6 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line
 from pytest_gpumem.units import format_bytes, format_time
 
@@ -30,24 +29,16 @@ if TYPE_CHECKING:
 _Value = float | int | str | None
 
 
-def _of_launch(count: Callable[[WhatRan], int]) -> Callable[[Row], _Value]:
+def _of_launch(name: str) -> Callable[[Row], _Value]:
     def figure(row: Row) -> _Value:
         ran = row.measurement.what_ran if row.measurement is not None else None
-        return None if ran is None or ran.not_watched is not None else count(ran)
+        return getattr(ran, name) if ran is not None and ran.order else None
 
     return figure
 
 
 def _of_measurement(figure: Callable[[Measurement], _Value]) -> Callable[[Row], _Value]:
     return lambda row: None if row.measurement is None else figure(row.measurement)
-
-
-def _steps(*kinds: StepKind) -> Callable[[Row], _Value]:
-    return _of_launch(lambda ran: sum(1 for _ in ran.of(*kinds)))
-
-
-def _most(name: str) -> Callable[[Row], _Value]:
-    return _of_launch(lambda ran: max((getattr(step, name) or 0 for step in ran.of(StepKind.KERNEL)), default=0))
 
 
 def _of_pages(name: str) -> Callable[[Row], _Value]:
@@ -67,12 +58,12 @@ FIGURES: dict[str, Callable[[Row], _Value]] = {
     "moved_bytes": _of_measurement(lambda one: None if one.traffic is None else one.traffic.reads + one.traffic.writes),
     "gpu_page_faults": _of_pages("gpu_faults"),
     "migrated_bytes": _of_pages("migrated"),
-    "kernels": _steps(StepKind.KERNEL),
-    "copies": _steps(StepKind.COPY),
-    "copied_bytes": _of_launch(lambda ran: sum(step.nbytes or 0 for step in ran.of(StepKind.COPY))),
-    "syncs": _steps(StepKind.SYNCHRONISATION),
-    "registers": _most("registers"),
-    "spill_bytes": _most("local"),
+    "kernels": _of_launch("kernels"),
+    "copies": _of_launch("copies"),
+    "copied_bytes": _of_launch("copied_bytes"),
+    "syncs": _of_launch("syncs"),
+    "registers": _of_launch("registers"),
+    "spill_bytes": _of_launch("spill"),
     "ran": _of_measurement(lambda one: one.what_ran.digest if one.what_ran is not None else None),
     "peak_bytes": _of_footprint("peak"),
     "driver_peak_bytes": _of_footprint("driver_peak"),

@@ -171,18 +171,6 @@ def _steps(count: Callable[[WhatRan], int], parse: Callable[[str], int], words: 
     return rule
 
 
-def _number_of(*kinds: StepKind) -> Callable[[WhatRan], int]:
-    return lambda ran: sum(1 for _ in ran.of(*kinds))
-
-
-def _most(field: str) -> Callable[[WhatRan], int]:
-    return lambda ran: max((getattr(step, field) or 0 for step in ran.of(StepKind.KERNEL)), default=0)
-
-
-def _copied(ran: WhatRan) -> int:
-    return sum(step.nbytes or 0 for step in ran.of(StepKind.COPY))
-
-
 def _same_kernels(one: _Judged) -> Finding | None:
     """Compare with the newest accepted run whose kernels are known; nothing to judge without one."""
     ran = one.measurement.what_ran
@@ -212,12 +200,12 @@ def _shape(shape: _Shape) -> str:
 
 
 STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
-    "max_kernels": _steps(_number_of(StepKind.KERNEL), int, lambda count: f"{counted(count, 'kernel')} in one launch"),
-    "max_copies": _steps(_number_of(StepKind.COPY), int, lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
-    "max_copied_bytes": _steps(_copied, parse_bytes, lambda count: f"{format_bytes(count)} copied in one launch"),
-    "max_syncs": _steps(_number_of(StepKind.SYNCHRONISATION), int, lambda count: f"the host waits {counted(count, 'time')} in one launch"),
-    "max_registers": _steps(_most("registers"), int, lambda count: f"{counted(count, 'register')} of a thread"),
-    "max_spill": _steps(_most("local"), parse_bytes, lambda count: f"{format_bytes(count)} of local memory of a thread"),
+    "max_kernels": _steps(lambda ran: ran.kernels, int, lambda count: f"{counted(count, 'kernel')} in one launch"),
+    "max_copies": _steps(lambda ran: ran.copies, int, lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
+    "max_copied_bytes": _steps(lambda ran: ran.copied_bytes, parse_bytes, lambda count: f"{format_bytes(count)} copied in one launch"),
+    "max_syncs": _steps(lambda ran: ran.syncs, int, lambda count: f"the host waits {counted(count, 'time')} in one launch"),
+    "max_registers": _steps(lambda ran: ran.registers, int, lambda count: f"{counted(count, 'register')} of a thread"),
+    "max_spill": _steps(lambda ran: ran.spill, parse_bytes, lambda count: f"{format_bytes(count)} of local memory of a thread"),
     "same_kernels": _same_kernels,
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""

@@ -93,6 +93,38 @@ class WhatRan(Record, frozen=True):
         """The steps of some kinds, in order."""
         return (step for step in self.launch if step.kind in kinds)
 
+    # Exact figures of the launch, for limits and comparisons; of no meaning if `order` is empty.
+
+    @property
+    def kernels(self) -> int:
+        """Launched kernels."""
+        return sum(1 for _ in self.of(StepKind.KERNEL))
+
+    @property
+    def copies(self) -> int:
+        """Copies."""
+        return sum(1 for _ in self.of(StepKind.COPY))
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that copies move."""
+        return sum(step.nbytes or 0 for step in self.of(StepKind.COPY))
+
+    @property
+    def syncs(self) -> int:
+        """Times that the host waits."""
+        return sum(1 for _ in self.of(StepKind.SYNCHRONISATION))
+
+    @property
+    def registers(self) -> int:
+        """Most registers of a thread of any kernel."""
+        return max((step.registers or 0 for step in self.of(StepKind.KERNEL)), default=0)
+
+    @property
+    def spill(self) -> int:
+        """Most bytes of local memory of a thread of any kernel."""
+        return max((step.local or 0 for step in self.of(StepKind.KERNEL)), default=0)
+
 
 def what_ran(
     launch: Iterable[Step], calls: Mapping[str, int], state: Mapping[str, str] | None = None, *, not_watched: str | None = None
