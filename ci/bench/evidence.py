@@ -1,0 +1,217 @@
+"""What the record of what ran tells apart, whether fresh processes agree in it, and what it costs. Needs a GPU and cupti-python.
+
+Runs the rows of `evidence_rows.py` in fresh processes, compares their digests between processes and each changed row with its base, times
+the pass, and times the start of a session with and without it.
+
+    python ci/bench/evidence.py --processes 10 --json ci/records/nvidia-h100/evidence.json
+
+Exits with 1 if a promise is broken: processes disagree, a change does not show, a rebuild shows, a row is not watched, a pass takes more
+than 20 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
+ROWS = Path(__file__).resolve().with_name("evidence_rows.py")
+LIMIT = 0.020
+"""Seconds of a pass after the first."""
+SAME = ", same"
+"""End of the label of a row that must run the same as its base."""
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull)
+QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "--gpumem-placements=1", "--gpumem-processes=1")
+
+
+def session(*arguments: str, tests: Path = ROWS) -> dict[str, Any]:
+    """Run the rows in a fresh process: exit code, wall time, rows by key, and the end of the output."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        command = [*PYTEST, *QUICKLY, f"--rootdir={tests.parent}", f"--benchmark-json={results}", *arguments, str(tests)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROWS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        begun = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False)
+        wall = time.perf_counter() - begun
+        rows = {}
+        if results.exists() and results.stat().st_size:
+            plain = json.loads(results.read_text())["gpumem"]
+            rows = {row["key"].partition("::")[2]: row["measurement"] for row in plain["rows"] if row["measurement"] is not None}
+            device = plain["device"]["name"]
+        else:
+            device = None
+        return {"exit": done.returncode, "wall": wall, "rows": rows, "device": device, "output": (done.stdout + done.stderr)[-4000:]}
+
+
+def digests(rows: Mapping[str, Any]) -> dict[str, str | None]:
+    return {key: (one["what_ran"] or {}).get("digest") for key, one in rows.items()}
+
+
+def changes(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By key, each row of a test that has a base: whether its digest is the base's, and the differences in words."""
+    from pytest_gpumem.explain.what_ran import compared
+    from pytest_gpumem.records.schema import from_plain
+    from pytest_gpumem.records.what_ran import WhatRan
+
+    found = {}
+    for key, one in rows.items():
+        base = rows.get(f"{key[: key.rindex('[')]}[base]") if "[" in key else None
+        if base is None or one is base or not one["what_ran"] or not base["what_ran"]:
+            continue
+        was, now = (from_plain(each["what_ran"], WhatRan) for each in (base, one))
+        ran = compared(was, now)
+        found[key] = {
+            "same": was.digest is not None and was.digest == now.digest,
+            "wanted_same": one["label"].endswith(SAME),
+            "differences": None if ran is None else [difference.text for difference in ran],
+        }
+    return found
+
+
+COST = """
+import json, time
+from pytest_gpumem.devices.opening import choose
+chosen = choose("cuda")
+start = time.perf_counter()
+chosen.follow()
+followed = time.perf_counter() - start
+device = chosen.open()
+from pytest_gpumem.measuring import conductor as conducting
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.ranges import Ranges
+
+times, find = [], conducting.find_what_ran
+
+def timed(*arguments, **keywords):
+    start = time.perf_counter()
+    try:
+        return find(*arguments, **keywords)
+    finally:
+        times.append(time.perf_counter() - start)
+
+conducting.find_what_ran = timed
+conductor = conducting.Conductor(device, Ranges(), profiled=False)
+arena = Arena(device, seed=0)
+memory, kernels, plan = Memory(arena), Kernels(device), Plan(budget=0.02, placements=2)
+floors, rows = [], []
+for number in range(12):
+    x, y = memory.device(4 << 20, "f4"), memory.device(4 << 20, "f4")
+    floors.append([conductor.floors().empty, conductor.floors().launch])
+    target = conductor.target(kernels.copy, (y, x), {}, arena=arena)
+    passes = conducting.Passes(ran=number > 1)
+    found = conductor.measure(target, plan, arena=arena, label=str(number), name="cost", passes=passes)
+    rows.append([found.latency, found.overhead, None if found.what_ran is None else found.what_ran.digest])
+print("COST " + json.dumps({"follow": followed, "passes": times, "floors": floors, "rows": rows}))
+"""
+
+
+def cost() -> dict[str, Any]:
+    """Seconds of each pass in one process, of following modules, and the launch floors before and after the first pass."""
+    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, errors="replace", check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("COST ")), None)
+    return json.loads(line.removeprefix("COST ")) if line else {"error": (done.stdout + done.stderr)[-3000:]}
+
+
+def starts(times: int) -> dict[str, list[float]]:
+    """Wall times of sessions with one row, with and without the record of what ran, in turns."""
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(times):
+        for name, arguments in (("with", ()), ("without", ("--gpumem-no-evidence",))):
+            found[name].append(session("-k", "test_catalogue", *arguments)["wall"])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=3, help="sessions of each kind whose start is timed")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    begun = time.perf_counter()
+    sessions = [session() for _ in range(options.processes)]
+    first = sessions[0]
+    if not first["rows"]:
+        sys.exit(f"evidence: no rows (pytest ended with {first['exit']}):\n{first['output']}")
+    every = [digests(one["rows"]) for one in sessions]
+    disagree = {key: sorted({str(one.get(key)) for one in every}) for key in every[0] if len({one.get(key) for one in every}) > 1}
+    unwatched = {key: (one["what_ran"] or {}).get("not_watched") for key, one in first["rows"].items() if not every[0][key]}
+    changed, passes, started = changes(first["rows"]), cost(), starts(options.starts)
+    later = passes.get("passes", [])[1:]
+    record = {
+        "device": first["device"],
+        "processes": options.processes,
+        "rows": {
+            key: one["what_ran"] and {"digest": one["what_ran"]["digest"], "steps": len(one["what_ran"]["order"])}
+            for key, one in first["rows"].items()
+        },
+        "disagree": disagree,
+        "disagreeing_records": {key: [one["rows"].get(key, {}).get("what_ran") for one in sessions[:3]] for key in disagree},
+        "not_watched": unwatched,
+        "changes": changed,
+        "cost": passes,
+        "pass_seconds": {
+            "first": passes.get("passes", [None])[0],
+            "median": statistics.median(later) if later else None,
+            "most": max(later, default=None),
+        },
+        "session_seconds": started,
+        "start_seconds": min(started["with"]) - min(started["without"]),
+        "exits": [one["exit"] for one in sessions],
+        "versions": {name: _version(name) for name in ("cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core")},
+        "python": platform.python_version(),
+        "seconds": time.perf_counter() - begun,
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    broken = [f"{key}: processes disagree: {', '.join(seen)}" for key, seen in disagree.items()]
+    broken += [f"{key}: not watched: {why}" for key, why in unwatched.items()]
+    broken += [
+        f"{key}: {'other' if one['wanted_same'] else 'the same'} digest: {one['differences']}"
+        for key, one in changed.items()
+        if one["same"] is not one["wanted_same"]
+    ]
+    if later and statistics.median(later) > LIMIT:
+        broken.append(f"a pass takes {1e3 * statistics.median(later):.1f} ms, more than {1e3 * LIMIT:.0f} ms")
+    if "error" in passes:
+        broken.append(f"the cost was not measured: {passes['error']}")
+    if any(one["exit"] for one in sessions):
+        broken.append(f"a session failed: {next(one['output'] for one in sessions if one['exit'])}")
+    record["broken"] = broken
+    for key, one in changed.items():
+        print(f"{'same' if one['same'] else 'other'}  {key}: {'; '.join(one['differences'] or [])}")
+    print(f"{len(every[0])} rows, {options.processes} processes, {record['seconds']:.0f} s")
+    print(f"a pass: {record['pass_seconds']}; a session's start: {record['start_seconds']:.2f} s")
+    for line in broken:
+        print(f"BROKEN: {line}")
+    if options.json:
+        write_record(options.json, record, indent=1)
+    return 1 if broken else 0
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What one launch ran, as CUPTI reports it: machine code, launches, copies and waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.records.what_ran import StepKind, WhatRan
+
+SOURCE = (
+    'extern "C" __global__ void work(const float* x, float* y) { int i = blockIdx.x * blockDim.x + threadIdx.x; y[i] = FACTOR * x[i]; }'
+)
+N = 2**20
+
+
+@pytest.fixture
+def cupy() -> Any:
+    pytest.importorskip("cupti")
+    return pytest.importorskip("cupy")
+
+
+def ran(result: Any) -> WhatRan:
+    found = result.measurement.what_ran
+    assert found is not None
+    assert found.not_watched is None
+    return found  # type: ignore[no-any-return]
+
+
+def test_the_steps_of_a_launch(gpu_benchmark: Any, cupy: Any) -> None:
+    import numpy as np
+
+    work = cupy.RawModule(code=SOURCE, options=("-DFACTOR=2.0f",)).get_function("work")
+    x, y, host = cupy.ones(N, "f4"), cupy.empty(N, "f4"), np.empty(N, "f4")
+
+    def launch() -> None:
+        work((N // 256,), (256,), (x, y))
+        cupy.asnumpy(y, out=host)
+        cupy.cuda.get_current_stream().synchronize()
+
+    found = ran(gpu_benchmark(launch, max_kernels=1, max_copies=1, max_copied_bytes=4 * N, max_spill=0))
+    (kernel,), (copy,) = (list(found.of(kind)) for kind in (StepKind.KERNEL, StepKind.COPY))
+    assert (kernel.name, kernel.grid, kernel.block, kernel.cluster, kernel.window) == ("work", (N // 256, 1, 1), (256, 1, 1), None, None)
+    assert kernel.code is not None
+    assert (kernel.registers or 0) > 0
+    assert (copy.name, copy.source, copy.memory, copy.nbytes) == ("D2H", "device", "pageable", 4 * N)
+    assert any(step.name == "stream" for step in found.of(StepKind.SYNCHRONISATION))
+
+
+def test_two_modules_with_a_kernel_of_one_name(gpu_benchmark: Any, cupy: Any) -> None:
+    x, y = cupy.ones(N, "f4"), cupy.empty(N, "f4")
+    functions = [cupy.RawModule(code=SOURCE, options=(f"-DFACTOR={factor}.0f",)).get_function("work") for factor in (5, 7)]
+    for work in functions:
+        work((N // 256,), (256,), (x, y))
+    digests = [
+        ran(gpu_benchmark(lambda work=work: work((N // 256,), (256,), (x, y)), label=str(number))).digest
+        for number, work in enumerate((*functions, functions[0]))
+    ]
+    assert digests[0] == digests[2] != digests[1]

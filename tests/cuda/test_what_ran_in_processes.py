@@ -1,0 +1,55 @@
+"""What a launch runs in fresh processes: they agree, each change shows, and nothing calls cuInit early."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions_of_their_own import need_a_free_gpu
+
+BENCH = Path(__file__).resolve().parents[2] / "ci" / "bench"
+
+
+@pytest.fixture
+def _real_gpu(request: pytest.FixtureRequest) -> None:
+    """Replaces that of the folder: the sessions inside have the GPU."""
+    pytest.importorskip("cupti")
+    need_a_free_gpu(request.config)
+
+
+def test_following_modules_calls_no_cu_init() -> None:
+    """Children by fork of a process that called cuInit cannot use CUDA."""
+    program = (
+        "import os; from pytest_gpumem.devices.opening import choose; choose('cuda').follow(); pid = os.fork();\n"
+        "if not pid:\n"
+        "    from cuda.bindings import driver\n"
+        "    os._exit(int(driver.cuInit(0)[0]))\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@cache
+def sessions() -> tuple[Any, ...]:
+    """Two fresh processes that run the rows of `ci/bench/evidence.py`."""
+    sys.path.insert(0, str(BENCH))
+    import evidence
+
+    return evidence, evidence.session(), evidence.session()
+
+
+def test_each_change_has_another_digest_and_a_rebuild_the_same() -> None:
+    evidence, first, _ = sessions()
+    assert first["exit"] == 0, first["output"]
+    wrong = {key: one["differences"] for key, one in evidence.changes(first["rows"]).items() if one["same"] is not one["wanted_same"]}
+    assert wrong == {}
+
+
+def test_two_processes_agree() -> None:
+    evidence, first, second = sessions()
+    assert evidence.digests(first["rows"]) == evidence.digests(second["rows"])
