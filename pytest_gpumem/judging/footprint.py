@@ -46,7 +46,7 @@ class _Judged:
 
 
 def _max_peak(one: _Judged) -> Finding:
-    peak = one.footprint.peak
+    peak = max(peaks_of(one.footprint))
     return one.below("max_peak", peak, parse_bytes(one.written), f"a peak of {size(peak)}")
 
 
@@ -175,7 +175,8 @@ def added(verdict: Verdict, findings: Sequence[Finding], strict: bool) -> Verdic
     sentences = "; ".join(finding.sentence for finding in findings if finding.outcome is not Outcome.PASS)
     if not sentences:
         return verdict
-    if worst.outcome.rank < verdict.outcome.rank:
+    # A FAIL by memory keeps its code beside a slow-down, which a duet may clear.
+    if worst.outcome.rank < verdict.outcome.rank or worst.outcome is Outcome.FAIL:
         reason = sentences + ends + ("" if verdict.outcome is Outcome.PASS else f"; {verdict.reason}")
         return replace(verdict, outcome=worst.outcome, code=worst.code, reason=reason)
     return replace(verdict, reason=f"{verdict.reason}; {sentences}")

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.limits import FootprintKeywords
 
+TROUBLE = (DeviceError, RuntimeError)
+"""Errors of the device and of libraries, such as after the loss of the context: memory is not watched then, and the test goes on."""
 NO_FIXTURE_SIMULATED = "no GPU is measured: of a simulated device, buffers of fixtures are counted alone"
 
 
@@ -185,7 +187,7 @@ class FootprintHooks:
                 footprints.start(driver=level[0], stacks=level[1])
                 self._level = level
             return WatchedTest(item, session, footprints.watch(), limits, asked=asked, limited=limited)
-        except DeviceError as error:
+        except TROUBLE as error:
             if not self._refused:
                 session.remarks.append(f"footprint: not watched from {item.nodeid} on: {error}")
             self._refused = True
@@ -199,7 +201,7 @@ class FootprintHooks:
             if session.lost_in is not None:
                 return []
             footprint = watched.after()
-        except DeviceError as error:
+        except TROUBLE as error:
             item.add_report_section("teardown", "gpumem", f"footprint: {error}")
             return []
         finally:
@@ -209,7 +211,7 @@ class FootprintHooks:
             if before.label or before.footprint is None:
                 rows.append(before)
                 continue
-            row = replace(before, footprint=footprint)
+            row = replace(before, footprint=replace(footprint, further_peaks=before.footprint.further_peaks))
             findings = _findings(row, session, AT_THE_END)
             fails = any(is_failing(finding.outcome, session.settings.strict) for finding in findings)
             verdict = added(row.verdict, findings, session.settings.strict)
@@ -229,12 +231,15 @@ def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, ses
     found = {row.label: row for row in rows}
     try:
         whole = ("", watched.so_far(), watched.limits)
-    except DeviceError:
+    except TROUBLE:
         return list(rows)
     # A limit of the session is no reason for a row of a test that does not touch the GPU.
     touches = whole[1].uses or watched.limited
     of_test = [whole] if (watched.asked and touches) or "" in found else []
-    for label, footprint, limits in [*of_test, *watched.parts]:
+    for label, seen, limits in [*of_test, *watched.parts]:
+        further = (process.rows.get(key_of(item.nodeid, label)) for process in session.further)
+        peaks = tuple(row.footprint.peak for row in further if row is not None and row.footprint is not None)
+        footprint = replace(seen, further_peaks=peaks)
         row = found.get(label)
         if row is None:
             open_ = Verdict(Outcome.PASS, NO_LIMIT, simulated=session.facts.simulated)

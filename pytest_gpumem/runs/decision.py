@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
@@ -96,6 +97,10 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
         return structs.replace(row.verdict, outcome=Outcome.PASS, code=None)
     verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
+    if row.footprint is not None:
+        # Of the growth of its peak nothing is known here; a FAIL by it is no flagged row's.
+        limits = structs.replace(row.limits, max_peak_regression=None)
+        verdict = added(verdict, list(judge_footprint(row.footprint, limits, (), tuple(RULES))), strict=False)
     return None if is_failure(verdict, strict=False) else verdict
 
 
@@ -193,7 +198,7 @@ def decide(
     tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
     bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
     # By what was measured; the others fail with their test.
-    broken = [row for row in bad if row.measurement is not None and is_failure(row.verdict, strict_screen)]
+    broken = [row for row in bad if not (row.measurement is None and row.footprint is None) and is_failure(row.verdict, strict_screen)]
     in_themselves = {row.nodeid for row in bad} - {row.nodeid for row in broken}
     others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
     if code == Exit.FAILED and failures == 0:

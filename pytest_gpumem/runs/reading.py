@@ -81,8 +81,9 @@ Rounds = Mapping[int, Mapping[str, Process]]
 
 
 def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
-    """The wanted rows of a process by key."""
-    return {row.key: row for row in process.rows if wanted.holds(row.nodeid, row.key)}
+    """The wanted rows of a process by key, without rows of footprints alone: a duet compares times."""
+    of_time = (row for row in process.rows if row.measurement is not None or row.footprint is None)
+    return {row.key: row for row in of_time if wanted.holds(row.nodeid, row.key)}
 
 
 def problem(row: Row | None, process: Process) -> str | None:

@@ -247,7 +247,7 @@ def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pyteste
         (("--gpumem-max-peak", "2 GHz"), r"--gpumem-max-peak: '2 GHz' is not understood; accepted is a size"),
         (("--gpumem-max-peak", "0 B"), r"--gpumem-max-peak: '0 B' cannot be met"),
         (("--gpumem-max-kept=-1 MiB",), r"--gpumem-max-kept: '-1 MiB'.*accepted is a size"),
-        (("--gpumem-max-allocations", "2.5"), r"--gpumem-max-allocations: '2.5' is no number of allocations"),
+        (("--gpumem-max-allocations", "2.5"), r"--gpumem-max-allocations: '2.5' is no number; accepted is a whole number"),
         (("--gpumem-max-peak-regression", "5 us"), r"--gpumem-max-peak-regression: '5 us'.*accepted is a growth"),
         (("--gpumem-max-peak", "1 MiB", "--gpumem-max-kept", "2 MiB"), r"--gpumem-max-kept: max_kept 2 MiB contradicts max_peak 1 MiB"),
         (("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"), r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off"),

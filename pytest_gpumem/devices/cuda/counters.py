@@ -7,6 +7,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -194,7 +195,10 @@ class CudaCounters:
     def deliver(self) -> None:
         """Have the records delivered that there are. Raises `NotCounted` if one could not be read, or was dropped."""
         cupti = self._load()
-        self._flush(cupti)
+        try:
+            self._flush(cupti)
+        except self._errors as error:
+            raise self._refusal("to deliver records", error) from error
         failed, self._failed = self._failed, None
         if failed is not None:
             raise NotCounted(f"a record of CUPTI could not be read: {failed}")
@@ -204,7 +208,8 @@ class CudaCounters:
         """End `listen`; records that were not delivered are lost."""
         number = getattr(self._cupti.ActivityKind, kind)
         if self._listeners.pop(int(number), None) is not None:
-            self._cupti.activity_disable(number)
+            with suppress(*self._errors):  # such as after the loss of the context: nothing is recorded then
+                self._cupti.activity_disable(number)
 
     def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
         """One pass, its records in `_events`; gives whether mappings were among the counters."""

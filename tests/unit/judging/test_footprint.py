@@ -1,0 +1,137 @@
+"""Limits of a footprint: what fails, what passes, and counts that vary by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.judging.footprint import NO_LIMIT, RULES, PastFootprint, added, judge_footprint, size
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Footprint, MemoryUse
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.units import GiB, MiB
+
+
+def footprint(peak: int = 0, *uses: MemoryUse, **fields: Any) -> Footprint:
+    return Footprint(peak, uses, watched=("CUPTI",), driver_peak=0, **fields)
+
+
+def judged(now: Footprint, past: list[PastFootprint] | None = None, **limits: str) -> list[tuple[Outcome, Code | None, str]]:
+    found = judge_footprint(now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES))
+    return [(one.outcome, one.code, one.sentence) for one in found]
+
+
+def past(*peaks: int, revisions: str = "") -> list[PastFootprint]:
+    names = revisions.split() or [str(index) for index in range(len(peaks))]
+    return [PastFootprint(footprint(peak), revision) for peak, revision in zip(peaks, names, strict=True)]
+
+
+KEPT = MemoryUse("CuPy", "device", kept=4096, reserved=MiB, allocations=3)
+PINNED = MemoryUse("CUDA", "pinned", kept=MiB)
+FREED = MemoryUse("PyTorch", "device", kept=-GiB)
+
+
+@pytest.mark.parametrize(
+    ("limit", "written", "outcome"),
+    [
+        ("max_peak", "2 MiB", Outcome.PASS),
+        ("max_peak", "2097151 B", Outcome.FAIL),
+        ("max_kept", "1052672 B", Outcome.PASS),
+        ("max_kept", "1052671 B", Outcome.FAIL),  # what PyTorch freed makes up for nothing
+        ("max_reserved", "1 MiB", Outcome.PASS),
+        ("max_reserved", "0 B", Outcome.FAIL),
+        ("max_allocations", "3", Outcome.PASS),
+        ("max_allocations", "2", Outcome.FAIL),
+    ],
+)
+def test_a_limit_is_exact(limit: str, written: str, outcome: Outcome) -> None:
+    now = footprint(2 * MiB, KEPT, PINNED, FREED)
+    ((found, code, sentence),) = judged(now, **{limit: written})
+    assert (found, code) == (outcome, Code.TOO_MUCH_MEMORY if outcome is Outcome.FAIL else None)
+    assert f"{limit} {written} (marker)" in sentence
+
+
+def test_what_is_kept_is_told_by_library_and_kind() -> None:
+    ((_, _, sentence),) = judged(footprint(0, KEPT, PINNED), max_kept="0 B")
+    assert "(CuPy 4 KiB, CUDA 1 MiB pinned)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("peak", "allowed", "outcome"),
+    [
+        (100, "0 B", Outcome.PASS),
+        (101, "0 B", Outcome.FAIL),
+        (105, "5%", Outcome.PASS),
+        (106, "5%", Outcome.FAIL),
+        (115, "5% + 10 B", Outcome.PASS),
+        (116, "5% + 10 B", Outcome.FAIL),
+        (99, "0 B", Outcome.PASS),
+    ],
+)
+def test_a_growth_is_judged_against_the_least_accepted_peak(peak: int, allowed: str, outcome: Outcome) -> None:
+    assert judged(footprint(peak), past(110, 100, 105), max_peak_regression=allowed)[0][0] is outcome
+
+
+def test_a_count_that_varies_in_one_revision_is_judged_by_its_range() -> None:
+    varying = past(100, 140, 120, revisions="a a b")
+    outcome, _, sentence = judged(footprint(140), varying, max_peak_regression="0 B")[0]
+    assert outcome is Outcome.PASS
+    assert "unchanged code varies between 100 B and 140 B" in sentence
+    assert judged(footprint(141), varying, max_peak_regression="0 B")[0][0] is Outcome.FAIL
+    # Two uncommitted states are no two runs of the same code.
+    assert judged(footprint(140), past(100, 140, revisions="a-dirty a-dirty"), max_peak_regression="0 B")[0][0] is Outcome.FAIL
+
+
+def test_processes_of_one_run_show_that_a_count_varies() -> None:
+    several = [PastFootprint(footprint(100, further_peaks=(100, 130)), "a")]
+    assert judged(footprint(130), several, max_peak_regression="0 B")[0][0] is Outcome.PASS
+    outcome, _, sentence = judged(footprint(100, further_peaks=(130,)), past(100), max_peak_regression="0 B")[0]
+    assert outcome is Outcome.FAIL
+    assert "processes of this run vary between 100 B and 130 B" in sentence
+
+
+def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:
+    assert judged(footprint(1), max_peak_regression="0 B")[0][:2] == (Outcome.NEW, Code.NO_BASELINE)
+    blind = [PastFootprint(Footprint(1, watched=("CuPy",)), "a")]
+    assert judged(footprint(1), blind, max_peak_regression="0 B")[0][:2] == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
+
+
+def test_what_was_not_seen_is_no_pass() -> None:
+    unseen = Footprint(0, not_watched=("no GPU",))
+    assert judged(unseen, max_kept="0 B") == [
+        (Outcome.UNDECIDED, Code.CONDITIONS, "max_kept 0 B (marker) cannot be judged, not counted: no GPU")
+    ]
+    bounded = Footprint(0, watched=("CuPy",), bound=4 * MiB, not_watched=("CUPTI: it is missing",))
+    assert judged(bounded, max_kept="0 B")[0][0] is Outcome.UNDECIDED
+    assert judged(Footprint(0, watched=("CuPy",), bound=0), max_kept="0 B")[0][0] is Outcome.PASS
+
+
+SLOWER = Verdict(Outcome.FAIL, "slower", code=Code.SLOWER)
+NOISY = Verdict(Outcome.UNDECIDED, "noisy", code=Code.NOISY)
+FINE = Verdict(Outcome.PASS, NO_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "peak", "expected"),
+    [
+        (FINE, 1, (Outcome.PASS, None)),
+        (FINE, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
+        (NOISY, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
+        (NOISY, 1, (Outcome.UNDECIDED, Code.NOISY)),
+        # A duet may clear the slow-down; the memory stays.
+        (SLOWER, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
+        (SLOWER, 1, (Outcome.FAIL, Code.SLOWER)),
+    ],
+)
+def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int, expected: tuple[Outcome, Code | None]) -> None:
+    limits = Limits(max_peak="2 B", origin={"max_peak": "marker"})
+    both = added(verdict, list(judge_footprint(footprint(peak), limits, (), ("max_peak",))), strict=False)
+    assert (both.outcome, both.code) == expected
+    assert ("max_peak" in both.reason) is (peak == 3 or verdict is FINE)
+    assert (verdict.reason in both.reason) is (verdict is not FINE)
+
+
+def test_sizes_are_rounded_beside_their_bytes() -> None:
+    assert (size(0), size(4096), size(3 * GiB), size(1148903424)) == ("0 B", "4 KiB", "3 GiB", "1.07 GiB (1148903424 B)")
