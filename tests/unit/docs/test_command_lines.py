@@ -50,6 +50,9 @@ def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str 
         name, _, value = argument.partition("=")
         if name.startswith("--gpumem"):
             option = known[name]
+            following = arguments[at + 1 : at + 2]
+            if not value and option.bare is not None and (not following or following[0].startswith("-")):
+                value = option.bare
             yield option, None if option.is_flag else value or arguments[at + 1]
 
 
