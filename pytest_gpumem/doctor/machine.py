@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,7 +16,11 @@ from pytest_gpumem.kernels import sources
 from pytest_gpumem.memory.pinned import DEFAULT_SHARE
 from pytest_gpumem.nsight.tools import Tool, find
 from pytest_gpumem.records.device import Card
+from pytest_gpumem.runs.child import run
 from pytest_gpumem.units import GiB, format_bytes
+
+TRIAL_SECONDS = 60
+"""How long a library may take to launch one kernel."""
 
 
 def _version(distribution: str) -> str | None:
@@ -44,6 +49,17 @@ def _set_aside(chosen: opening.Chosen) -> int:
         device.close()
 
 
+def _fails(program: str) -> str | None:
+    alarmed = f"import signal; getattr(signal, 'alarm', int)({TRIAL_SECONDS})\n{program}"
+    try:
+        done = run([sys.executable, "-c", alarmed], os.environ, lambda line: None)
+    except OSError as error:
+        return str(error)
+    if done.exit_code == 0:
+        return None
+    return next((line.strip() for line in reversed(done.output.splitlines()) if line.strip()), done.how)
+
+
 def _lockable() -> int | None:
     try:
         import resource
@@ -69,6 +85,8 @@ class Machine:
     which: Callable[[str], str | None] = shutil.which
     tool: Callable[[Tool], Path] = _tool
     """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
+    fails: Callable[[str], str | None] = _fails
+    """The last line that a Python program printed, if it failed in a process of its own; None if it ran."""
     read: Callable[[str], str | None] = _read
     """Text of a file, or None."""
     kernels: Callable[[], Path] = sources.folder

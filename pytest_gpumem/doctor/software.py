@@ -13,8 +13,22 @@ from pytest_gpumem.records.device import Card, DeviceFacts
 
 CUPY = {"cupy-cuda13x": 13, "cupy-cuda12x": 12, "cupy": None}
 """Distributions of CuPy with the major version of their CUDA: wheels, and a build from source or conda for any."""
-GUESTS = (("PyTorch", "torch"), ("Triton", "triton"), ("Numba", "numba"))
-"""Libraries whose code can be measured, with their distributions."""
+_TORCH = "import torch\nassert torch.zeros(2, device='cuda').add_(1).sum().item() == 2"
+_TRITON = "import triton.language"  # it launches through PyTorch, which is tried itself
+_NUMBA = """
+import warnings
+import numpy
+from numba import cuda
+warnings.simplefilter("ignore")
+@cuda.jit
+def add(x):
+    x[0] += 1
+x = cuda.to_device(numpy.ones(1))
+add[1, 1](x)
+assert x.copy_to_host()[0] == 2
+"""
+GUESTS = (("PyTorch", "torch", _TORCH), ("Triton", "triton", _TRITON), ("Numba", "numba", _NUMBA))
+"""Libraries whose code can be measured, with their distributions and a program that launches a kernel."""
 
 
 def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> Iterator[Check]:
@@ -36,9 +50,8 @@ def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> 
     yield _package(machine, "NVTX", "nvtx", Status.WARNING, "no named ranges in Nsight tools", remedy)
     lost = "page faults and migrations cannot be counted in a run"
     yield _of_major(machine, "CUPTI", "cupti-python", major, "cupti", Status.WARNING, lost)
-    for name, distribution in GUESTS:
-        version = machine.version(distribution)
-        yield Check(name, Status.OK, version if version else f"not installed: {name} code cannot be measured here")
+    for name, distribution, program in GUESTS:
+        yield _guest(machine, name, distribution, program if facts is not None else None)
 
 
 def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
@@ -54,6 +67,17 @@ def _install(extra: str, major: int | None) -> str:
     if major is None:
         return f"pip install 'pytest-gpumem[{extra}13]' (driver 580 or newer) or 'pytest-gpumem[{extra}12]'"
     return f"pip install 'pytest-gpumem[{extra}{min(max(major, 12), 13)}]'"
+
+
+def _guest(machine: Machine, name: str, distribution: str, program: str | None) -> Check:
+    """Whether a library is there and, with a GPU, launches a kernel: versions that do not go together fail at the first launch only."""
+    version = machine.version(distribution)
+    if version is None:
+        return Check(name, Status.OK, f"not installed: {name} code cannot be measured here")
+    if program is not None and (reason := machine.fails(program)) is not None:
+        remedy = f"install versions of {distribution} and of what it needs that go together, such as NumPy"
+        return Check(name, Status.WARNING, f"{version} launches no kernel: {reason}", remedy)
+    return Check(name, Status.OK, version)
 
 
 def _cupy(machine: Machine, supported: int | None) -> Check:

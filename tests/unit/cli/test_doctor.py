@@ -97,6 +97,7 @@ WHOLE = Machine(
     version=INSTALLED.get,
     which=lambda command: f"/usr/bin/{command}",
     tool=lambda wanted: Path("/usr/bin", wanted.program),
+    fails=lambda program: None,
     read=FILES.get,
     administrator=lambda: False,
     lockable=lambda: 8 << 20,
@@ -139,6 +140,26 @@ def test_what_fits(free: int, status: Status) -> None:
     assert check.status is status
     assert check.detail.startswith(f"{free}.0 of 80.0 GiB are free")
     assert "--gpumem-memory-limit" in check.detail
+
+
+@pytest.mark.parametrize("name", ["PyTorch", "Triton", "Numba"])
+def test_a_library_that_launches_no_kernel_is_not_ok(name: str) -> None:
+    """As Numba does with a NumPy that is newer than it knows: it is imported, and fails at its first launch."""
+    reason = "AttributeError: module 'numpy' has no attribute 'row_stack'"
+    library = {"PyTorch": "torch", "Triton": "triton", "Numba": "numba"}[name]
+    check = found(examine(replace(WHOLE, fails=lambda program: reason if library in program else None)), name)
+    assert check.status is Status.WARNING
+    assert reason in check.detail
+    assert library in check.remedy
+
+
+def test_a_program_fails_with_its_last_line_and_a_library_is_tried_only_with_a_gpu() -> None:
+    fails = Machine().fails
+    assert fails("print(1)") is None
+    assert fails("print(1)\nraise ValueError('no row_stack')") == "ValueError: no row_stack"
+    assert fails("import os; os.kill(os.getpid(), 9)") == "ended by SIGKILL"
+    nothing = replace(WHOLE, choose=no_gpu, look=no_card, fails=lambda program: pytest.fail("tried without a GPU"))
+    assert found(examine(nothing), "Numba").status is Status.OK
 
 
 def test_a_whole_machine_is_all_ok() -> None:
