@@ -11,19 +11,29 @@ from pytest_gpumem.units import GB, KB, MB, GiB, KiB, MiB
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.target_case import Case as Case
+    from pytest_gpumem.memory.buffers import Buffer as Buffer
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark as GpuBenchmark
+    from pytest_gpumem.plugin.result import Result as Result
 
     __version__: str
 
-__all__ = ["GB", "KB", "MB", "Case", "GiB", "KiB", "MiB"]
+__all__ = ["GB", "KB", "MB", "Buffer", "Case", "GiB", "GpuBenchmark", "KiB", "MiB", "Result"]
+
+_PLACES = {
+    "Buffer": "pytest_gpumem.memory.buffers",
+    "Case": "pytest_gpumem.measuring.target_case",
+    "GpuBenchmark": "pytest_gpumem.plugin.gpu_benchmark",
+    "Result": "pytest_gpumem.plugin.result",
+}
 
 
 def __getattr__(name: str) -> object:
     # Lazy: pytest imports this package in every session, also in those without --gpumem.
     value: object
-    if name == "Case":
-        from pytest_gpumem.measuring import target_case
+    if name in _PLACES:
+        from importlib import import_module
 
-        value = target_case.Case
+        value = getattr(import_module(_PLACES[name]), name)
     elif name == "__version__":
         from importlib.metadata import version
 

@@ -28,6 +28,17 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def copied_as_tracked(folder: Path) -> Path:
+    """A copy of every file of the repository; of the whole folder, if it is none, as from a source distribution."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    names = listed.stdout.split("\0")[:-1] if listed.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file()]
+    for name in names:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
 def pip(*arguments: str, cwd: Path) -> None:
     """Run pip without a network; what it installs gets no dependencies."""
     alone = ["--no-deps", "--no-build-isolation", "--no-index"] if "uninstall" not in arguments else []

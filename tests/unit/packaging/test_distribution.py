@@ -1,0 +1,78 @@
+"""What the distributions hold, what their page shows, and which names the package gives out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from installing import ROOT, copied_as_tracked, needs_pip
+
+import pytest_gpumem
+
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+
+
+@needs_pip
+def test_the_source_distribution_has_tests_and_documents_and_builds_the_wheel(tmp_path: Path) -> None:
+    project = copied_as_tracked(tmp_path / "project")
+    built = subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=project, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        tar.extractall(tmp_path, filter="data")
+        metadata = tar.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert metadata is not None
+        page = metadata.read().decode()
+    tracked = {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
+    folders = ("tests/", "docs/", "kernels/", "pytest_gpumem/", "ci/")
+    assert {name for name in tracked if name.startswith(folders) and "egg-info" not in name} <= names
+    assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
+    # The page of an index resolves no relative link.
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", page)
+    wheel = [sys.executable, "-c", BUILD.replace("build_sdist", "build_wheel"), str(tmp_path)]
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert subprocess.run(wheel, cwd=unpacked, capture_output=True).returncode == 0
+
+
+def test_the_readme_links_to_files_that_are_there() -> None:
+    links = re.findall(r"github\.com/pytest-gpumem/pytest-gpumem/(blob|tree)/main/([^)#\s]+)", (ROOT / "README.md").read_text())
+    assert len(links) > 20
+    assert not [path for kind, path in links if not (ROOT / path).exists() or (kind == "tree") != (ROOT / path).is_dir()]
+
+
+def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> None:
+    for name in pytest_gpumem.__all__:
+        assert getattr(pytest_gpumem, name).__name__ == name if name[0] in "BCR" or "Gpu" in name else getattr(pytest_gpumem, name) > 0
+    program = "import sys, pytest_gpumem; print(sorted(name for name in sys.modules if name.startswith('pytest_gpumem')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['pytest_gpumem', 'pytest_gpumem.units']"
+
+
+def test_a_type_checker_sees_the_public_types(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "test_it.py").write_text(
+        "from pytest_gpumem import Buffer, Case, GpuBenchmark, Result\n"
+        "def test(gpu_benchmark: GpuBenchmark, buffer: Buffer) -> None:\n"
+        "    result: Result = gpu_benchmark(len, buffer)\n"
+        "    reveal_type(result.latency)\n"
+        "    reveal_type(buffer.nbytes)\n"
+        "    wrong: str = result.latency\n"
+    )
+    out, _, code = api.run([str(tmp_path / "test_it.py"), "--cache-dir", str(ROOT / ".mypy_cache"), "--follow-imports=silent"])
+    assert 'Revealed type is "float"' in out.replace("builtins.", "")
+    assert 'Revealed type is "int"' in out.replace("builtins.", "")
+    assert code == 1
+    assert out.count(" error: ") == 1, out
+
+
+def test_actions_of_every_workflow_are_pinned() -> None:
+    """A tag of somebody else's action can be moved; a commit cannot."""
+    files = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / "ci" / "github" / "gpumem.yml"]
+    used = [line.split("uses:")[1].strip() for file in files for line in file.read_text().splitlines() if "uses:" in line]
+    assert len(files) == 3
+    assert not [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)]
