@@ -9,6 +9,7 @@ A marker stands on a line of its own before a ```text block, which is replaced:
     <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
     <!-- record: FILE without NODEID -->    all others
     <!-- output: FILE -->               what a script of this repository prints
+    <!-- session: NAME -->              a session of ci/docs_sessions.py
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-BLOCK = re.compile(r"(<!-- (record|output): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(<!-- (record|output|session): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def record(name: str, which: str | None = None, nodeid: str = "") -> str:
@@ -56,9 +57,16 @@ def output(name: str, *_: str | None) -> str:
     return subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, check=True).stdout.rstrip()
 
 
+def session(name: str, *_: str | None) -> str:
+    """A session on the simulated device."""
+    return subprocess.run(
+        [sys.executable, ROOT / "ci" / "docs_sessions.py", name], capture_output=True, text=True, check=True
+    ).stdout.rstrip()
+
+
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
-    draw = {"record": record, "output": output}
+    draw = {"record": record, "output": output, "session": session}
     return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
 
 

@@ -96,7 +96,7 @@ def duet(
     if wanted is None:
         click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
         return Exit.FINE
-    return compare(
+    code = compare(
         base,
         wanted,
         pytest_arguments,
@@ -109,6 +109,9 @@ def duet(
         file=file,
         strict=strict,
     )
+    if file is not None:
+        click.echo(printable(f"wrote {file}"))
+    return code
 
 
 def compare(
@@ -216,7 +219,6 @@ def compare(
                     write_whole(file, json.dumps(document, allow_nan=False, indent=1) + "\n")
                 except OSError as error:
                     raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
-                click.echo(printable(f"wrote {file}"))
             if played.open:
                 click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
             elif journal is None:

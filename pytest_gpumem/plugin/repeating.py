@@ -160,7 +160,7 @@ class DecideHooks:
         self._open: list[str] = []
         """Keys of those that are not decided."""
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
         gpu = self._session

@@ -288,6 +288,12 @@ class SessionHooks:
         whole = device_to_json(self._session.facts)
         machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(self, config: pytest.Config) -> Generator[None, list[object], list[object]]:
+        """Without pytest-benchmark's line of defaults, none of which holds for a measurement of a GPU; with -v it is there."""
+        lines = yield
+        return lines if config.get_verbosity() > 0 else [one for one in lines if not str(one).startswith("benchmark: ")]
+
     @pytest.hookimpl(wrapper=True)  # around pytest-benchmark's table
     def pytest_terminal_summary(self) -> Generator[None, object, object]:
         with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):

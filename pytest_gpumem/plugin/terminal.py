@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError
+from pytest_gpumem.baselines.store import BaselineError, keys
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
@@ -81,10 +81,14 @@ class TerminalHooks(SummaryHooks):
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
+        folder = self._session.baseline_folder
+        here = self._session.config.invocation_params.dir
+        shown_folder = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
         if baseline.note is not None:
-            return f"{baseline.note}; --gpumem-save makes one"
+            # Baselines of other devices, and processes that do not count, are a reason that a person must see.
+            return f"{baseline.note}; --gpumem-save makes one" if keys(folder) else baseline_line(0, None, shown_folder)
         shown = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
-        line = baseline_line(baseline.processes, shown, str(self._session.store.folder))
+        line = baseline_line(baseline.processes, shown, shown_folder)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self) -> list[str]:

@@ -164,7 +164,9 @@ def failure_text(row: Row, device: DeviceFacts) -> str:
     row, device = printable(row), printable(device)
     (described,) = row_facts([row], device)
     facts = [("verdict", f"{row.verdict.outcome.value}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
-    facts += [(term, text) for term, text in described.facts() if term != "medians"]
+    # The reason names the limit, the change against it, and what changed since.
+    told = ("medians", "limit", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
+    facts += [(term, text) for term, text in described.facts() if term not in told]
     facts.append(("device", f"{device.name}, driver {device.driver or 'unknown'}, {device.key}"))
     width = max(len(term) for term, _ in facts) + 2
     return "\n".join([row.verdict.reason, *(f"  {term:<{width}}{text}" for term, text in facts)])

@@ -107,7 +107,7 @@ def baseline_line(processes: int, catches: float | None, where: str) -> str:
         where: its folder.
     """
     if processes == 0:
-        return f"none for this device in {where}; --gpumem-save makes one"
+        return f"none in {where}; --gpumem-save makes one"
     stored = f"{counted(processes, 'process')} in {where}"
     return stored if catches is None else f"{stored}; catches slow-downs from {format_share(catches)}"
 

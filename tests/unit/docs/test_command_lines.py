@@ -14,7 +14,7 @@ from document_blocks import ROOT, blocks, command_lines
 from pytest_gpumem import cli, settings
 
 LINES = list(command_lines())
-TAKEN_AS_READ = ("cd", "cp", "git", "mkdir", "ncu", "nsys", ".", "mkdocs")
+TAKEN_AS_READ = ("cd", "cp", "sed", "git", "mkdir", "ncu", "nsys", ".", "mkdocs")
 """Programs of others, whose lines are not looked at."""
 
 

@@ -52,8 +52,6 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
     assert failure_text(row, facts).splitlines() == [
         "too slow",
         "  verdict       FAIL (simulated), t.py::test_a[b]",
-        "  limit         max_regression 1% (marker)",
-        "  change        +10.0 % against 3 processes, between +9.00 % (99.9 %) and +11.0 % (99.5 %); catches 1.20 %",
         "  latency       268.3 us ± 0.100 % (95 %), triad",
         "  bandwidth     3002 GB/s for 805.3 MB (536.9 MB read, 268.4 MB written), 89.5 % of peak",
         "  window        8 MiB at hit ratio 0.5 and a set-aside of 9.375 MiB",

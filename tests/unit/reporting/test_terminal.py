@@ -48,7 +48,7 @@ def test_a_real_device_has_no_banner(facts: DeviceFacts) -> None:
 
 
 def test_baseline_lines() -> None:
-    assert baseline_line(0, None, ".benchmarks") == "none for this device in .benchmarks; --gpumem-save makes one"
+    assert baseline_line(0, None, ".benchmarks") == "none in .benchmarks; --gpumem-save makes one"
     assert baseline_line(1, None, ".benchmarks") == "1 process in .benchmarks"
 
 

@@ -1,0 +1,100 @@
+"""Follow the README's first five minutes, and take the time: a test of an own kernel, a baseline, a slow-down, a red test.
+
+    python ci/bench/five_minutes.py --json ci/records/nvidia-h100/five_minutes.json
+    GPUMEM_DEVICE=sim python ci/bench/five_minutes.py --install --json ci/records/no-gpu/five_minutes.json
+
+The test and the commands are those of the README. With --install the package is installed into a new environment first, as the README
+says. Exits with 1 if the unchanged test is red, the slowed-down test is green, or all steps take more than `MOST` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+
+from record_file import write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 300.0
+"""Seconds."""
+STEP = re.compile(r"^<!-- five minutes: ([^\n]+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def steps() -> dict[str, str]:
+    """The README's blocks, by the name in their marker."""
+    return dict(STEP.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def followed(folder: Path, *, install: bool) -> dict[str, Any]:
+    """The record: seconds and exit code of each command, and the last line about the test that failed."""
+    blocks = steps()
+    (folder / "test_scale.py").write_text(blocks["test_scale.py"], encoding="utf-8")
+    python, runs = sys.executable, []
+    if install:
+        python = str(folder / "env" / "bin" / "python")
+        runs.append(run([sys.executable, "-m", "venv", str(folder / "env")], folder, "create an environment"))
+        runs.append(run([python, "-m", "pip", "install", "-q", str(ROOT)], folder, "install pytest-gpumem"))
+    for name in ("save", "slow down"):
+        for line in blocks[name].splitlines():
+            words = line.replace("pytest ", f"{python} -m pytest -p no:cacheprovider ", 1) if line.startswith("pytest ") else line
+            runs.append(run(["bash", "-c", words], folder, line))
+    failed = [line for line in runs[-1].pop("output").splitlines() if line.startswith("FAILED ")]
+    device = next((line for one in runs for line in one.pop("output", "").splitlines() if line.startswith("gpumem: ")), "")
+    return {
+        "kind": "five_minutes",
+        "device": device.removeprefix("gpumem: "),
+        "steps": runs,
+        "seconds": sum(one["seconds"] for one in runs),
+        "failed": failed[0] if failed else None,
+    }
+
+
+def run(command: list[str], folder: Path, what: str) -> dict[str, Any]:
+    """One step, to its end."""
+    begun = time.monotonic()
+    done = subprocess.run(command, cwd=folder, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return {"step": what, "seconds": time.monotonic() - begun, "exit": done.returncode, "output": done.stdout}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as text."""
+    lines = [record["device"], ""]
+    lines += [f"{one['seconds']:6.1f} s  {one['step']}" for one in record["steps"]]
+    return "\n".join([*lines, f"{record['seconds']:6.1f} s  in all", record["failed"] or "nothing failed"])
+
+
+def missed(record: dict[str, Any]) -> list[str]:
+    """The promises that it breaks."""
+    *before, last = record["steps"]
+    broken = [f"{one['step']}: exit code {one['exit']}" for one in before if one["exit"]]
+    broken += ["the slow-down is green"] if last["exit"] != 1 or record["failed"] is None else []
+    broken += [f"{record['seconds']:.0f} s are more than {MOST:.0f}"] if record["seconds"] > MOST else []
+    return broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="file of the record")
+    parser.add_argument("--install", action="store_true", help="into a new environment; needs a package index")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        record = followed(Path(folder), install=given.install)
+    print(table(record))
+    if given.json is not None:
+        write_record(given.json, record, indent=1)
+    for one in missed(record):
+        print(f"missed: {one}")
+    return 1 if missed(record) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

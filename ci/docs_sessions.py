@@ -1,0 +1,154 @@
+"""Print a session on the simulated device as a terminal of 100 columns shows it, for the documents.
+
+    python ci/docs_sessions.py main
+
+Times of day, durations, versions and paths are replaced, so that every machine prints the same. Exits with 1 if a session takes more than
+`MOST` lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH, MOST = 100, 40
+PROJECT = "/home/me/project"
+DATE = "2026-11-22T12:00:00+00:00"
+TESTS = """\
+import pytest
+from pytest_gpumem import MiB
+
+STRIDE = 1
+
+
+@pytest.mark.parametrize("mib", [64, 128, 256])
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels, mib):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(mib * MiB), device_buffer(mib * MiB))
+
+
+def test_blur(gpu_benchmark, device_buffer, gpu_kernels):
+    image, out = (device_buffer(128 * MiB * STRIDE, "f4") for _ in range(2))
+    gpu_benchmark(gpu_kernels.stride_copy, out, image, STRIDE)
+
+
+def test_histogram(gpu_benchmark, device_buffer, gpu_kernels):
+    a, b, c = (device_buffer(128 * MiB, "f4") for _ in range(3))
+    result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+    assert result.bandwidth > 0.85 * result.device.peak_bandwidth
+"""
+PYTEST = [sys.executable, "-m", "pytest"]
+GATE = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "gate"]
+REPLACED = (
+    (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
+    (r"^benchmark: [\d.]+ ", "benchmark: 5 "),
+    (r"^plugins: .*$", "plugins: benchmark-5, gpumem-0.1.0"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", DATE),
+    (r"in \d+ s; intervals", "in 9 s; intervals"),
+    (r"at most [\d.]+ (s|min) more", "at most 3 min more"),
+    (r", about [\d.]+ (s|min) left", ", about 5 s left"),
+)
+
+
+class Session:
+    """A project in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = ("CI", "PYTEST_ADDOPTS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "CODSPEED_ENV")
+        own = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(("GPUMEM", "_GPUMEM"))}
+        who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "me"), ("EMAIL", "me@example"))}
+        when = {f"GIT_{role}_DATE": DATE for role in ("AUTHOR", "COMMITTER")}
+        self.environment = {
+            **own,
+            **who,
+            **when,
+            "COLUMNS": str(WIDTH),
+            "NO_COLOR": "1",
+            "GPUMEM_DEVICE": "sim",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def run(self, *command: str) -> str:
+        """The output of a command, whatever its exit code."""
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        return done.stdout
+
+    def commit(self, tests: str) -> None:
+        """Write the tests, and commit them."""
+        (self.folder / "test_image.py").write_text(tests)
+        (self.folder / ".gitignore").write_text(".benchmarks\n__pycache__\n")
+        for words in (["add", "."], ["commit", "-qm", "state"]):
+            subprocess.run(["git", *words], cwd=self.folder, env=self.environment, check=True)
+
+    def project(self) -> None:
+        """A repository with a baseline of three processes."""
+        subprocess.run(["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True)
+        self.commit(TESTS)
+        self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes", "3", "-p", "no:cacheprovider")
+
+
+def main_command(session: Session) -> str:
+    """The memory suite of this repository."""
+    session.folder = ROOT
+    return session.run(*PYTEST, "--gpumem", "-p", "no:cacheprovider", f"--gpumem-baseline={PROJECT}")
+
+
+def failing(session: Session) -> str:
+    """A slow-down in one test."""
+    session.project()
+    session.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
+    return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
+
+
+def undecided(session: Session) -> str:
+    """A baseline of one run."""
+    subprocess.run(["git", "init", "-qb", "main"], cwd=session.folder, env=session.environment, check=True)
+    session.commit(TESTS)
+    session.run(*PYTEST, "--gpumem", "--gpumem-save", "-p", "no:cacheprovider")
+    return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
+
+
+def gate(session: Session) -> str:
+    """A pull request with a slow-down."""
+    session.project()
+    session.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
+    return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider")
+
+
+SESSIONS = {"main": main_command, "failing": failing, "undecided": undecided, "gate": gate}
+
+
+def shown(text: str, folder: Path) -> list[str]:
+    """The lines of a terminal of `WIDTH` columns."""
+    text = text.replace(str(folder), PROJECT)
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    lines = []
+    for line in text.splitlines():
+        known = line
+        if ended := re.fullmatch(r"=+ (.* in )[\d.]+s( \(.*\))? =+", line):
+            known = f" {ended[1]}9s ".center(WIDTH, "=")
+        elif line.startswith("-") and "generated xml" in line:
+            known = " generated xml file: gpumem-results/junit.xml ".center(WIDTH, "-")
+        lines += [known[start : start + WIDTH].rstrip() for start in range(0, len(known) or 1, WIDTH)]
+    return lines
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name:
+        session = Session(Path(name).resolve())
+        text = SESSIONS[sys.argv[1]](session)
+        lines = shown(text, session.folder)
+    print("\n".join(lines))
+    return 1 if len(lines) > MOST else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
