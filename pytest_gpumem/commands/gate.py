@@ -14,6 +14,7 @@ import click
 
 from pytest_gpumem.commands import examples
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
@@ -119,7 +120,7 @@ def gate(
     if document is not None:
         _tell(output, document, decision, os.environ)
     if written := [name for name in FILES if (output / name).exists()]:
-        click.echo(printable(f"gpumem gate: wrote into {output}: {', '.join(written)}"), err=True)
+        click.echo(printable(f"gpumem gate: {counted(len(written), 'file')} in {output}: {' '.join(written)}"), err=True)
     for remark in decision.remarks:
         click.echo(printable(f"gpumem gate: {remark}"))
     return decision.code

@@ -71,7 +71,9 @@ def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
         if not session.settings.explain:
             ran = compared(past[-1].what_ran, row.measurement.what_ran)
             if ran is not None:
-                texts.append("\n".join([f"why: {printable(row.key)}", *(f"  {printable(line)}" for line in lines(ran))]))
+                first, *others = [printable(line) for line in lines(ran)]
+                why = f"why: {printable(row.key)}"
+                texts.append("\n".join([why, *(f"  {line}" for line in (first, *others))]) if others else f"{why}: {first}")
             continue
         # Its counts need the option as well.
         base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)

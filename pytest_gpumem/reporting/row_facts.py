@@ -167,7 +167,7 @@ def failure_text(row: Row, device: DeviceFacts) -> str:
     # The reason names the limit, the change against it, and what changed since.
     told = ("medians", "limit", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
     facts += [(term, text) for term, text in described.facts() if term not in told]
-    facts.append(("device", f"{device.name}, driver {device.driver or 'unknown'}, {device.key}"))
+    facts.append(("device", f"{device.name}{f', driver {device.driver}' if device.driver else ''}, {device.key}"))
     width = max(len(term) for term, _ in facts) + 2
     return "\n".join([row.verdict.reason, *(f"  {term:<{width}}{text}" for term, text in facts)])
 

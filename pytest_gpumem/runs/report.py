@@ -49,8 +49,7 @@ def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour
     verdicts = sorted(printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank)
     shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
     if shown:
-        lines += ["", _table(shown, width, colour, simulated)]
-    lines.append("")
+        lines += [_table(shown, width, colour, simulated)]
     for one in verdicts:
         name = one.outcome.value if one.outcome is not None else _NONE
         lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
