@@ -24,6 +24,8 @@ FILLED = 0.9
 """Share of the whole time for which a stream is busy with long work that is timed there without a look at other streams."""
 BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
+BESIDE_SHARE = 1e-3
+"""The same as a share of long work: on an H200, to ask after half a second of work takes longer than to ask an idle device."""
 
 _DEFAULTS = ("the legacy default stream", "this thread's default stream")
 
@@ -163,7 +165,9 @@ class _Watch:
 
     def goes_on(self, stream: Stream) -> bool:
         """True if the device is busy for longer than `stream`, each time. Work beside it that ends sooner stays unnoticed."""
-        limit = min(self._idle_after(stream, False)[1] for _ in range(LOOKS + 1)) + BESIDE
-        if stream is self._first and (self._whole or 0.0) > LONG and self._beside <= limit:
+        whole = self._whole or 0.0
+        allowed = max(BESIDE, BESIDE_SHARE * whole if whole > LONG else 0.0)
+        limit = min(self._idle_after(stream, False)[1] for _ in range(LOOKS + 1)) + allowed
+        if stream is self._first and whole > LONG and self._beside <= limit:
             return False
         return all(self._idle_after(stream, True)[1] > limit for _ in range(LOOKS + 1))

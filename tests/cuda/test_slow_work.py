@@ -30,25 +30,27 @@ def test_slow_work_is_launched_a_few_times(gpu_benchmark: Any, case: bool, mode:
 
     taken = gpu_benchmark.case(build, mode=mode) if case else gpu_benchmark(work, mode=mode)
     assert taken.latency == pytest.approx(0.5, rel=0.05)
+    assert taken.sampler == ("batched" if mode == "hot" else "blocked")
     assert len(launches) <= 7
 
 
 def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
     to, source = device_buffer("1 MiB", "f4"), device_buffer("1 MiB", "f4")
-    captured, capture = list[int](), to.device.graphs.capture
-    launch = to.device.kernels.launch
+    captured, capture, launch = list[int](), to.device.graphs.capture, to.device.kernels.launch
+    launched: list[int] = []
 
     def counted(*arguments: Any, **keywords: Any) -> None:
-        captured[-1:] = [captured[-1] + 1]
+        launched.append(1)
         launch(*arguments, **keywords)
 
     def counting(*arguments: Any) -> Any:
-        captured.append(0)
-        return capture(*arguments)
+        before = len(launched)
+        graph = capture(*arguments)
+        captured.append(len(launched) - before)
+        return graph
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(to.device.graphs, "capture", counting)
-        captured.append(0)  # what is launched before the first capture
         patch.setattr(to.device.kernels, "launch", counted)
         taken = gpu_benchmark(gpu_kernels.reread, to, source, times=20_000, mode="hot")
     assert taken.latency > 2e-3

@@ -183,6 +183,20 @@ def test_long_work_is_launched_twice_where_it_fills_the_current_stream(scene: Sc
         assert len(launches) <= most
 
 
+def test_a_moment_beside_long_work_does_not_matter(scene: Scene) -> None:
+    long, moment = scene.launch_of(8 * GiB), scene.launch_of(48 * MiB)
+
+    def launch(count: int, current: Stream) -> None:
+        for _ in range(count):
+            scene.device.kernels.launch(long, current)
+        scene.device.streams.join(scene.device.private, current)
+        scene.device.kernels.launch(moment, scene.device.private)
+
+    assert scene.find(lambda current: launch(30, current)) == (scene.own, None)
+    with pytest.raises(Elsewhere, match="goes on beside"):
+        scene.find(lambda current: launch(1, current))
+
+
 def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
     long = scene.launch_of(8 * GiB)
     with pytest.raises(Elsewhere):
