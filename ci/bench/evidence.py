@@ -143,14 +143,16 @@ def starts(times: int) -> dict[str, list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=90.0, help="for the processes; then fewer of them")
     parser.add_argument("--starts", type=int, default=3, help="sessions of each kind whose start is timed")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begun = time.perf_counter()
-    sessions = [session() for _ in range(options.processes)]
-    first = sessions[0]
+    sessions = [first := session()]
     if not first["rows"]:
         sys.exit(f"evidence: no rows (pytest ended with {first['exit']}):\n{first['output']}")
+    while len(sessions) < options.processes and time.perf_counter() - begun + first["wall"] < options.seconds:
+        sessions.append(session())
     every = [digests(one["rows"]) for one in sessions]
     disagree = {key: sorted({str(one.get(key)) for one in every}) for key in every[0] if len({one.get(key) for one in every}) > 1}
     unwatched = {key: (one["what_ran"] or {}).get("not_watched") for key, one in first["rows"].items() if not every[0][key]}
@@ -158,7 +160,7 @@ def main() -> int:
     later = passes.get("passes", [])[1:]
     record = {
         "device": first["device"],
-        "processes": options.processes,
+        "processes": len(sessions),
         "rows": {
             key: one["what_ran"] and {"digest": one["what_ran"]["digest"], "steps": len(one["what_ran"]["order"])}
             for key, one in first["rows"].items()
@@ -192,12 +194,14 @@ def main() -> int:
         broken.append(f"a pass takes {1e3 * statistics.median(later):.1f} ms, more than {1e3 * LIMIT:.0f} ms")
     if "error" in passes:
         broken.append(f"the cost was not measured: {passes['error']}")
+    if len(sessions) < options.processes:
+        broken.append(f"only {len(sessions)} of {options.processes} processes in {options.seconds:.0f} s")
     if any(one["exit"] for one in sessions):
         broken.append(f"a session failed: {next(one['output'] for one in sessions if one['exit'])}")
     record["broken"] = broken
     for key, one in changed.items():
         print(f"{'same' if one['same'] else 'other'}  {key}: {'; '.join(one['differences'] or [])}")
-    print(f"{len(every[0])} rows, {options.processes} processes, {record['seconds']:.0f} s")
+    print(f"{len(every[0])} rows, {len(sessions)} processes, {record['seconds']:.0f} s")
     print(f"a pass: {record['pass_seconds']}; a session's start: {record['start_seconds']:.2f} s")
     for line in broken:
         print(f"BROKEN: {line}")

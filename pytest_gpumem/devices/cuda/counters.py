@@ -144,7 +144,10 @@ class CudaCounters:
         """
         codes, cupti = modules.follow(), self._load()
         seen, times = what_ran.Seen(), list[int]()
-        cupti.activity_enable_launch_attributes(1)
+        try:
+            cupti.activity_enable_launch_attributes(1)  # access-policy windows
+        except self._errors as error:
+            raise self._refusal("the attributes of launches", error) from error
 
         def body() -> None:
             times.append(int(cupti.get_timestamp()))

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from flagged_rows import row
 from known_devices import H100
+from msgspec import structs
 
 from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
@@ -74,6 +75,16 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
     assert "**2 measured: 2 PASS**" in summary
     assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
+
+
+def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
+    settled = tuple(
+        structs.replace(one, verdict=structs.replace(one.verdict, code=Code.SAME_CODE)) for one in (row(name="b"), row(name="c"))
+    )
+    result = run(rows=(row(Code.SLOWER), *settled), duet={"t.py::a": "PASS"})
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
+    assert "gpumem gate: 2 rows in doubt needed no duet: the same machine code ran in the same way" in result.stdout.splitlines()
+    assert "**3 measured: 3 PASS (2 by the same code)**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
 
 
 def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
