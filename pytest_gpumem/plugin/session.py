@@ -221,6 +221,7 @@ class SessionHooks:
         self._session = session
         self._left_out: str | None = None
         """The other GPU of a saved run that pytest-benchmark compares with."""
+        self._interrupted = False
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal announces the budget
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -260,6 +261,9 @@ class SessionHooks:
     def pytest_testnodedown(self, node: Any) -> None:
         self._session.also_drifted(getattr(node, "workeroutput", {}).get(DRIFTED, []))
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._interrupted = excinfo.type is KeyboardInterrupt
+
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         self._session.close()
@@ -277,8 +281,8 @@ class SessionHooks:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
-        # Unused in a further process, and py-cpuinfo starts a process for it, which takes a second.
-        return {} if FURTHER_PROCESS in os.environ else None
+        # py-cpuinfo starts a process for it, which takes a second. Unused in a further process, and too long after Ctrl-C.
+        return {} if FURTHER_PROCESS in os.environ or self._interrupted else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

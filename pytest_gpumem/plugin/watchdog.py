@@ -25,7 +25,7 @@ from enum import Enum, auto
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-PATIENCE = 1.0
+PATIENCE = 0.5
 """Seconds that the process has from an interrupt to its end before the watchdog ends it."""
 _LAST_SECONDS = 0.3
 """Seconds that the process has to exit with the code that the watchdog sends; then it is killed."""

@@ -1,0 +1,118 @@
+"""Kernels that crash or never end: their test fails, others keep their verdicts, and the GPU is free again. Runs sessions of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessions_of_their_own import need_a_free_gpu
+
+MODULE = r"""
+import cupy
+import numpy as np
+import pytest
+
+BAD = cupy.RawKernel('extern "C" __global__ void bad(unsigned long long at) { *(volatile int*)at = 1; }', "bad")
+ENDLESS = cupy.RawKernel('extern "C" __global__ void endless(volatile int* go) { while (!*go) {} }', "endless")
+
+
+def crash(): BAD((1,), (1,), (np.uint64(0x10),))
+
+
+def hang():
+    global go
+    go = cupy.zeros(1, "i4")
+    ENDLESS((1,), (1,), (go,))
+
+
+def test_1(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.copy, device_buffer("4 MiB"), device_buffer("4 MiB"))
+
+
+@pytest.mark.gpumem(timeout="3 s")
+def test_2(gpu_benchmark, gpu_device, device_buffer):
+    device_buffer("4 MiB", "f4")
+    CULPRIT
+
+
+def test_3(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.copy, device_buffer("4 MiB"), device_buffer("4 MiB"))
+
+
+def test_4(): pass
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(autouse=True)
+def _real_gpu(request: pytest.FixtureRequest) -> None:  # in place of the conftest's, which holds the GPU
+    need_a_free_gpu(request.config)
+    pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def run(culprit: str, *arguments: str) -> subprocess.Popen[str]:
+        (tmp_path / "test_it.py").write_text(MODULE.replace("CULPRIT", culprit))
+        own = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "100 ms", "-rA", "-p", "no:cacheprovider", "--rootdir=.")
+        command = [sys.executable, "-m", "pytest", *own, *arguments, "test_it.py"]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    return run
+
+
+def verdicts(output: str) -> dict[str, str]:
+    """The outcome of each test in pytest's short summary."""
+    lines = [line.split() for line in output.splitlines() if line.startswith(("PASSED test_it", "FAILED test_it", "ERROR test_it"))]
+    return {words[1].partition("::")[2]: words[0] for words in lines}
+
+
+def test_a_crash_after_the_last_wait_is_its_tests(start: Start) -> None:
+    session = start("crash()")
+    output, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED
+    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "ERROR", "test_4": "PASSED"}
+    assert "not run: the context was lost in test_it.py::test_2" in output
+    last = output.rstrip().splitlines()[-1]
+    assert " in " in last
+    assert last.endswith("=")  # nothing follows the summary: no traceback of a library that frees its memory
+
+
+def test_a_worker_that_lost_the_context_is_replaced(start: Start) -> None:
+    session = start("crash()", "--gpumem-isolate")
+    output, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED
+    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+
+
+@pytest.mark.parametrize("culprit", ["gpu_benchmark(hang)", "hang()", "hang(); cupy.cuda.Device().synchronize()"])
+def test_an_endless_kernel_ends_the_session(start: Start, culprit: str) -> None:
+    session = start(culprit)
+    output, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED
+    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED"}
+    assert "--gpumem-timeout" in output
+    again = start("pass")  # the GPU is free
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == pytest.ExitCode.OK, output
+
+
+def test_a_worker_with_an_endless_kernel_is_replaced(start: Start) -> None:
+    session = start("gpu_benchmark(hang)", "--gpumem-isolate")
+    output, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED
+    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+
+
+def test_an_interrupt_ends_an_endless_kernel(start: Start) -> None:
+    session = start("hang(); print('it hangs', flush=True); cupy.cuda.Device().synchronize()", "-s")
+    assert session.stdout is not None
+    before = next(line for line in session.stdout if "it hangs" in line)
+    session.send_signal(signal.SIGINT)
+    after, _ = session.communicate(timeout=60)
+    assert session.returncode == pytest.ExitCode.INTERRUPTED, before + after
+    assert verdicts(after) == {"test_1": "PASSED"}
