@@ -6,6 +6,7 @@ import linecache
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
@@ -35,16 +36,22 @@ def python_stack(skip: int = 0) -> tuple[Frame, ...]:
     return tuple(reversed(found))
 
 
+@cache
+def _parts(file: str) -> tuple[str, ...]:
+    return Path(file).parts
+
+
+@cache
 def is_users(file: str) -> bool:
     """True for a file that is neither the standard library's, nor an installed package's, nor this package's."""
     if file.startswith("<"):
         return False
-    return not file.startswith((_PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in Path(file).parts)
+    return not file.startswith((_PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
 
 
 def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     """The frames of the user's code from the test or fixture on; those of other code where there are none."""
-    called = max((place for place, frame in enumerate(stack) if "_pytest" in Path(frame[0]).parts), default=-1)
+    called = max((place for place, frame in enumerate(stack) if "_pytest" in _parts(frame[0])), default=-1)
     stack = stack[called + 1 :] or stack  # what started pytest leads to no allocation
     found = tuple(frame for frame in stack if is_users(frame[0]))
     return found or tuple(frame for frame in stack if not frame[0].startswith(("<", _PACKAGE))) or tuple(stack)
