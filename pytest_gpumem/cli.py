@@ -65,7 +65,7 @@ class _Commands(click.Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
-            message = _in_one_line(error).rstrip(".")
+            message = _in_one_line(error).rstrip(".") + _hint(error)
             click.echo(f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
         except click.ClickException as error:
@@ -82,6 +82,14 @@ class _Commands(click.Group):
             click.echo(f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
             sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _hint(error: click.UsageError) -> str:
+    """Where an unknown option may be one of pytest's, that those come after "--"."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    takes = any(parameter.name == "pytest_arguments" for parameter in error.ctx.command.params)
+    return f"; options of pytest come after --: {error.ctx.command_path} -- {error.option_name}" if takes else ""
 
 
 def _in_one_line(error: click.ClickException) -> str:

@@ -43,9 +43,7 @@ def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> 
     yield _of_major(machine, "CUDA bindings", "cuda-bindings", major, "cuda", Status.FAILURE, "no GPU can be used without it")
     yield _package(machine, "NVML", "nvidia-ml-py", Status.WARNING, "no clocks, throttle reasons and ECC", "pip install nvidia-ml-py")
     yield _kernels(machine)
-    yield _package(
-        machine, "pytest-benchmark", "pytest-benchmark", Status.FAILURE, "nothing can be measured or stored", "pip install pytest-benchmark"
-    )
+    yield _benchmark(machine)
     remedy = "pip install nvtx (there is no wheel for macOS)"
     yield _package(machine, "NVTX", "nvtx", Status.WARNING, "no named ranges in Nsight tools", remedy)
     lost = "page faults and migrations cannot be counted in a run"
@@ -60,6 +58,22 @@ def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
     yield _profiler(machine, NCU, "no profiles with Nsight Compute, no counted traffic")
     if facts is not None:
         yield _counters(machine)
+
+
+def _benchmark(machine: Machine) -> Check:
+    check = _package(
+        machine, "pytest-benchmark", "pytest-benchmark", Status.FAILURE, "nothing can be measured or stored", "pip install pytest-benchmark"
+    )
+    version, of_pytest = machine.version("pytest-benchmark"), machine.version("pytest")
+    if version is None or of_pytest is None or _release(of_pytest) < (9, 2) or _release(version) >= (5, 3):
+        return check
+    why = f"{version} does not work with pytest {of_pytest}, whatever the plugin; pytest-benchmark 5.3 does"
+    return Check("pytest-benchmark", Status.FAILURE, why, "pip install 'pytest-benchmark>=5.3'")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _install(extra: str, major: int | None) -> str:

@@ -15,6 +15,7 @@ from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, OVERSUBSCRIBES, SES
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
+    Option,
     Settings,
     SettingsError,
     marker_keywords,
@@ -91,11 +92,19 @@ def _settings(config: pytest.Config) -> Settings:
         return resolve(
             {option.key: getattr(config.option, option.key, None) for option in OPTIONS},
             os.environ,
-            {**_unknown_ini_keys(config), **{option.key: config.getini(option.key) for option in OPTIONS}},
+            {**_unknown_ini_keys(config), **{option.key: _ini_value(config, option) for option in OPTIONS}},
             config.inipath.name if config.inipath else "the ini file",
         )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
+
+
+def _ini_value(config: pytest.Config, option: Option) -> object:
+    """The value of an option in the ini file. In native TOML (`[tool.pytest]`, pytest 9) flags and numbers are values of their own type."""
+    written = getattr(config, "_inicfg", {}).get(option.key)
+    if written is not None and not option.repeats and getattr(written, "mode", "ini") == "toml":
+        return written.value
+    return config.getini(option.key)
 
 
 def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
@@ -108,7 +117,7 @@ def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
             config.getini(key)
         except ValueError:
             found[key] = None
-        except TypeError:  # a registered key with a value of another type, which pytest reports where it is used
+        except (TypeError, pytest.UsageError):  # a registered key with a value of another type, which pytest reports where it is used
             continue
     return found
 

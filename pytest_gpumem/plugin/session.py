@@ -71,7 +71,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     Raises:
         pytest.UsageError: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched off.
     """
-    if not config.pluginmanager.hasplugin("benchmark"):
+    # By its module: it has another name where -p or a conftest loads it than by its entry point.
+    if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
     if settings.l2_sweep:
         check_serial(config)

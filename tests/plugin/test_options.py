@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from sessions import SIMULATED, TRIAD
 
 from pytest_gpumem.devices import cuda, opening
 from pytest_gpumem.settings import Option, Role, of_role
@@ -251,3 +253,26 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
     (runtime / "gpumem" / "GPU-1.lock").unlink()
     (runtime / "gpumem" / "GPU-1.lock").mkdir()
     assert "GPU-1.lock, cannot be used: Is a directory" in only_line(session("--gpumem"))
+
+
+@pytest.mark.skipif(int(pytest.__version__.partition(".")[0]) < 9, reason="native TOML is of pytest 9")
+def test_native_toml_has_values_of_their_own_types(pytester: pytest.Pytester, session: Run) -> None:
+    pytester.makepyfile(TRIAD)
+    lines = ["gpumem = true", 'gpumem_device = "sim"', "gpumem_placements = 4", "gpumem_budget = 0.02", 'gpumem_allow_lost = ["a", "b"]']
+    (pytester.path / "pyproject.toml").write_text("\n".join(["[tool.pytest]", *lines]))
+    result = session("--benchmark-json=out.json")
+    result.assert_outcomes(passed=1)
+    settings = json.loads((pytester.path / "out.json").read_text())["gpumem"]["settings"]
+    assert (settings["placements"], settings["budget"], settings["allow_lost"]) == (4, 0.02, ["a", "b"])
+    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\ngpumem = true\ngpumem_max_regression = 3")
+    line = only_line(session())
+    assert "gpumem_max_regression in pyproject.toml: 3 " in line
+    assert 'such as "1%"' in line
+
+
+def test_pytest_benchmark_is_found_however_it_is_loaded(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(TRIAD)
+    loaded = ("-p", "pytest_benchmark.plugin", "-p", "pytest_gpumem.plugin.hooks")
+    done = pytester.runpytest_subprocess(*loaded, *SIMULATED)
+    done.assert_outcomes(passed=1)

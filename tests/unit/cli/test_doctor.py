@@ -473,3 +473,13 @@ def test_text_has_one_line_for_each_check_and_ends_with_the_summary() -> None:
         "",
         "This machine can.",
     ]
+
+
+def test_pytest_and_pytest_benchmark_that_do_not_go_together() -> None:
+    def broken(pytest_version: str, benchmark: str) -> bool:
+        versions = {**INSTALLED, "pytest": pytest_version, "pytest-benchmark": benchmark}
+        return found(examine(replace(WHOLE, version=versions.get)), "pytest-benchmark").status is Status.FAILURE
+
+    assert broken("9.2.0", "5.2.3")
+    assert not broken("9.2.0", "5.3.0")
+    assert not broken("9.1.4", "5.2.3")

@@ -132,3 +132,10 @@ def test_a_file_name_without_characters_can_be_printed() -> None:
     assert done.returncode == 4
     assert b"none\\udcff.json" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["ranges", "gate", "duet"])
+def test_an_option_of_pytest_before_the_dashes_is_told_its_place(command: str) -> None:
+    done = CliRunner().invoke(main, [command, "-k", "x"], prog_name="gpumem")
+    assert done.exit_code == 4
+    assert f"options of pytest come after --: gpumem {command} -- -k. " in done.output
