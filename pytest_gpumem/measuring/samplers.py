@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -42,6 +42,10 @@ class Shot:
     def stream(self) -> Stream:
         """The first stream, for samplers that use one."""
         return self.streams[0]
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Make the stream the current one of the libraries for all samples of the block: once a launch takes some ten microseconds."""
+        return self.device.kernels.current_stream(self.stream) if self.target.foreign else nullcontext()
 
     @property
     def restores(self) -> bool:
@@ -134,7 +138,8 @@ class BlockedSampler:
         self._count = 0
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
+        with self._shot.entered():
+            return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
 
     def _one(self, place: int) -> float:
         shot, device = self._shot, self._shot.device
@@ -209,18 +214,20 @@ class BatchedSampler:
         device.streams.record(self._end, stream)
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
-        for place in shot.rounds(rounds):
-            shot.restore(shot.stream)
-            if self._graphs:
-                device.graphs.replay(self._graphs[place], shot.stream)
-            else:
-                device.streams.synchronize(shot.stream)
-                with held(device, shot.stream):
-                    self._body(place)
+        with self._shot.entered():
+            return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
+
+    def _one(self, place: int) -> float:
+        shot, device = self._shot, self._shot.device
+        shot.restore(shot.stream)
+        if self._graphs:
+            device.graphs.replay(self._graphs[place], shot.stream)
+        else:
             device.streams.synchronize(shot.stream)
-            samples.append((place, device.streams.elapsed(self._start, self._end) / self._batch))
-        return samples
+            with held(device, shot.stream):
+                self._body(place)
+        device.streams.synchronize(shot.stream)
+        return device.streams.elapsed(self._start, self._end) / self._batch
 
 
 class HostSampler:
@@ -233,7 +240,7 @@ class HostSampler:
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
         shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
-        # Once for all samples: making a stream the libraries' current one takes some ten microseconds.
+        # Work of the host may be the user's, and use any library.
         with device.kernels.current_stream(shot.stream):
             for place in shot.rounds(rounds):
                 shot.before(place, shot.stream)

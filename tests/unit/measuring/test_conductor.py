@@ -653,7 +653,10 @@ def test_a_row_says_that_the_test_had_made_another_gpu_current(bench: Bench, mon
     assert any("made GPU 1 current" in note for note in triad(bench, nbytes=2 * MiB).notes)
 
 
-def test_the_hosts_clock_has_the_current_stream_set_ahead_of_the_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sampler", "mode"), [("host", "clean-cold"), ("blocked", "clean-cold"), ("batched", "hot")])
+def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, mode: str
+) -> None:
     entered: list[Any] = []
 
     def counted(stream: Any) -> Any:
@@ -662,5 +665,8 @@ def test_the_hosts_clock_has_the_current_stream_set_ahead_of_the_samples(bench: 
 
     monkeypatch.setattr(bench.device.kernels, "current_stream", counted)
     x = bench.memory.device(1 * MiB)
-    taken = bench.case(lambda memory: case(lambda: None, x), sampler="host", placements=1)
+    taken = bench.case(lambda memory: case(lambda: None, x), sampler=sampler, mode=mode, placements=1)
     assert 0 < len(entered) < len(taken.samples) / 2
+    entered.clear()
+    triad(bench, nbytes=1 * MiB)
+    assert entered == []
