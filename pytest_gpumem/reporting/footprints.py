@@ -17,8 +17,8 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
     """Terms and texts: peak, kept, reserved, allocations, and what was not seen."""
     if footprint.watched:
         yield "peak memory", _of_uses(footprint.peak, footprint, "peak", "device")
-        if footprint.driver_peak is not None and footprint.driver_peak != footprint.peak:
-            yield "of the driver", f"{short_bytes(footprint.driver_peak)} at most, with what pools hold: so much must be free"
+        if (footprint.driver_peak or 0) > footprint.peak:
+            yield "from the driver", f"{short_bytes(_needed(footprint))} at most: pools hold more than is in use"
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
@@ -46,10 +46,14 @@ def totals(rows: Sequence[Row]) -> list[str]:
             shown = ", ".join(f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN])
             of = f" ({counted(len(taking), 'test')} of {len(watched)})" if name == "kept" else ""
             found.append(f"{word}{of}: {shown}")
-    needed = max((footprint.driver_peak for _, footprint in watched if footprint.driver_peak is not None), default=0)
-    if needed:
+    if needed := max((_needed(footprint) for _, footprint in watched if footprint.driver_peak is not None), default=0):
         found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
     return found
+
+
+def _needed(footprint: Footprint) -> int:
+    """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
+    return max(footprint.peak, footprint.driver_peak or 0)
 
 
 def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from pytest_gpumem.plugin.state import SESSION
+
+
+def need_modules(*names: str) -> None:
+    """Skip where one of these modules is missing; imports none: pytester would forget it, and PyTorch cannot be imported twice."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        pytest.skip(f"could not import {missing[0]!r}")
 
 
 def need_a_free_gpu(config: pytest.Config) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
+from sessions_of_their_own import need_a_free_gpu, need_modules
 
 START = """
 import functools
@@ -244,8 +244,7 @@ def failures(junit: Any) -> dict[str, str]:
 
 def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
     need_a_free_gpu(request.config)
-    for module in ("cupy", "torch", "cupti"):
-        pytest.importorskip(module)
+    need_modules("cupy", "torch", "cupti")
     arguments = ("--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", "-p", "no:cacheprovider")
     file = pytester.path / "test_planted.py"
     file.write_text(source(head=False))
@@ -268,7 +267,7 @@ def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester, re
 
 def test_memory_of_a_failed_test_is_the_users_lines(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
     need_a_free_gpu(request.config)
-    pytest.importorskip("cupy")
+    need_modules("cupy")
     pytester.makepyfile("""
         import cupy, pytest
 

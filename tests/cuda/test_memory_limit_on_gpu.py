@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
+from sessions_of_their_own import need_a_free_gpu, need_modules
 
 from pytest_gpumem import GiB, MiB
 
@@ -65,7 +65,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
     need_a_free_gpu(request.config)
-    pytest.importorskip("torch")
+    need_modules("torch")
     before = free_bytes()
     if before < 14 * GiB:
         pytest.skip("needs 14 GiB of free memory")
