@@ -21,17 +21,33 @@ def _csv(results: Results) -> str:
     return of_rows(results.document.rows, results.document.device)
 
 
-FORMATS: Mapping[str, Callable[[Results], str]] = MappingProxyType({"csv": _csv})
+def _bmf(results: Results) -> str:
+    from pytest_gpumem.reporting.charts import bencher
+
+    return bencher(results.document.rows, results.document.device)
+
+
+def _github(results: Results) -> str:
+    from pytest_gpumem.reporting.charts import github_action_benchmark
+
+    return github_action_benchmark(results.document.rows, results.document.device)
+
+
+FORMATS: Mapping[str, Callable[[Results], str]] = MappingProxyType({"csv": _csv, "bmf": _bmf, "github-action-benchmark": _github})
 """By the name of a format, the text of results in it."""
 
 
-@click.command(short_help="Write results as CSV.", epilog=examples("gpumem export csv results.json > results.csv"))
+@click.command(
+    short_help="Write results as CSV, or for services that keep charts.", epilog=examples("gpumem export csv results.json > results.csv")
+)
 @click.argument("format", type=click.Choice(list(FORMATS)))
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
 def export(format: str, results: Path) -> None:
     """Print RESULTS, a --benchmark-json file of a session with --gpumem, in another format.
 
-    csv has a line for each measurement, with figures in SI units and shares as fractions.
+    csv has a line for each measurement, with figures in SI units and shares as fractions. bmf is Bencher's format, and
+    github-action-benchmark is the format of that action's tool customSmallerIsBetter: their names end with the device, so that charts do
+    not mix cards.
     """
     from pytest_gpumem.result_files import ResultsError, load_results
 

@@ -247,6 +247,8 @@ def summary(row: Row, session: GpuSession) -> dict[str, Any]:
             "sampler": measurement.sampler,
             "profiled": measurement.profiled,
         }
+        if measurement.controls is not None and measurement.controls.latency is not None:
+            figures["card_variant_dram_latency_s"] = measurement.controls.latency
         if measurement.migrations is not None and measurement.migrations.launch is not None:
             counts = measurement.migrations.launch
             figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}

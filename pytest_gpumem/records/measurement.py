@@ -10,7 +10,19 @@ from msgspec import UNSET, UnsetType, field
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.records.record import Bytes, Count, Launches, LaunchTime, LaunchTimes, Placements, Record, Seconds, Sectors
+from pytest_gpumem.records.record import (
+    Bytes,
+    Count,
+    Launches,
+    LaunchTime,
+    LaunchTimes,
+    NotNegative,
+    Placements,
+    Record,
+    Seconds,
+    Sectors,
+    Share,
+)
 from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan
 
@@ -67,28 +79,28 @@ class Counted(Record, frozen=True):
 class Conditions(Record, frozen=True):
     """State of the device at one moment, from NVML or the simulated clock."""
 
-    sm_clock_hz: float | None = None
+    sm_clock_hz: NotNegative | None = None
     """SM clock in hertz."""
-    memory_clock_hz: float | None = None
+    memory_clock_hz: NotNegative | None = None
     """Memory clock in hertz."""
     temperature_c: float | None = None
     """GPU temperature in degrees Celsius."""
-    power_w: float | None = None
+    power_w: NotNegative | None = None
     """Board power in watts."""
     throttle_reasons: tuple[str, ...] = ()
     """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks."""
-    other_processes: int | None = None
+    other_processes: Count | None = None
     """Other compute processes on the device; None where the driver does not report them."""
 
 
 class Window(Record, frozen=True):
     """The active access-policy window, as the driver reports it; of a single launch, as the driver received it."""
 
-    nbytes: int
+    nbytes: Bytes
     """Bytes under the window."""
-    hit_ratio: float
+    hit_ratio: Share
     """Share of the window's accesses with the property `hit`."""
-    set_aside: int
+    set_aside: Bytes
     """Bytes of L2 set aside, as granted."""
     where: str = "stream"
     """Carrier of the window: "stream", "graph" (its kernels) or "launch"."""
@@ -96,7 +108,7 @@ class Window(Record, frozen=True):
     """L2 property of that share of the accesses: "persisting", "streaming" or "normal"."""
     miss: str = "streaming"
     """L2 property of the other accesses: "streaming" or "normal"."""
-    offset: int = 0
+    offset: Bytes = 0
     """Bytes of the buffer before the window."""
 
 

@@ -26,6 +26,8 @@ LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
 Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]
 """Launch times of each buffer placement."""
+NotNegative = Annotated[float, Meta(ge=0.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Sectors = Annotated[float, Meta(ge=0.0)]
 """Sectors of 32 bytes for one request of a warp."""
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import csv
+import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from result_files import Folder
+from result_files import H100, Folder
 
 from pytest_gpumem.cli import main
 
@@ -18,6 +20,26 @@ def test_csv_has_a_line_for_each_row_in_si_units(folder: Folder) -> None:
     assert float(lines[0]["latency_s"]) == pytest.approx(268e-6, rel=0.01)
     assert lines[1]["label"] == "'=1+1"  # no formula of a spreadsheet
     assert (lines[2]["latency_s"], lines[2]["failed"]) == ("", "True")
+
+
+def exported(format: str) -> Any:
+    result = CliRunner().invoke(main, ["export", format, "a.json"])
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_names_for_charts_tell_cards_apart_and_have_intervals_and_bandwidth(folder: Folder) -> None:
+    folder.write("a.json", [folder.row(name="test_x"), folder.row(name="test_y", profiled=True), folder.row(measurement=None, failed=True)])
+    ((name, metrics),) = exported("bmf").items()
+    assert name.endswith(f"::test_x @ {H100.key}")
+    latency, bandwidth = metrics["latency"], metrics["bandwidth"]
+    assert latency["value"] == pytest.approx(268e3, rel=0.01)  # ns
+    assert latency["upper_value"] - latency["lower_value"] == pytest.approx(20.0)
+    assert bandwidth["value"] == pytest.approx((3 << 28) / 268e-6, rel=0.01)
+    assert bandwidth["lower_value"] < bandwidth["value"] < bandwidth["upper_value"]
+    (entry,) = exported("github-action-benchmark")
+    assert (entry["name"], entry["unit"]) == (name, "us")
+    assert entry["value"] == pytest.approx(268, rel=0.01)
 
 
 def test_what_is_no_file_of_results_is_one_line(folder: Folder) -> None:

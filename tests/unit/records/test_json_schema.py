@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_gpumem.records.schema import document, document_from_json, json_schema
+from pytest_gpumem.records.schema import SchemaError, document, document_from_json, json_schema
 
 RECORD = Path(__file__).parents[3] / "ci" / "records" / "nvidia-h200" / "suite.json"
 Break = Callable[[dict[str, Any]], object]
@@ -76,3 +76,25 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
     assert row["properties"]["nodeid"]["description"] == "pytest's id of the test."
     assert row["properties"]["key"]["description"].startswith("`nodeid[label]`")
     assert schema["$defs"]["Measurement"]["properties"]["latency"]["description"].startswith("Seconds of one launch")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(placements=[[-1e-6]]),
+        lambda m: m.update(placements=[[0.0]]),
+        lambda m: m.update(placements=[]),
+        lambda m: m.update(half_width=-1e-9),
+        lambda m: m["traffic"].update(reads=-1),
+        lambda m: m["conditions"][0].update(sm_clock_hz=-1.0),
+        lambda m: m["conditions"][0].update(other_processes=-1),
+        lambda m: m.update(window={"nbytes": 1, "hit_ratio": 1.5, "set_aside": 1}),
+        lambda m: m.update(window={"nbytes": -1, "hit_ratio": 1.0, "set_aside": 1}),
+    ],
+)
+def test_the_schema_refuses_the_values_that_the_commands_refuse(schema: dict[str, Any], recorded: Any, change: Break) -> None:
+    broken = copy.deepcopy(recorded)
+    change(broken["rows"][0]["measurement"])
+    assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
+    with pytest.raises(SchemaError):
+        document_from_json(broken)
