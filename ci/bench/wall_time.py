@@ -3,8 +3,9 @@
     pip install --target BEFORE .      # in a checkout of the other revision
     python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json
 
-Each part runs pytest in fresh processes. `start` is the time from the start of a process to its first sample, with warm caches and with
-empty ones (of CuPy, of this package, of the driver); `process` is the whole of such a process, which is what one more process of
+Each part runs pytest in fresh processes. `start` is the time from the start of a process to its first sample, with empty caches (of CuPy,
+of this package, of the driver) and with warm ones; before the latter stand the times until pytest has read the conftest, has collected, and
+until the device is open and its clocks are up; `process` is the whole of such a process, which is what one more process of
 `--gpumem-processes` and of a duet takes; `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
 
 Prints the record with its targets. Exits with 1 where a target of this installation is missed.
@@ -39,26 +40,48 @@ TARGETS = {"start, warm": 1.5, "start, cold": 3.0, "small": 40.0 / 300}
 TIMEOUT = 300.0
 
 CONFTEST = '''
-"""Writes when the first sample was taken."""
+"""Writes when the process was how far."""
 
 import os
 import time
 from pathlib import Path
 
+import pytest
+
+from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.samplers import BlockedSampler
 
-samples = BlockedSampler.samples
+
+def reached(stage):
+    with Path(os.environ["WALL_TIME_STAGES"]).open("a") as file:
+        file.write(f"{time.time()!r} {stage}\\n")
 
 
-def first(self, rounds):
-    taken = samples(self, rounds)
-    BlockedSampler.samples = samples
-    Path(os.environ["WALL_TIME_FIRST"]).write_text(repr(time.time()))
-    return taken
+def after(owner, name, stage, before=None):
+    method = getattr(owner, name)
+
+    def once(*arguments):
+        if before:
+            reached(before)
+        result = method(*arguments)
+        setattr(owner, name, method)
+        reached(stage)
+        return result
+
+    setattr(owner, name, once)
 
 
-BlockedSampler.samples = first
+reached("pytest ready")
+after(Harness, "wake", "clocks up", "device open")
+after(BlockedSampler, "samples", "first sample")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    reached("collected")
 '''
+STAGES = ("pytest ready", "collected", "device open", "clocks up", "first sample")
+"""In their order; each is a time since the start of the process."""
 ONE = """
 def test_one(gpu_benchmark, gpu_kernels, device_buffer):
     gpu_benchmark(gpu_kernels.triad, *(device_buffer("32 MiB", "f4") for _ in range(3)), 3.0)
@@ -88,7 +111,7 @@ class Failed(Exception):
 
 
 def session(folder: Path, device: str, installation: Path | None, caches: Path | None) -> dict[str, float]:
-    """Run the tests of a folder in a fresh process: seconds to the first sample and to the end.
+    """Run the tests of a folder in a fresh process: seconds to each of `STAGES` and to the end ("whole").
 
     Args:
         folder: has the tests and the conftest.
@@ -96,9 +119,9 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path |
         installation: a folder that pip installed into; None: this one.
         caches: an empty folder for all caches; None: the user's own.
     """
-    first = folder / "first"
-    first.unlink(missing_ok=True)
-    environment = {**os.environ, "WALL_TIME_FIRST": str(first)}
+    stages = folder / "stages"
+    stages.unlink(missing_ok=True)
+    environment = {**os.environ, "WALL_TIME_STAGES": str(stages)}
     if installation is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(installation), *filter(None, [environment.get("PYTHONPATH")])])
     if caches is not None:
@@ -107,9 +130,10 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path |
     begun = time.time()
     done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=TIMEOUT)
     ended = time.time()
-    if done.returncode or not first.exists():
+    reached = dict(line.split(" ", 1)[::-1] for line in stages.read_text().splitlines()) if stages.exists() else {}
+    if done.returncode or not set(STAGES) <= set(reached):
         raise Failed(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
-    return {"first": float(first.read_text()) - begun, "whole": ended - begun}
+    return {stage: float(reached[stage]) - begun for stage in STAGES} | {"whole": ended - begun}
 
 
 def project(folder: Path, tests: str) -> Path:
@@ -126,11 +150,13 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
     for side, installation in sides.items():  # also writes the byte code, which an installation has
         session(one, asked.device, installation, None)
         with tempfile.TemporaryDirectory() as caches:
-            yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first"]
+            yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first sample"]
     for _ in range(asked.repeats):
         for side, installation in sides.items():
             taken = session(one, asked.device, installation, None)
-            yield "start, warm", side, taken["first"]
+            for stage in STAGES[:-1]:
+                yield stage, side, taken[stage]
+            yield "start, warm", side, taken["first sample"]
             yield "process", side, taken["whole"]
     for side, installation in sides.items():
         count = asked.small if installation is None else max(1, asked.small // BEFORE_SHARE)
