@@ -34,6 +34,9 @@ class LimitKeywords(TypedDict, total=False):
     max_registers: int | str | None
     max_spill: int | str | None
     same_kernels: bool | str | None
+    max_dram_bytes: int | str | None
+    max_sectors_per_request: float | str | None
+    min_l2_hit_rate: str | None
 
 
 class FootprintKeywords(TypedDict, total=False):
@@ -147,6 +150,22 @@ def _yes(value: object) -> str:
     raise units.QuantityError(f"{value!r} is not understood; accepted is True, and None to lift it")
 
 
+def _sectors(value: object) -> str:
+    try:
+        sectors = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        sectors = 0.0
+    if not 1 <= sectors <= 32:
+        raise units.QuantityError(f"{value!r} is no number of sectors of one request; accepted is a number from 1 to 32")
+    return f"{sectors:g}"
+
+
+def _hit_rate(value: Any) -> str:
+    if not 0 < units.parse_share(value) <= 1:
+        raise units.QuantityError(f"{value!r} is no hit rate; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
+    return str(value).strip()
+
+
 def _more(one: str, other: str) -> bool:
     return int(one) > int(other)
 
@@ -237,6 +256,21 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             Limit("max_registers", _number, "Most registers that a thread of any kernel uses.", "NUMBER", _more),
             Limit("max_spill", _size, "Most local memory of a thread of any kernel: spilled registers and stack.", "BYTES", _more_bytes),
             Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
+            Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _more_bytes),
+            Limit(
+                "max_sectors_per_request",
+                _sectors,
+                "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
+                "SECTORS",
+                lambda one, other: float(one) > float(other),
+            ),
+            Limit(
+                "min_l2_hit_rate",
+                _hit_rate,
+                'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
+                "SHARE",
+                lambda one, other: units.parse_share(one) < units.parse_share(other),
+            ),
         )
     }
 )

@@ -111,6 +111,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "l2-sweep": {Exit.NO_VERDICT: "nothing was swept; the other codes are pytest's"},
     "profile": {Exit.FAILED: "tests failed; the report is complete", Exit.NO_VERDICT: "no report was written"},
     "read": {Exit.NO_VERDICT: "a file cannot be read"},
-    "traffic": {Exit.FAILED: "a declaration is too large", Exit.NO_VERDICT: "nothing could be counted"},
+    "traffic": {Exit.FAILED: "a declaration is too large, or a count is beyond its limit", Exit.NO_VERDICT: "nothing could be counted"},
 }
 """By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from pytest_gpumem.commands import examples
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.terminal import wants_colour
 
@@ -31,6 +31,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
     """
     from pytest_gpumem.files import unwritable, write_whole
+    from pytest_gpumem.judging.limits import COUNTERS, absolute
     from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.nsight.tools import ToolMissing
@@ -57,5 +58,14 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         except OSError as error:
             raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
         click.echo(printable(f"wrote {file}"))
+    beyond = [
+        printable(f"{row.key}: {finding.sentence}")
+        for row in found.rows
+        if row.measurement is not None
+        for finding in absolute(row.measurement, row.limits, found.facts, names=COUNTERS)
+        if finding.outcome is not Outcome.PASS
+    ]
+    for line in beyond:
+        click.echo(line)
     accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return Exit.FAILED if any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0
+    return Exit.FAILED if beyond or any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0

@@ -135,7 +135,7 @@ def _pages(count: Callable[[PageCounts], int], most: int, words: Callable[[PageC
     return _counted(one, count(migrations.launch), most, words(migrations.launch))
 
 
-def _counted(one: _Judged, count: int, most: int, figure: str) -> Finding:
+def _counted(one: _Judged, count: float, most: float, figure: str) -> Finding:
     """Judge an exact count, which `figure` has in words."""
     outcome, side = (Outcome.FAIL, "above") if count > most else (Outcome.PASS, "not above")
     return find(outcome, "counted", figure=figure, side=side, limit=one.limit)
@@ -210,6 +210,40 @@ STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 
+
+def _max_dram_bytes(one: _Judged) -> Finding | None:
+    if one.measurement.counted is None:
+        return None
+    found = one.measurement.counted.total
+    return _counted(one, found, parse_bytes(one.written), f"{format_bytes(found)} of DRAM in one launch")
+
+
+def _max_sectors(one: _Judged) -> Finding | None:
+    if one.measurement.counted is None:
+        return None
+    found = one.measurement.counted.sectors_per_request
+    if found is None:
+        return one.not_counted("Nsight Compute counted no loads of global memory")
+    return _counted(one, found, float(one.written), f"{found:.3g} sectors a load of a warp")
+
+
+def _min_l2_hit_rate(one: _Judged) -> Finding | None:
+    if one.measurement.counted is None:
+        return None
+    found = one.measurement.counted.l2_hit_rate
+    if found is None:
+        return one.not_counted("Nsight Compute counted no hits of L2")
+    outcome, side = (Outcome.FAIL, "below") if found < parse_share(one.written) else (Outcome.PASS, "not below")
+    return find(outcome, "counted", figure=f"an L2 hit rate of {format_share(found)}", side=side, limit=one.limit)
+
+
+COUNTERS: Mapping[str, Callable[[_Judged], Finding | None]] = {
+    "max_dram_bytes": _max_dram_bytes,
+    "max_sectors_per_request": _max_sectors,
+    "min_l2_hit_rate": _min_l2_hit_rate,
+}
+"""Limits on figures of the hardware's counters, by name; not judged where nothing was counted."""
+
 RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
     "max_latency": _max_latency,
     "min_bandwidth": _min_bandwidth,
@@ -218,8 +252,17 @@ RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
     "max_migrated": _max_migrated,
     "faster_than": _faster_than,
     **STEPS,
+    **COUNTERS,
 }
 """By the limit's name. `judge` compares `max_regression` and `fail_if_faster` with the baseline."""
+
+
+def waits_for_counts(measurement: Measurement, limits: Limits) -> str | None:
+    """A note on limits that are not judged here; None if there are none."""
+    names = [name for name in COUNTERS if getattr(limits, name) is not None]
+    if not names or measurement.counted is not None:
+        return None
+    return f"{', '.join(names)}: judged by gpumem traffic, and where --gpumem-counted has its counts"
 
 
 def counts_steps(limits: Limits) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
-from pytest_gpumem.nsight.ncu import CountedKernel, kernels_in
+from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, CountedKernel, kernels_in
 from pytest_gpumem.nsight.profile import CallError as CallError
 from pytest_gpumem.nsight.profile import gpu, named_device
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of, place_of_row
@@ -74,7 +74,7 @@ def count(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
         pytest_command = child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
-        command = counting_command(program, pytest_command, log)
+        command = counting_command(program, pytest_command, log, more=(L2_HIT_RATE, SECTORS_PER_LOAD))
         echo(f"gpumem: {child.shown(command)}")
         try:
             finished = child.run(command, child.for_a_part(environment), echo)
@@ -167,7 +167,16 @@ def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Cou
     reads, writes = mean(k.use.dram_read for k in kernels), mean(k.use.dram_written for k in kernels)
     assert reads is not None
     assert writes is not None
-    return Counted(reads, writes, mean(k.use.l2_read for k in kernels), mean(k.use.l2_written for k in kernels), launches, source)
+    return Counted(
+        reads,
+        writes,
+        mean(k.use.l2_read for k in kernels),
+        mean(k.use.l2_written for k in kernels),
+        launches,
+        source,
+        max((k.use.sectors_per_request for k in kernels if k.use.sectors_per_request is not None), default=None),
+        min((k.use.l2_hit_rate for k in kernels if k.use.l2_hit_rate is not None), default=None),
+    )
 
 
 # The file

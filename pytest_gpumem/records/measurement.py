@@ -69,6 +69,10 @@ class Counted(Record, frozen=True):
     """Launches that were counted."""
     source: str
     """Source of the counts, such as "ncu"."""
+    sectors_per_request: Sectors | None = None
+    """Sectors of 32 bytes that one load of a warp from global memory touches, of the kernel with most; None where it was not counted."""
+    l2_hit_rate: float | None = None
+    """L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not counted."""
 
     @property
     def total(self) -> int:
@@ -342,6 +346,12 @@ class Limits(Record, frozen=True):
     """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
     same_kernels: str | None = None
     """ "true": the kernels of one launch and their shapes are those of the baseline."""
+    max_dram_bytes: str | None = None
+    """Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"."""
+    max_sectors_per_request: str | None = None
+    """Most sectors that a load of a warp touches, by the hardware's counters: "4"."""
+    min_l2_hit_rate: str | None = None
+    """Least L2 hit rate, by the hardware's counters: "80%"."""
     min_overlap: str | None = None
     """Least hidden share of the time that overlap can hide: "80%"."""
     max_regression: str | None = None

@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.judging.limits import waits_for_counts
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.measurement import Conditions, Counted, Limits
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 TRIAD = Step(StepKind.KERNEL, "triad", code="a", grid=(64, 1, 1), block=(256, 1, 1), registers=40, local=16, stream=0)
@@ -72,3 +73,33 @@ def test_the_same_kernels_as_in_the_newest_run_that_knows_them(bench: Any, h100:
     assert re.search(r"no longer triad 64x1x1 of 128x1x1; new triad 64x1x1 of 256x1x1", smaller.reason)
     for other in ([TRIAD], [SCALE, TRIAD], [TRIAD, TRIAD, SCALE]):
         assert verdict(what_ran(other, {})).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("limit", "enough", "too_little", "figure"),
+    [
+        ("max_dram_bytes", "3 MiB", "2 MiB", "3 MiB of DRAM in one launch"),
+        ("max_sectors_per_request", "8", "4", "8 sectors a load of a warp"),
+        ("min_l2_hit_rate", "75%", "80%", "an L2 hit rate of 75"),
+    ],
+)
+def test_limits_on_counters_are_judged_where_they_were_read(
+    limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts
+) -> None:
+    counts = Counted(2 * 2**20, 2**20, None, None, 5, "ncu", 8.0, 0.75)
+    for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
+        limits = Limits(**{limit: written})
+        now = bench.measurement(counted=counts, traffic=None)
+        verdict = judge(now, limits, h100, [], strict=False)
+        assert verdict.outcome is outcome
+        assert figure in verdict.reason
+        assert waits_for_counts(now, limits) is None
+        uncounted = bench.measurement()
+        assert judge(uncounted, limits, h100, [], strict=False).outcome is Outcome.PASS
+        assert limit in str(waits_for_counts(uncounted, limits))
+
+
+@pytest.mark.parametrize("limit", ["max_sectors_per_request", "min_l2_hit_rate"])
+def test_a_counter_that_was_not_read_is_undecided(limit: str, bench: Any, h100: DeviceFacts) -> None:
+    now = bench.measurement(counted=Counted(1, 1, None, None, 5, "ncu"), traffic=None)
+    assert judge(now, Limits(**{limit: "50%" if "rate" in limit else "4"}), h100, [], strict=False).outcome is Outcome.UNDECIDED

@@ -202,6 +202,7 @@ def test_the_marker_is_strict() -> None:
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_syncs", "max_registers", "max_spill", "same_kernels"),
+        *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
         "gpus",
     }
