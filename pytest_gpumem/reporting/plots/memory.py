@@ -8,7 +8,7 @@ from itertools import cycle
 
 from markupsafe import Markup
 
-from pytest_gpumem.records.footprint import Course, Footprint
+from pytest_gpumem.records.footprint import Course, Footprint, Phase
 from pytest_gpumem.reporting.plots.svg import (
     WIDTH,
     Frame,
@@ -72,14 +72,23 @@ def memory_course(footprint: Footprint) -> Markup:
 
 
 def _phases(footprint: Footprint, frame: Frame, x: Scale) -> Iterator[str]:
-    for index, phase in enumerate(footprint.phases):
+    """The phases of the test above the plot, every second one shaded, and its labelled parts, which lie in them, inside."""
+    parts = {id(one) for one in footprint.phases if any(_within(one, other) for other in footprint.phases)}
+    for index, phase in enumerate(sorted(footprint.phases, key=lambda one: (id(one) in parts, one.begin))):
         left, right = x(phase.begin), x(phase.end)
-        if index % 2:
+        if id(phase) in parts:
+            yield line(left, frame.top + 2, right, frame.top + 2, "axis")
+        elif index % 2:
             shade = f"M{number(left)} {number(frame.top)}H{number(right)}V{number(frame.bottom)}H{number(left)}z"
             yield f'<path class="shade" d="{shade}"/>'
         name = fitted(phase.name, right - left)
         if right - left > 24:
-            yield text((left + right) / 2, frame.top - 4, name, anchor="middle", style="unit")
+            above = frame.top + 14 if id(phase) in parts else frame.top - 4
+            yield text((left + right) / 2, above, name, anchor="middle", style="unit")
+
+
+def _within(one: Phase, other: Phase) -> bool:
+    return one is not other and other.begin <= one.begin and one.end <= other.end and one.end - one.begin < other.end - other.begin
 
 
 def _steps(points: Points, x: Scale, y: Scale, end: float) -> str:

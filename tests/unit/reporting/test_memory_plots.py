@@ -55,6 +55,10 @@ def test_a_line_for_each_library_and_kind_and_one_for_all_device_memory() -> Non
     assert drawn.count("curve") == 4
     for phase in FOOTPRINT.phases:
         assert (f">{phase.name}<" in drawn) == (phase.end - phase.begin > 0.3)
+    part = memory_course(replace(FOOTPRINT, phases=(*FOOTPRINT.phases, Phase("decode", 0.9, 1.6))))
+    places = {name: float(re.search(rf'y="([0-9.]+)"[^>]*>{name}<', part)[1]) for name in ("call", "decode")}  # type: ignore[index]
+    assert places["decode"] > places["call"] + 12
+    assert part.count("shade") == drawn.count("shade")
     assert legend(FOOTPRINT)[1] == ("s1", "PyTorch")
     alone = replace(FOOTPRINT, timeline=FOOTPRINT.timeline[1:])
     assert [name for name, _ in series(alone)] == ["PyTorch", "CUDA, pinned"]
