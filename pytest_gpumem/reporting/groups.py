@@ -38,6 +38,8 @@ class Behaviour(str, Enum):
     """A footprint of several times L2."""
     OTHER = "other"
     """A small or unknown footprint."""
+    MEMORY = "memory of tests"
+    """No time is measured, only the memory that the test takes."""
     NOTHING = "not measured"
     """The test failed before it measured anything."""
 
@@ -75,6 +77,8 @@ def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
     found: dict[str, Behaviour] = {}
     for row in rows:
         function, kind = function_of(row), behaviour_of(row.measurement, facts)
+        if row.measurement is None and row.footprint is not None:
+            kind = Behaviour.MEMORY
         found[function] = min(found.get(function, kind), kind, key=ORDER.index)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
@@ -73,3 +76,12 @@ def test_a_test_is_of_one_kind() -> None:
 def test_parameters_are_no_part_of_a_function() -> None:
     assert function_of(row("a[1]/t.py::TestX::test_a[b::c-[d]]")) == "a[1]/t.py::TestX::test_a"
     assert function_of(row("odd[1]")) == "odd"
+
+
+def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Callable[..., Row], facts: DeviceFacts) -> None:
+    alone = replace(make_row("a.py::test_memory", measured=False), footprint=Footprint(1))
+    timed = replace(make_row("a.py::test_both"), footprint=Footprint(1))
+    part = replace(make_row("a.py::test_both", measured=False, label="part"), footprint=Footprint(1))
+    found = behaviours([alone, part, timed], facts)
+    assert found["a.py::test_memory"] is Behaviour.MEMORY
+    assert found["a.py::test_both"] is behaviours([timed], facts)["a.py::test_both"]
