@@ -28,6 +28,8 @@ REPEAT = 60.0
 """Seconds between two such messages."""
 LIMIT = 600.0
 """Seconds of waiting for one test of another process, after which the wait ends with an error."""
+_RUN = "PYTEST_XDIST_TESTRUNUID"
+"""Set by pytest-xdist: the same in all workers of a run, which take turns."""
 _POLL = 0.5
 """Seconds between two looks at who holds the GPU."""
 
@@ -50,7 +52,8 @@ def exclusive(
 
     Args:
         facts: the device.
-        tell: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds.
+        tell: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds; for another
+            worker of the same run the first line comes after `REPEAT` seconds too.
         test: the test that needs the GPU, named to those who wait for it.
         limit: seconds of waiting for the same test of the same process; default: `LIMIT`. They begin anew when another test holds it.
 
@@ -65,7 +68,7 @@ def exclusive(
     lock, holder = FileLock(path), path.with_suffix(".json")
     try:
         _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, LIMIT if limit is None else limit)
-        holder.write_text(json.dumps({"pid": os.getpid(), "test": test}))
+        holder.write_text(json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(_RUN)}))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -91,6 +94,8 @@ def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None]
         elif now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
             raise GpuBusy(f"{gpu} is in use {waited}: {_named(content)} measures on it; end that process, or measure later")
+        if now >= due and _of_this_run(content) and now < since + REPEAT:
+            due = since + REPEAT
         if now >= due:
             due = now + REPEAT
             rest = since + limit - now
@@ -144,6 +149,15 @@ def _content(holder: Path) -> str:
         return holder.read_text(encoding="utf-8", errors="replace")
     except OSError:  # the holder has just begun, or has just ended
         return ""
+
+
+def _of_this_run(content: str) -> bool:
+    """True if another worker of the same run holds the GPU, which nobody needs to hear of."""
+    try:
+        run = json.loads(content)["run"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return run is not None and run == os.environ.get(_RUN)
 
 
 def _named(content: str) -> str:

@@ -36,6 +36,7 @@ TWO_GPUS = """
 
     session.choose = choose
     exclusive.user_runtime_path = lambda name, appauthor: Path({runtime!r}) / name
+    exclusive.PATIENCE = 0.0
 
     @pytest.fixture
     def holders(gpu_device):
@@ -123,7 +124,9 @@ def test_more_workers_than_gpus_take_turns(seen: Seen) -> None:
         busy.unlink()
 """
     )
-    seen.run("-n", "3").assert_outcomes(passed=6)
+    result = seen.run("-n", "3")
+    result.assert_outcomes(passed=6)
+    assert "gpumem: waiting" not in result.stdout.str() + result.stderr.str()
     gpu_of = {worker: mine for _, worker, _, mine in seen.lines()}
     assert gpu_of == {"gw0": ["GPU-a"], "gw1": ["GPU-b"], "gw2": ["GPU-a"]}
 
@@ -260,7 +263,7 @@ def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytest
         seen.run("--gpumem-save").assert_outcomes(passed=2)
     seen.forget()
     monkeypatch.setenv("LIMIT", "0.8%")
-    seen.run("-n", "2", processes="auto").assert_outcomes(passed=2)
+    seen.run("-n", "2", "--gpumem-no-evidence", processes="auto").assert_outcomes(passed=2)
     on = {name: [mine for one, _, _, mine in seen.lines() if one == name] for name in (0, 1)}
     assert sorted(found[0] for found in on.values()) == [["GPU-a"], ["GPU-b"]]
     assert all(len(found) > 1 and found.count(found[0]) == len(found) for found in on.values())
