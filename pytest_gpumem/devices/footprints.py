@@ -24,6 +24,15 @@ MOST_LOOKED_AT = 10
 """Arrays whose referrers are looked for: each takes some passes over all objects of the process."""
 
 
+def _minus(one: Figures, other: Figures) -> Figures:
+    return _plus(one, Figures(-(other.used or 0), -other.unused, -(other.segments or 0)))
+
+
+def _plus(one: Figures, other: Figures) -> Figures:
+    used = None if one.used is None else one.used + (other.used or 0)
+    return Figures(used, one.unused + other.unused, (one.segments or 0) + (other.segments or 0))
+
+
 class Source(ABC):
     """Something that reports memory: the driver, or the allocator of one library."""
 
@@ -91,8 +100,10 @@ class Footprints:
         self._paused = False
         self._before: dict[Series, Figures] = {}
         """What libraries counted when the pause began."""
-        self._drift: dict[Series, int] = {}
-        """Bytes that libraries used more after pauses than before, since the start."""
+        self._drift: dict[Series, Figures] = {}
+        """Bytes that libraries used and held more after pauses than before, since the start."""
+        self._since_pause: set[Series] = set()
+        """Libraries that came into use in a pause, so that all that counts of them was reported."""
         self._numbers = itertools.count(1)
 
     def start(self, *, driver: bool, stacks: bool = False) -> None:
@@ -102,7 +113,7 @@ class Footprints:
         self._reasons.clear()
         if not driver and self._driver is not None:
             self._reasons[self._driver.name] = "allocations of the driver are watched with --gpumem-footprint"
-        self._look()
+        self.look()
 
     def stop(self) -> None:
         for source in self._running.values():
@@ -115,8 +126,7 @@ class Footprints:
         """True if each allocation of the driver is reported, as on a simulated device, where only fixtures allocate."""
         return self._driver is None or (self._driver.name in self._running and self._driver.name not in self._reasons)
 
-    def _look(self) -> None:
-        """Start the sources whose libraries have come into use."""
+    def look(self) -> None:
         if self._paused:
             return
         for source in self._wanted or ():
@@ -126,7 +136,7 @@ class Footprints:
                 self._running[source.name] = source
 
     def _settle(self) -> None:
-        self._look()
+        self.look()
         if not self._paused:
             for source in self._running.values():
                 source.drain()
@@ -164,11 +174,13 @@ class Footprints:
             yield growth
         finally:
             self._resume()
-            growth |= {series: nbytes - drift.get(series, 0) for series, nbytes in self._drift.items() if nbytes != drift.get(series, 0)}
+            for series, now in self._drift.items():
+                if (used := (now.used or 0) - (drift.get(series, _NONE).used or 0)) != 0:
+                    growth[series] = used
 
     def released(self, growth: Growth) -> None:
         for series, nbytes in growth.items():
-            self._drift[series] = self._drift.get(series, 0) - nbytes
+            self._drift[series] = _plus(self._drift.get(series, _NONE), Figures(-nbytes, 0))
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -193,14 +205,15 @@ class Footprints:
         now = time.perf_counter()
         for source in self._running.values():
             source.start(self._log, self._stacks)
+        self.look()
         for series, after in self._figures().items():
-            if after.used is None:
-                continue
-            change = after.used - (self._before.get(series, _NONE).used or 0)
-            if change < 0:
-                self._log.shrink(series, -change, now)
-            else:
-                self._drift[series] = self._drift.get(series, 0) + change
+            change = _minus(after, self._before.get(series, _NONE))
+            if change.used is not None and change.used < 0:
+                self._log.shrink(series, -change.used, now)
+                change = change._replace(used=0)
+            self._drift[series] = _plus(self._drift.get(series, _NONE), change)
+            if series not in self._before:
+                self._since_pause.add(series)
         self._log.forget([one for one in self._log.living() if not self._alive(one)], now)
 
     def _alive(self, one: Allocated) -> bool:
@@ -267,8 +280,9 @@ class _Watch:
         for series, figures in after.items():
             library, kind = series
             before = self._figures.get(series, _NONE)
+            nobodys = self._nobodys(series)
             if driver and figures.segments is not None:
-                missing = figures.segments - (before.segments or 0) - owned(steps, library, kind)
+                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
                 if missing > 0 and not claim(steps, library, missing):
                     not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
         self._accounts = found = account(steps, self._begin)
@@ -278,13 +292,15 @@ class _Watch:
             before = self._figures.get(series, _NONE)
             kept, peak = use.kept, use.peak
             if figures.used is not None:
-                kept = figures.used - (before.used or 0) - (of._drift.get(series, 0) - self._drift.get(series, 0))
+                kept = figures.used - (before.used or 0) - (self._nobodys(series).used or 0)
                 peak = max(peak, kept)
-            if figures.high is not None and figures.high > (before.high or 0):
-                peak = max(peak, figures.high - (before.used or 0))
-            elif figures.high:
+            # Where the library came into use meanwhile, not all of its allocations were seen.
+            marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_pause})
+            if marked and (figures.high or 0) > (before.high or 0):
+                peak = max(peak, (figures.high or 0) - (before.used or 0))
+            elif marked and figures.high:
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
-            use = replace(use, kept=kept, reserved=figures.unused - before.unused, peak=peak)
+            use = replace(use, kept=kept, reserved=figures.unused - before.unused - self._nobodys(series).unused, peak=peak)
             if use != MemoryUse(*series):
                 uses[series] = use
         # Where allocations were not seen one by one, the peak of all is at least that of each.
@@ -299,6 +315,10 @@ class _Watch:
             seconds=self.seconds(),
             timeline=found.courses,
         )
+
+    def _nobodys(self, series: Series) -> Figures:
+        """By which a library grew in pauses since the begin."""
+        return _minus(self._of._drift.get(series, _NONE), self._drift.get(series, _NONE))
 
     def _with_source(self, use: MemoryUse) -> MemoryUse:
         if use.library == FIXTURES:

@@ -52,9 +52,11 @@ class Figures(NamedTuple):
     unused: int
     """In its pool, and not in use."""
     segments: int | None = None
-    """Of all segments of its pool; None where they are reported one by one, or where it has no pool."""
+    """Of all segments of its pool; None where it has none."""
     high: int | None = None
-    """The library's own high-water mark of what is in use; None where allocations are reported one by one."""
+    """The library's own high-water mark of what is in use; None where it has none."""
+    single: bool = True
+    """Its allocations are reported one by one."""
 
 
 @dataclass(eq=False)

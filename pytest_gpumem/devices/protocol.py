@@ -535,6 +535,9 @@ class Footprints(Protocol):
     def stop(self) -> None:
         """Have the sources report no longer."""
 
+    def look(self) -> None:
+        """Watch the libraries that have come into use too; else they are found when a footprint is read."""
+
     def watch(self) -> MemoryWatch:
         """Begin to watch. Raises `DeviceError` before `start`."""
 

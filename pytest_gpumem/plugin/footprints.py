@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
-import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -66,6 +66,7 @@ class WatchedTest:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Note when a phase of the test begins and ends."""
+        self.session.device.footprints.look()
         begun = self.watch.seconds()
         try:
             yield
@@ -108,10 +109,17 @@ def _let_go(item: pytest.Item) -> None:
 
 
 def _clear(found: TracebackType | None) -> None:
-    """Forget the variables of the finished frames of a traceback."""
-    if found is not None:
-        with suppress(RuntimeError):
-            traceback.clear_frames(found)
+    """Forget the variables of the finished functions of a traceback."""
+    while found is not None:
+        frame, found = found.tb_frame, found.tb_next
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED == 0:
+            continue  # of a module or a class, whose variables are its own
+        # Up to Python 3.12 a dictionary that was made of the variables outlives them.
+        variables = frame.f_locals
+        with suppress(RuntimeError):  # it still runs
+            frame.clear()
+            if isinstance(variables, dict):
+                variables.clear()
 
 
 class FootprintHooks:

@@ -220,7 +220,7 @@ def test_numba_pattern(numba):
     a = numba.device_array(4 * MIB, numpy.uint8)
     b = numba.device_array(2 * MIB, numpy.uint8)
     del a
-    numba.current_context().deallocations.clear()
+    numba.current_context().memory_manager.deallocations.clear()  # frees late otherwise
     c = numba.device_array(1 * MIB, numpy.uint8)
 
 
@@ -272,7 +272,7 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_keeps": {"kept": 4096, "CuPy device": {"kept": 4096, "allocations": 1}},
     "cupy_cycle": {"peak": 4 * MIB, "kept": 0},
     "cupy_fixture": {"peak": 3 * MIB, "kept": 0},
-    "cupy_fails": {"peak": 3 * MIB, "kept": 0},
+    "cupy_fails": {"kept": 0},
     "cupy_wide_1": {"peak": 8 * MIB, "kept": 0},
     "cupy_wide_2": {"peak": 8 * MIB, "kept": 0},
     "cupy_pinned": {"kept": 0, "peak": 0},
@@ -283,12 +283,12 @@ FOUND: dict[str, dict[str, Any]] = {
     "torch_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 22 * MIB, "PyTorch device": {"allocations": 3, "largest": 4 * MIB}},
     "torch_keeps": {"kept": 4096, "PyTorch device": {"kept": 4096, "allocations": 1}},
     "torch_cycle": {"peak": 4 * MIB, "kept": 0},
-    "torch_fails": {"peak": 3 * MIB, "kept": 0},
+    "torch_fails": {"kept": 0},
     "torch_pinned": {"kept": 0},
     "torch_keeps_pinned": {"kept": MIB},
     "torch_matmul": {"kept": 0},
     "torch_graph": {"kept": 0},
-    "torch_keeps_graph": {"kept": 20 * MIB},
+    "torch_keeps_graph": {"kept": 20 * MIB + 16},  # its pool, and two numbers of its random generator
     "driver_pattern": {"peak": 6 * MIB, "kept": 0, "driver_peak": 6 * MIB, "CUDA device": {"allocations": 3, "largest": 4 * MIB}},
     "driver_keeps": {"kept": 4096, "CUDA device": {"kept": 4096}},
     "driver_managed": {"kept": 0, "managed_peak": 2 * MIB},

@@ -304,3 +304,81 @@ def test_limits_of_this_run_that_a_test_lifts_are_noted(pytester: pytest.Pyteste
     result, found = results(pytester, gpumem, test, "--gpumem-max-peak", "1 MiB")
     assert result.ret == 0
     assert found["test_it.py::test_free"]["footprint"]["notes"] == ["max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"]
+
+
+def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    _, found = results(
+        pytester,
+        gpumem,
+        """
+        import pytest
+        from pytest_gpumem.devices.kinds import MemoryKind
+
+        KEPT = []
+
+        class Array:
+            '''Memory that lives as long as this object.'''
+
+            def __init__(self, device):
+                self.footprints = device.footprints
+                self.number = self.footprints.took(MemoryKind.DEVICE, 4096)
+
+            def __del__(self):
+                self.footprints.gave_back(self.number)
+
+        @pytest.fixture
+        def array(gpu_device):
+            return Array(gpu_device)
+
+        def test_fixture(gpu_memory, array):
+            assert array
+
+        def test_fails(gpu_memory, gpu_device):
+            held = Array(gpu_device)
+            def inner(also):
+                raise ValueError  # pytester's record of hooks would keep both sides of an assertion
+            inner(held)
+
+        def test_cycle(gpu_memory, gpu_device):
+            ring = [Array(gpu_device)]
+            ring.append(ring)
+
+        def test_traceback(gpu_memory, gpu_device):
+            def failing():
+                held = Array(gpu_device)
+                raise ValueError
+            try:
+                failing()
+            except ValueError as error:
+                KEPT.append(error)
+
+        def test_list(gpu_memory, gpu_device):
+            KEPT.append(Array(gpu_device))
+        """,
+    )
+    kept = {key.partition("::test_")[2]: row["footprint"]["kept"] for key, row in found.items()}
+    assert kept == {"fixture": 0, "fails": 0, "cycle": 0, "traceback": 4096, "list": 4096}
+
+
+def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+    _, found = results(
+        pytester,
+        gpumem,
+        """
+        import pytest
+        from pytest_gpumem.devices.kinds import MemoryKind
+        from pytest_gpumem.devices.opening import choose
+
+        @pytest.fixture(scope="module")
+        def wide(request):
+            from pytest_gpumem.plugin.state import SESSION
+            footprints = request.config.stash[SESSION].device.footprints
+            number = footprints.took(MemoryKind.DEVICE, 1 << 20)
+            yield
+            footprints.gave_back(number)
+
+        def test_first(gpu_memory, wide): pass
+        def test_last(gpu_memory, wide): pass
+        """,
+    )
+    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [(0, 0), (0, 0)]

@@ -111,7 +111,7 @@ class DriverMemory(Source):
             name: int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, getattr(graphs, f"cudaGraphMemAttr{name}"))))
             for name in ("UsedMemCurrent", "ReservedMemCurrent")
         }
-        pool = Figures(None, reserved - used) if self._listens else Figures(used, reserved - used, high=high)
+        pool = Figures(None, reserved - used) if self._listens else Figures(used, reserved - used, high=high, single=False)
         unused = of_graphs["ReservedMemCurrent"] - of_graphs["UsedMemCurrent"]
         return {
             (DRIVER, "device"): pool,

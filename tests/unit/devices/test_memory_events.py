@@ -125,7 +125,7 @@ class Library(Source):
 
     def figures(self) -> Mapping[Series, Figures]:
         used = sum(self.used.values())
-        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high)}
+        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high, single=self.single)}
 
     def take(self, address: int, nbytes: int) -> None:
         self.used[address] = nbytes

@@ -66,7 +66,7 @@ class CupyMemory(Source):
             for pool in pools.values():
                 if isinstance(pool, cupy.cuda.MemoryPool):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
-        return {(NAME, "device"): Figures(used, total - used)}
+        return {(NAME, "device"): Figures(used, total - used, segments=total)}
 
     def settle(self) -> None:
         cupy.get_default_pinned_memory_pool().free_all_blocks()

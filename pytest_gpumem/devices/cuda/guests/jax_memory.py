@@ -41,4 +41,4 @@ class JaxMemory(Source):
             return {}
         used = int(statistics["bytes_in_use"])
         pool = int(statistics.get("pool_bytes", used))
-        return {(NAME, "device"): Figures(used, pool - used, segments=pool, high=int(statistics.get("peak_bytes_in_use", used)))}
+        return {(NAME, "device"): Figures(used, pool - used, pool, int(statistics.get("peak_bytes_in_use", used)), single=False)}

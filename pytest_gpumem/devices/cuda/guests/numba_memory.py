@@ -20,4 +20,7 @@ class NumbaMemory(Source):
         return "numba.cuda" in sys.modules
 
     def settle(self) -> None:
-        sys.modules["numba.cuda"].current_context().deallocations.clear()
+        context = sys.modules["numba.cuda"].current_context()
+        for holder in (context, context.memory_manager):
+            if (pending := getattr(holder, "deallocations", None)) is not None:
+                pending.clear()

@@ -50,4 +50,4 @@ class RmmMemory(Source):
         if pool is None or statistics is None:
             return {}
         used, size = int(statistics.current_bytes), int(pool.pool_size())
-        return {(NAME, "device"): Figures(used, size - used, segments=size, high=int(statistics.peak_bytes))}
+        return {(NAME, "device"): Figures(used, size - used, size, int(statistics.peak_bytes), single=False)}

@@ -119,9 +119,7 @@ class TorchMemory(Source):
         reserved = int(statistics["reserved_bytes"]["all"]["current"])
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
         current, unused = int(used["current"]) + self._held, unused - self._held
-        if self._records:
-            return {(NAME, "device"): Figures(current, unused)}
-        return {(NAME, "device"): Figures(current, unused, segments=reserved, high=int(used["peak"]))}
+        return {(NAME, "device"): Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
 
     def settle(self) -> None:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
