@@ -19,7 +19,7 @@ from pytest_gpumem.judging.judge import is_failing
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.plugin.marks import MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import MARKER, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced
@@ -52,6 +52,13 @@ class WatchedTest:
         self.parts: list[tuple[str, Footprint, Limits]] = []
         """Labelled parts that have ended, with their limits."""
         self.phases: list[Phase] = []
+        self.row_at_end = False
+        """Its row is made when it has ended: nothing was to be judged before, and a look takes time."""
+
+    @property
+    def judged_in_body(self) -> bool:
+        """True if something is judged at the end of its body."""
+        return bool(self.parts) or any(getattr(self.limits, name) is not None for name in RULES if name not in AT_THE_END)
 
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
@@ -130,6 +137,22 @@ class FootprintHooks:
         self._level: tuple[bool, bool] | None = None
         """What is watched now: the driver, and stacks."""
         self._refused = False
+        self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
+        """Limits of tests without a marker."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Open the device before the first test where every test is watched, so that the first one does not take longer."""
+        gpu, option = self._session, session.config.option
+        controls = not gpu.is_worker and getattr(option, "dist", "no") != "no"
+        if gpu.settings.footprint in ("on", "trace") and not option.collectonly and not controls:
+            with suppress(*TROUBLE):  # the first test finds it
+                self._start((True, gpu.settings.footprint == "trace"))
+
+    def _start(self, level: tuple[bool, bool]) -> None:
+        if level != self._level:
+            self._session.device.footprints.start(driver=level[0], stacks=level[1])
+            self._level = level
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -180,21 +203,20 @@ class FootprintHooks:
     def _begin(self, item: pytest.Item) -> WatchedTest | None:
         """Begin to watch a test; None if it is not to be watched, or cannot be."""
         session = self._session
-        try:
-            limits = merge_limits(None, marker_limits(marker_keywords(marks_of(item))), session.settings, OF_FOOTPRINT)
-        except SettingsError:  # reported where the marker is read
-            return None
+        limits = self._of_session
+        if item.get_closest_marker(MARKER) is not None:
+            try:
+                limits = merge_limits(None, marker_limits(marker_keywords(marks_of(item))), session.settings, OF_FOOTPRINT)
+            except SettingsError:  # reported where the marker is read
+                return None
         limited = uses(item, MEMORY_FIXTURE) or any(limits.origin.get(name) == "marker" for name in OF_FOOTPRINT)
         asked = session.settings.footprint != "auto" or limited or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
         if session.lost_in is not None or not (asked or uses(item, TEST_FIXTURE)):
             return None
         level = (asked, session.settings.footprint == "trace")
         try:
-            footprints = session.device.footprints
-            if level != self._level:
-                footprints.start(driver=level[0], stacks=level[1])
-                self._level = level
-            return WatchedTest(item, session, footprints.watch(), limits, asked=asked, limited=limited)
+            self._start(level)
+            return WatchedTest(item, session, session.device.footprints.watch(), limits, asked=asked, limited=limited)
         except TROUBLE as error:
             if not self._refused:
                 session.remarks.append(f"footprint: not watched from {item.nodeid} on: {error}")
@@ -215,12 +237,15 @@ class FootprintHooks:
         finally:
             watched.watch.close()
         rows, failing = list[Row](), list[Row]()
-        for before in item.stash.get(ROWS, []):
+        here = item.stash.get(ROWS, [])
+        if watched.row_at_end:
+            here = _attached(here, footprint, watched, session.names.unique(item.nodeid))
+        for before in here:
             if before.label or before.footprint is None:
                 rows.append(before)
                 continue
             row = replace(before, footprint=replace(footprint, further_peaks=before.footprint.further_peaks))
-            findings = _findings(row, session, AT_THE_END)
+            findings = _findings(row, session, tuple(RULES) if watched.row_at_end else AT_THE_END)
             fails = any(is_failing(finding.outcome, session.settings.strict) for finding in findings)
             verdict = added(row.verdict, findings, session.settings.strict)
             rows.append(replace(row, verdict=verdict, failed=row.failed or fails))
@@ -236,24 +261,30 @@ def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, ses
     watched = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
         return list(rows)
-    found = {row.label: row for row in rows}
     try:
-        whole = ("", watched.so_far(), watched.limits)
+        return _attached(rows, watched.so_far(), watched, range_name)
     except TROUBLE:
         return list(rows)
+
+
+def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str) -> list[Row]:
+    """The rows of a test with its footprint and those of its parts."""
+    item, session = watched.item, watched.session
+    found = {row.label: row for row in rows}
+    whole = ("", footprint, watched.limits)
     # A limit of the session is no reason for a row of a test that does not touch the GPU.
     touches = whole[1].uses or watched.limited
     of_test = [whole] if (watched.asked and touches) or "" in found else []
     for label, seen, limits in [*of_test, *watched.parts]:
         further = (process.rows.get(key_of(item.nodeid, label)) for process in session.further)
         peaks = tuple(row.footprint.peak for row in further if row is not None and row.footprint is not None)
-        footprint = replace(seen, further_peaks=peaks)
+        of_all = replace(seen, further_peaks=peaks)
         row = found.get(label)
         if row is None:
             open_ = Verdict(Outcome.PASS, NO_LIMIT, simulated=session.facts.simulated)
-            found[label] = Row(item.nodeid, limits, open_, label=label, range_name=range_name, footprint=footprint)
+            found[label] = Row(item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all)
         else:
-            found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=footprint)
+            found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
 
 

@@ -20,7 +20,7 @@ from pytest_gpumem.explain.text import text
 from pytest_gpumem.explain.what_ran import compared, lines
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.plugin.footprints import with_footprints, with_verdict
+from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -198,11 +198,16 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
 
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
     """Judge the memory of a test without fixtures of ours. Returns as `judge_test`."""
+    watched = item.stash.get(WATCHED, None)
+    if watched is None or not watched.judged_in_body:
+        if watched is not None:
+            watched.row_at_end = True
+        return []
     rows = with_footprints(item, [], session.names.unique(item.nodeid), session)
     rows = [judged(row, {}, session) for row in rows]
     failing = [row for row in rows if fails(row, session)]
     failed = error is not None or bool(failing)
-    item.stash[ROWS] = [in_context(replace(row, failed=failed), item, session) for row in rows]
+    item.stash[ROWS] = [replace(row, failed=failed) for row in rows]
     for row in item.stash[ROWS]:
         item.user_properties += properties(row, summary(row, session))
     return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []

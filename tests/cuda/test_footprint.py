@@ -330,7 +330,11 @@ def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
     assert (folder / "out.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout[-6000:])
     found = json.loads((folder / "out.json").read_text())["gpumem"]["rows"]
-    return {row["nodeid"].partition("::test_")[2]: row["footprint"] for row in found}
+    by_name = {row["nodeid"].partition("::test_")[2]: row["footprint"] for row in found}
+    for name, one in by_name.items():
+        if one["kept"] or one["not_watched"]:
+            print(name, one["kept"], one["not_watched"], [use for use in one["uses"] if use["kept"]])
+    return by_name
 
 
 @pytest.fixture(scope="module")

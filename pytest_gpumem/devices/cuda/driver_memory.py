@@ -52,6 +52,8 @@ class DriverMemory(Source):
         self._offset = 0.0
         """Seconds from CUPTI's clock to that of `time.perf_counter`."""
         self._listens = False
+        self._default: Any = None
+        """The device's own stream-ordered pool."""
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         """By correlation id, the stacks of calls whose record was not delivered yet."""
         self._end: Callable[[], None] | None = None
@@ -94,29 +96,25 @@ class DriverMemory(Source):
         self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
-        attributes = R.cudaMemPoolAttr
-        pools = {
-            int(pool): pool for pool in (_known(R.cudaDeviceGetDefaultMemPool(self._index)), _known(R.cudaDeviceGetMemPool(self._index)))
-        }
-        used, reserved, high = (
-            sum(int(_known(R.cudaMemPoolGetAttribute(pool, attribute))) for pool in pools.values())
-            for attribute in (
-                attributes.cudaMemPoolAttrUsedMemCurrent,
-                attributes.cudaMemPoolAttrReservedMemCurrent,
-                attributes.cudaMemPoolAttrUsedMemHigh,
-            )
+        pool, graphs = R.cudaMemPoolAttr, R.cudaGraphMemAttributeType
+        if self._default is None:
+            self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
+        current = _known(R.cudaDeviceGetMemPool(self._index))
+        pools = [self._default] if int(current) == int(self._default) else [self._default, current]
+
+        def of_pools(attribute: Any) -> int:
+            return sum(int(_known(R.cudaMemPoolGetAttribute(one, attribute))) for one in pools)
+
+        used, reserved = of_pools(pool.cudaMemPoolAttrUsedMemCurrent), of_pools(pool.cudaMemPoolAttrReservedMemCurrent)
+        in_graphs, held = (
+            int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, attribute)))
+            for attribute in (graphs.cudaGraphMemAttrUsedMemCurrent, graphs.cudaGraphMemAttrReservedMemCurrent)
         )
-        graphs = R.cudaGraphMemAttributeType
-        of_graphs = {
-            name: int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, getattr(graphs, f"cudaGraphMemAttr{name}"))))
-            for name in ("UsedMemCurrent", "ReservedMemCurrent")
-        }
-        pool = Figures(None, reserved - used) if self._listens else Figures(used, reserved - used, high=high, single=False)
-        unused = of_graphs["ReservedMemCurrent"] - of_graphs["UsedMemCurrent"]
-        return {
-            (DRIVER, "device"): pool,
-            (GRAPHS, "device"): Figures(of_graphs["UsedMemCurrent"], unused),
-        }
+        if self._listens:
+            ordered = Figures(None, reserved - used)
+        else:
+            ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
+        return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
     def alive(self, allocated: Allocated) -> bool:
         try:
