@@ -27,7 +27,6 @@ from pytest_gpumem.settings import (
 
 pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 
-_SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
 """Options given on the command line while the plugin is off."""
 
@@ -51,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)  # before xdist reads its options
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    settings = config.stash[_SETTINGS] = _settings(config)
+    settings = _settings(config)  # pytest_configure reads them again: plugins change options until then
     if settings.enabled and settings.isolate:
         from pytest_gpumem.plugin.isolation import isolate
 
@@ -64,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
     )
     config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
-    settings = config.stash.get(_SETTINGS, None) or _settings(config)
+    settings = _settings(config)
     if settings.enabled:
         from pytest_gpumem.plugin.session import check_ini_file, start
         from pytest_gpumem.printable import printable
