@@ -127,6 +127,8 @@ def _sum(allocations: Iterable[Allocated]) -> int:
 
 
 def shown_path(file: str, root: Path) -> str:
-    """A file relative to the root folder where it lies in it."""
+    """A file relative to the root folder or to the folder of installed packages, where it lies in one: the same on every machine."""
     path = Path(file)
+    if (installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]) and path.is_absolute():
+        return Path(*path.parts[installed[-1] + 1 :]).as_posix()
     return path.relative_to(root).as_posix() if file and path.is_relative_to(root) else file

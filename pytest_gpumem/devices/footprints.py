@@ -6,7 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
@@ -242,7 +242,10 @@ class Footprints:
 
         def of(allocated: Allocated) -> tuple[str, ...]:
             over = arrays.get((allocated.library, allocated.address), [])
-            found = [text for array, _ in zip(over, left, strict=False) for text in referrers_of(array, (id(over),))]
+            found: list[str] = []
+            for array, _ in zip(over, left, strict=False):
+                with suppress(Exception):  # attributes of anybody's objects are looked at, and may raise anything
+                    found += referrers_of(array, (id(over), id(found)))
             return tuple(dict.fromkeys(found))
 
         return of

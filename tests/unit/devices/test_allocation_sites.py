@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpumem import GiB, MiB
 from pytest_gpumem.devices import allocation_sites
-from pytest_gpumem.devices.allocation_sites import is_users, python_stack, sites, users_frames
+from pytest_gpumem.devices.allocation_sites import is_users, python_stack, shown_path, sites, users_frames
 from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
 
 LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
@@ -80,6 +80,13 @@ def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
     script, test = (str(tmp_path / "run.py"), 1, "<module>"), (str(tmp_path / "test_it.py"), 2, "test_it")
     pytests = (f"{sysconfig.get_path('purelib')}/_pytest/python.py", 9, "pytest_pyfunc_call")
     assert users_frames((script, pytests, OURS, pytests, test, LIBRARY)) == (test,)
+
+
+def test_paths_are_the_same_on_every_machine(tmp_path: Path) -> None:
+    assert shown_path(str(tmp_path / "src" / "a.py"), tmp_path) == "src/a.py"
+    assert shown_path(LIBRARY[0], tmp_path) == "torch/nn/functional.py"
+    assert shown_path(str(tmp_path / "venv" / "site-packages" / "b" / "c.py"), tmp_path) == "b/c.py"
+    assert shown_path("/elsewhere/d.py", tmp_path) == "/elsewhere/d.py"
 
 
 def test_the_stack_of_this_thread() -> None:

@@ -261,3 +261,23 @@ def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
     (text,) = footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xA000, MIB))
     assert text.startswith("`array` of the function test_allocations_have_stacks_and_referrers_if_asked_for")
     assert footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xC000, MIB)) == ()
+
+
+class Hostile:
+    def __init__(self, held: object) -> None:
+        object.__setattr__(self, "held", held)
+
+    def __getattribute__(self, name: str) -> object:
+        raise ValueError(name)
+
+
+def test_an_object_that_cannot_be_looked_at_costs_the_referrers_alone() -> None:
+    library = Library()
+    footprints = Footprints(None, [library], lambda: None)
+    footprints.start(driver=True, stacks=True)
+    array = [1]
+    hostile = Hostile(array)
+    library.arrays = lambda: [(0xA000, array)]  # type: ignore[attr-defined]
+    footprints.watch()
+    assert isinstance(footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xA000, MIB)), tuple)
+    del hostile
