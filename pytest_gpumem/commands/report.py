@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.commands import examples
@@ -172,6 +173,21 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     return stored.key, (_Found(row.key, row.measurement.mode, past) for row, past in pasts)
 
 
+def _against(base: str, results: Path, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a run, judged against other results; those that only the other results have come last."""
+    from pytest_gpumem.baselines.compare import compare_sides
+    from pytest_gpumem.baselines.result_sets import SideError, side
+    from pytest_gpumem.units import QuantityError
+
+    try:
+        compared = compare_sides(side(base), side(str(results)), None, force=False)
+    except (SideError, QuantityError) as error:
+        raise click.ClickException(f"--base: {error}") from None
+    judged = {row.key: row for row in compared.rows}
+    own = [replace(row, verdict=judged[row.key].verdict) if row.key in judged and not row.failed else row for row in rows]
+    return [*own, *(row for row in compared.rows if row.measurement is None and row.key not in {one.key for one in rows})]
+
+
 @click.command(short_help="Make an HTML report of result files.", epilog=examples("gpumem report out.json"))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="The page. Default: beside RESULTS, with .html.")
 @click.option(
@@ -180,8 +196,9 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     metavar="FOLDER",
     help="Other result files, or a baseline: shows each row over these files, or over the processes of the baseline.",
 )
+@click.option("--base", metavar="BASE", help="Results to compare with: a file, a folder or a quoted pattern, as gpumem compare takes.")
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
-def report(results: Path, output: Path | None, history: Path | None) -> None:
+def report(results: Path, output: Path | None, history: Path | None, base: str | None) -> None:
     """Write an HTML page about RESULTS, a --benchmark-json file of a session with --gpumem. Needs no GPU.
 
     The page is one file that loads nothing else: summary, verdicts, plots, and every test with its samples, placements, conditions and
@@ -204,8 +221,9 @@ def report(results: Path, output: Path | None, history: Path | None) -> None:
         found = earlier(history, document.device.key, document.rows, results) if history is not None else None
     except ResultsError as error:
         raise click.ClickException(str(error)) from None
+    rows = document.rows if base is None else _against(base, results, document.rows)
     text = page(
-        document.rows,
+        rows,
         document.device,
         document.settings,
         utc=shown.utc,

@@ -7,7 +7,7 @@ import inspect
 import json
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -57,30 +57,33 @@ def source_of(item: pytest.Item) -> str | None:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def explained(rows: Sequence[Row], session: GpuSession) -> list[str]:
-    """What ran differently than in the baseline, one text a row; under `--gpumem-explain` also the causes of a slow-down, with the command
+def explained(row: Row, session: GpuSession) -> Row:
+    """The row with what ran differently than in the baseline; under `--gpumem-explain` also with the causes of a slow-down, and the command
     for the causes that need counters."""
-    texts = []
-    for row in rows:
-        if row.measurement is None:
-            continue
-        past = [past for past in session.history(row).measurements if comparable(row.measurement, past)]
-        if not past:
-            continue
-        # The newest process of the baseline ran the newest code.
-        if not session.settings.explain:
-            ran = compared(past[-1].what_ran, row.measurement.what_ran)
-            if ran is not None:
-                first, *others = [printable(line) for line in lines(ran)]
-                why = f"why: {printable(row.key)}"
-                texts.append("\n".join([why, *(f"  {line}" for line in (first, *others))]) if others else f"{why}: {first}")
-            continue
-        # Its counts need the option as well.
-        base, head = Evidence(past[-1], session.facts), Evidence(row.measurement, session.facts)
-        found = explain(base, head, slow_down(past, row.measurement))
-        rest = [f"  for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}"] if found.skipped else []
-        texts.append("\n".join(["why: " + text(row.key, found), *rest]))
-    return texts
+    measurement = row.measurement
+    past = [] if measurement is None else [one for one in session.history(row).measurements if comparable(measurement, one)]
+    if measurement is None or not past:
+        return row
+    # The newest process of the baseline ran the newest code.
+    if not session.settings.explain:
+        ran = compared(past[-1].what_ran, measurement.what_ran)
+        return row if ran is None else replace(row, why=tuple(lines(ran)))
+    # Its counts need the option as well.
+    found = explain(Evidence(past[-1], session.facts), Evidence(measurement, session.facts), slow_down(past, measurement))
+    rest = [f"for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}"] if found.skipped else []
+    return replace(row, why=(*text(row.key, found).splitlines(), *rest))
+
+
+def why_text(row: Row) -> str:
+    """The causes of a row's slow-down for the text of a failure; empty if there are none."""
+    why = printable(list(row.why))
+    name = f"why: {printable(row.key)}"
+    if not why:
+        return ""
+    # The first line of an explanation names the row itself.
+    if why[0].startswith(printable(row.key)):
+        return "\n".join([f"why: {why[0]}", *why[1:]])
+    return f"{name}: {why[0]}" if len(why) == 1 else "\n".join([name, *(f"  {line}" for line in why)])
 
 
 PROPERTY = "gpumem"

@@ -16,7 +16,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided
+from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
@@ -250,7 +250,10 @@ class DecideHooks:
         for row in rows:
             by_test.setdefault(row.nodeid, []).append(row)
         for nodeid, failing in by_test.items():
-            texts = [*(failure_text(row, gpu.facts) for row in failing), *explained(failing, gpu)]
+            found = [explained(row, gpu) for row in failing]
+            for row in found:
+                gpu.rows.update(row)
+            texts = [*(failure_text(row, gpu.facts) for row in found), *filter(None, map(why_text, found))]
             self._report(nodeid, "\n\n".join(texts), by_limits=True)
 
     def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:

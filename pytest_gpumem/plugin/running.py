@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.work import BadWork
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
-from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured
+from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
@@ -113,12 +113,15 @@ class RunningHooks:
             raise replaced from None
         failing = judge_test(item, self._session, None)
         if failing and self._session.further_reports is None:
+            failing = [explained(row, self._session) for row in failing]
+            by_key = {row.key: row for row in failing}
+            item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             facts = self._session.facts
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)
             texts = [failure_text(row, facts) if final else printable(f"{row.verdict.reason} ({row.key})") for row in failing]
             texts += memory_texts(failing, self._session) if final else []
-            texts += explained(failing, self._session)
+            texts += filter(None, map(why_text, failing))
             broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
             setattr(broken, BY_LIMITS_ATTRIBUTE, True)
             raise broken

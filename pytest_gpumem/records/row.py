@@ -41,6 +41,9 @@ class Row(Record, frozen=True):
     footprint: Footprint | None = None
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
+    why: tuple[str, ...] = ()
+    """Of a row that fails: what ran differently than in the baseline, and the causes that `--gpumem-explain` finds, a line each."""
+
     @property
     def key(self) -> str:
         """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""

@@ -61,7 +61,7 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
     rules = (
         (measurement.overlap is not None, Behaviour.OVERLAP),
         (bool(measurement.accesses_per_launch), Behaviour.LATENCY),
-        (measurement.managed or measurement.migrations is not None, Behaviour.MANAGED),
+        (measurement.managed or _migrates(measurement), Behaviour.MANAGED),
         (traffic is not None and traffic.link, Behaviour.LINK),
         (measurement.sampler == "host" and traffic is None and measurement.footprint is None, Behaviour.ALLOCATION),
         (measurement.window is not None, Behaviour.PERSISTING),
@@ -70,6 +70,12 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
         (measurement.not_of_dram(facts) is None, Behaviour.DRAM),
     )
     return next((behaviour for holds, behaviour in rules if holds), Behaviour.OTHER)
+
+
+def _migrates(measurement: Measurement) -> bool:
+    """True if the launch moved pages or faulted. Counting alone, as --gpumem-explain does, says nothing of the memory."""
+    launch = measurement.migrations.launch if measurement.migrations is not None else None
+    return launch is not None and bool(launch.gpu_faults or launch.cpu_faults or launch.migrated)
 
 
 def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -29,13 +30,14 @@ from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
+from pytest_gpumem.reporting.plots.suite import Load, roofline, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.remedies import remedies
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.sites import peak_stack, site_lines
 from pytest_gpumem.reporting.summary import counts_text
 from pytest_gpumem.reporting.terminal import header
-from pytest_gpumem.units import QuantityError, parse_margin, short_bytes
+from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
 
 
 def anchor(row: Row) -> str:
@@ -105,7 +107,7 @@ def page(
         remedies=remedies(rows),
         concerns=list(_concerns(shown)),
         rows=[_line(one, kinds[function_of(one.row)].value, headings) for one in shown],
-        figures=list(_figures(shown, facts, sweeps)),
+        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, sweeps)],
         sections=[_section(one, past.get(one.row.key, ())) for one in shown],
     )
 
@@ -145,10 +147,21 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str]) -> dict[str, object
             for heading, figure in zip(HEADINGS, one.figures, strict=True)
             if heading in headings
         ],
+        "base": _base(one),
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "verdict": one.verdict,
         "style": one.css,
     }
+
+
+def _base(one: RowFacts) -> str:
+    """The latency of the baseline that a change is against."""
+    measurement, comparison = one.row.measurement, one.row.verdict.comparison
+    if measurement is None or comparison is None:
+        return ""
+    base = measurement.latency / (1 + comparison.delta)
+    accesses = measurement.accesses_per_launch
+    return f"{format_time(base / accesses)}/access" if accesses else format_time(base)
 
 
 def _section(one: RowFacts, past: Sequence[Past]) -> dict[str, object]:
@@ -182,7 +195,7 @@ def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tupl
         yield _Figure(f"changes against the baseline{most}", forest(deltas))
     targets = {function_of(one.row): anchor(one.row) for one in reversed(rows)}
     for family in families([one.row for one in rows], facts):
-        plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family))
+        plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family), family.y_name)
         legend = tuple(
             (f"{colour}{' predicted' if one.predicted else ''}", one.name)
             for one, colour in zip(family.series, colours(family.series), strict=True)
@@ -203,6 +216,28 @@ def _memory(rows: Sequence[RowFacts]) -> Iterator[_Figure]:
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
             yield _Figure(f"{caption}{most}", memory_bars(taken))
+
+
+def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, Sequence[Past]]) -> Iterator[_Figure]:
+    """The plots of the whole suite."""
+    now = {one.row.key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
+    if len(now) > 1 and (earlier := turns(past, now)):
+        note = "A line is from the row that changed least to the one that changed most; below zero, the suite was faster than it is now."
+        yield _Figure(f"all rows over {counted(len(earlier), 'earlier run')}", trend(earlier, len(now)), notes=(note,))
+    if len(loads := [load for one in rows if (load := _load(one, facts)) is not None]) > 1:
+        legend = (("s0", "served by DRAM"), ("s1", "footprint within reach of L2")) if len({load.dram for load in loads}) > 1 else ()
+        yield _Figure("roofline of the suite: bytes over time", roofline(loads, facts.peak_bandwidth or None), legend)
+
+
+def _load(one: RowFacts, facts: DeviceFacts) -> Load | None:
+    """A row of the roofline; None where bytes are unknown, cross the link, move as pages, or are asked for repeatedly."""
+    measurement = one.row.measurement
+    if measurement is None or measurement.traffic is None or not measurement.bandwidth or measurement.traffic.total <= 0:
+        return None
+    repeated = measurement.asked_bandwidth is not None or measurement.accesses_per_launch
+    if measurement.traffic.link or measurement.managed or measurement.overlap is not None or repeated:
+        return None
+    return Load(one.name, measurement.traffic.total, measurement.bandwidth, measurement.not_of_dram(facts) is None)
 
 
 def _delta(one: RowFacts) -> Delta | None:

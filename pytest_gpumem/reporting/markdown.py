@@ -50,7 +50,12 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
     if found:
         shown = found[:MOST]
         parts.append(table(of_row[id(concern.row)] for concern in shown))
-        failures = [concern.sentence for concern in shown if concern.level is Level.FAILURE]
+        failures = [
+            line
+            for concern in shown
+            if concern.level is Level.FAILURE
+            for line in (concern.sentence, *(f"why: {one.strip()}" for one in concern.row.why))
+        ]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")

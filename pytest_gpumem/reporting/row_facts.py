@@ -115,6 +115,8 @@ class RowFacts:
                 f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) and {high} (99.5 %); "
                 f"catches {format_share(past.catches)}",
             )
+        for line in row.why:
+            yield "why", line
         for changed in row.changed:
             yield "changed since", changed
         if row.measurement is not None:
@@ -165,7 +167,7 @@ def failure_text(row: Row, device: DeviceFacts) -> str:
     (described,) = row_facts([row], device)
     facts = [("verdict", f"{row.verdict.outcome.value}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
     # The reason names the limit, the change against it, and what changed since.
-    told = ("medians", "limit", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
+    told = ("medians", "limit", "why", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
     facts += [(term, text) for term, text in described.facts() if term not in told]
     facts.append(("device", f"{device.name}{f', driver {device.driver}' if device.driver else ''}, {device.key}"))
     width = max(len(term) for term, _ in facts) + 2

@@ -75,7 +75,7 @@ def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, r
     monkeypatch.setenv("GRID", "8")
     result = run()
     assert rows(pytester.path)["test_copy"]["verdict"]["code"] == "slower"
-    result.stdout.fnmatch_lines(["*why: test_a.py::test_copy", "*ran differently: kernel copy: grid 64 → 8"])
+    result.stdout.fnmatch_lines(["*why: test_a.py::test_copy: ran differently: kernel copy: grid 64 → 8"])
 
 
 @pytest.mark.parametrize("how", [(), ("--gpumem-no-evidence",)], ids=["with evidence", "without"])

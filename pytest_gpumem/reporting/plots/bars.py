@@ -80,6 +80,8 @@ def forest(deltas: Sequence[Delta]) -> Markup:
     frame = _frame(len(drawn), step, _NAMES, top=20.0)
     ends = [end for one in drawn for end in (one.low, one.high, one.delta)]
     low, high = min(*ends, -0.001), max(*ends, 0.001)
+    # A limit far beyond all changes would leave them no room: it is named at the edge.
+    high = max([high, *(one.margin for one in drawn if one.margin is not None and one.margin <= 4 * (high - low))])
     pad = 0.05 * (high - low)
     x = frame.x(low - pad, high + pad, Unit("% slower than the baseline", 0.01))
     parts = [frame.x_axis(x), line(x(0), frame.top - 6, x(0), frame.bottom, "axis")]
@@ -88,6 +90,8 @@ def forest(deltas: Sequence[Delta]) -> Markup:
         tip = f"{one.name}: {100 * one.delta:+.2f} %, {100 * one.low:+.2f} to {100 * one.high:+.2f} %"
         if one.margin is not None and x.low < one.margin < x.high:
             parts.append(line(x(one.margin), y - 5, x(one.margin), y + 5, "margin"))
+        elif one.margin is not None and one.margin >= x.high:
+            parts.append(text(frame.right, y + 4, f"allowed {100 * one.margin:.3g} % >", anchor="end", style="unit"))
         parts.append(link(one.target, text(0, y + 4, fitted(one.name, _NAMES - 8))))
         parts.append(box(x(one.low), y - 2, x(one.high) - x(one.low), 4, f"{one.style} interval", tip))
         parts.append(dot(x(one.delta), y, 3.6, f"{one.style} dot", tip))

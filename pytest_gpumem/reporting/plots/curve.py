@@ -61,7 +61,7 @@ def colours(series: Sequence[Series]) -> list[str]:
     return found
 
 
-def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[Ceiling], description: str) -> Markup:
+def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[Ceiling], description: str, y_name: str = "") -> Markup:
     """The plot, without its legend, for which a page has more room.
 
     Args:
@@ -70,6 +70,7 @@ def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[
         unit: of the figures.
         ceilings: lines across.
         description: for screen readers.
+        y_name: of the figures.
     """
     frame = Frame(_HEIGHT)
     xs = sorted({point.x for one in series for point in one.points})
@@ -83,7 +84,7 @@ def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[
     most = MOST_INTERVAL * max(figures)
     figures += [min(point.high, most) for one in series for point in one.points if point.high is not None]
     y = frame.y(*from_zero([*figures, *(ceiling.value for ceiling in ceilings)]), unit)
-    parts = [frame.y_axis(y), frame.x_axis(x, ticks=xs if len(xs) <= 14 else None)]
+    parts = [frame.y_axis(y, y_name), frame.x_axis(x, ticks=xs if len(xs) <= 14 else None)]
     for ceiling in ceilings:
         level = y(ceiling.value)
         parts.append(line(frame.left, level, frame.right, level, "ceiling"))

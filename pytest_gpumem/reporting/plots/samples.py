@@ -45,7 +45,7 @@ def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Ma
         dots += [(x(first + place), y(sample)) for place, sample in thinned(placement, each)]
         lines.append(f"M{number(left)} {number(y(median))}H{number(right)}")
         first += len(placement)
-    parts = [f'<path class="shade" d="{"".join(shades)}"/>' if shades else "", frame.y_axis(y)]
+    parts = [f'<path class="shade" d="{"".join(shades)}"/>' if shades else "", frame.y_axis(y, "latency")]
     few = " few" if len(dots) <= _FEW else ""
     parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{points(dots)}"/>')
     parts.append(_histogram(samples, frame, y))
@@ -118,7 +118,7 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     unit = time_unit(values)
     y = frame.y(*spanned([end for pair in ends for end in pair], least=0.002 * now), unit)
     x = frame.x(-0.5, len(past) + 0.5)
-    parts = [frame.y_axis(y)]
+    parts = [frame.y_axis(y, "latency")]
     if whiskers := [f"M{x(index):.0f} {y(low):.0f}V{y(high):.0f}" for index, (low, high) in enumerate(ends[:-1]) if high > low]:
         parts.append(f'<path class="s0 whisker" d="{"".join(whiskers)}"/>')
     thread = "L".join(f"{x(index):.0f} {y(value):.0f}" for index, value in enumerate(values))

@@ -221,13 +221,13 @@ class Frame:
         """From the bottom up."""
         return Scale(low, high, self.bottom, self.top, unit=unit)
 
-    def y_axis(self, scale: Scale) -> str:
-        """Lines across the plot, with their values on the left and the unit above them."""
+    def y_axis(self, scale: Scale, name: str = "") -> str:
+        """Lines across the plot, with their values on the left, and the name and the unit of the figures above them."""
         at = [(round(scale(tick)), scale.unit.text(tick)) for tick in scale.ticks]
         grid = "".join(f"M{number(self.left)} {y}H{number(self.right)}" for y, _ in at)
         labels = "".join(text(self.left - 5, y + 4, label) for y, label in at)
-        above = text(self.left - 5, self.top - 8, scale.unit.name, style="unit")
-        return f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}{above}</g>'
+        above = text(0, self.top - 8, ", ".join(part for part in (name, scale.unit.name) if part), style="unit")
+        return f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}</g>{above}'
 
     def x_axis(self, scale: Scale, title: str = "", ticks: Sequence[float] | None = None) -> str:
         """Values below the plot where they do not overlap, and under them a title, by default the unit."""

@@ -13,6 +13,7 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
+from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Verdict
@@ -85,3 +86,12 @@ def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Calla
     found = behaviours([alone, part, timed], facts)
     assert found["a.py::test_memory"] is Behaviour.MEMORY
     assert found["a.py::test_both"] is behaviours([timed], facts)["a.py::test_both"]
+
+
+def test_counting_pages_moves_no_row_to_managed_memory() -> None:
+    def kind(**counts: int) -> Behaviour:
+        return behaviour_of(replace(TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")), H100)
+
+    assert kind() is Behaviour.DRAM
+    assert kind(gpu_faults=3) is Behaviour.MANAGED
+    assert kind(to_device=4096) is Behaviour.MANAGED

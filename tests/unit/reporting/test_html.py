@@ -18,7 +18,9 @@ from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.html import anchor, page
+from pytest_gpumem.reporting.plots.bars import Delta, forest
 from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.units import MiB
 
@@ -217,3 +219,32 @@ def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None
     assert not Read(text).open
     assert not re.search(r"[\"MLHV ](nan|inf|-?\d+e\+)", text)
     assert len(text) < 70_000
+
+
+def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_{index}", comparison=Comparison(0.25, 0.2, 0.3, 0.01, 3)) for index in range(3)]
+    day = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    past = {row.key: [Past(day, 300e-6, None, "abcdef0"), Past(day.replace(day=2), 290e-6, None)] for row in rows}
+    text = page(rows, facts, {}, utc="2026-11-22T12:00:00+00:00", past=past)
+    assert "all rows over 2 earlier runs" in text
+    assert "2026-11-01 abcdef0: median +11.82 %" in text
+    assert "roofline of the suite" in text
+    assert "most measured in DRAM 3002" in text
+    # 268.3 us is 25 % more than 214.6 us.
+    assert "from 214.6 us" in text
+    alone = page(rows[:1], facts, {}, utc="2026-11-22T12:00:00+00:00")
+    assert "roofline" not in alone
+    assert "earlier run" not in alone
+
+
+def test_the_causes_of_a_failure_are_on_the_page(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = replace(make_row(outcome=Outcome.FAIL), why=("ran differently: kernel copy: grid 64 -> 8",))
+    assert "<dt>why</dt><dd>ran differently: kernel copy: grid 64 -&gt; 8</dd>" in page([row], facts, {}, utc="2026-11-22T12:00:00+00:00")
+    assert "why: ran differently: kernel copy: grid 64 -&gt; 8" in markdown.page([row], facts, {})
+
+
+def test_a_limit_far_beyond_the_changes_is_named_at_the_edge() -> None:
+    near, far = (str(forest([Delta("a", "t", 0.01, 0.0, 0.02, "pass", margin)])) for margin in (0.03, 0.5))
+    assert 'class="margin"' in near
+    assert "allowed 50 % &gt;" in far
+    assert 'class="margin"' not in far
