@@ -93,12 +93,12 @@ HOLD_TIMEOUT = 0.5
 
 
 @contextmanager
-def held(device: Device, stream: Stream) -> Iterator[None]:
-    """Hold `stream` while the block queues work on it, then release it.
+def held(device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> Iterator[None]:
+    """Hold `stream` while the block queues work on it, then release it; for `timeout` seconds at most.
 
     The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises, only its own error counts.
     """
-    hold = device.streams.hold(stream, HOLD_TIMEOUT)
+    hold = device.streams.hold(stream, timeout)
     try:
         yield
     except BaseException:

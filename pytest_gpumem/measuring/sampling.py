@@ -163,7 +163,7 @@ class Sampling:
             self._sampler = self._make()
             return self._latency
         self._sampler = self._make()
-        begun = self._device.now()
+        begun, already = self._device.now(), self._expired
         if self.choice.sampler == "batched":
             self._latency = self._take(1)[-1][1]
             self._sampler = self._make()
@@ -173,7 +173,7 @@ class Sampling:
             before, lost = self._device.now(), self._expired
             latest = [seconds for _, seconds in self._take(step)]
             # The time-out of a hold is not what a sample costs.
-            spent = self._device.now() - begun - HOLD_TIMEOUT * self._expired
+            spent = self._device.now() - begun - HOLD_TIMEOUT * (self._expired - already)
             cost = max((self._device.now() - before - HOLD_TIMEOUT * (self._expired - lost)) / len(latest), latest[-1])
             samples += latest
             self._latency = latest[-1]

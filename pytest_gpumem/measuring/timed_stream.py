@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT, held
 from pytest_gpumem.records.measurement import NOTHING_RAN
 
 LOOKS = 2
@@ -26,6 +26,10 @@ BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
 BESIDE_SHARE = 1e-3
 """The same as a share of long work: on an H200, to ask after half a second of work takes longer than to ask an idle device."""
+
+QUEUED_IN = 0.1
+QUEUED_FACTOR = 10
+"""To queue work takes at most this many seconds, and this many times the work's whole time: what takes longer waits for the device."""
 
 _DEFAULTS = ("the legacy default stream", "this thread's default stream")
 
@@ -153,7 +157,7 @@ class _Watch:
         start, end = device.streams.event(), device.streams.event()
         self._prepare(current)
         device.streams.synchronize()
-        with held(device, watched):
+        with held(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
             device.streams.record(start, watched)
             self._launch(current)
             device.streams.record(end, watched)

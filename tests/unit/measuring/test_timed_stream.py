@@ -260,6 +260,18 @@ def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
     assert taken.sampler_reason.startswith("a held stream ran into its time-out")
 
 
+def test_what_waits_is_recognised_soon(scene: Scene) -> None:
+    """Twice, because the first wait may be an accident: each time by a hold that is long beside the work, and no longer."""
+
+    def waits(current: Stream) -> None:
+        scene.device.kernels.launch(scene.work, current)
+        scene.device.streams.synchronize(current)
+
+    begun = scene.device.now()
+    assert take(scene, waits, budget=0.1).sampler == "host"
+    assert scene.device.now() - begun < 0.5
+
+
 def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Scene) -> None:
     with pytest.raises(BadCall, match='sampler "blocked" was asked for, but its work runs on streams of its own'):
         take(scene, scene.on(scene.device.private), sampler="blocked")
