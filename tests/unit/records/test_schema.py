@@ -76,12 +76,13 @@ ROW = Row(
 seconds = st.floats(1e-9, 10.0)
 texts = st.text(max_size=8)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+not_negative = st.floats(0, 1e12)
 conditions = st.builds(
     Conditions,
-    sm_clock_hz=st.none() | finite,
-    memory_clock_hz=st.none() | finite,
+    sm_clock_hz=st.none() | not_negative,
+    memory_clock_hz=st.none() | not_negative,
     temperature_c=st.none() | finite,
-    power_w=st.none() | finite,
+    power_w=st.none() | not_negative,
     throttle_reasons=st.lists(texts, max_size=2).map(tuple),
     other_processes=st.none() | st.integers(0, 9),
 )
