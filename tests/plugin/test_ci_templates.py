@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -67,30 +68,147 @@ def test_who_may_do_what() -> None:
     assert jobs["comment"]["permissions"] == {"pull-requests": "write"}
     assert not any("checkout" in step.get("uses", "") for step in jobs["comment"]["steps"])
     checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
-    assert len(checkouts) == 3
+    assert len(checkouts) == 4
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
-    on_gpu = {name for name, job in jobs.items() if "gpu" in job["runs-on"]}
-    assert on_gpu == {"gate", "save"}
+    assert {name for name, job in jobs.items() if "self-hosted" in job["runs-on"]} == {"gate", "save", "accept"}
     assert "head.repo.full_name == github.repository" in jobs["gate"]["if"]
     # `pull_request_target` would run a fork's code with this project's rights. YAML reads the key `on` as true.
-    assert set(GITHUB[True]) == {"pull_request", "push"}
+    assert set(GITHUB[True]) == {"pull_request", "push", "schedule", "workflow_dispatch"}
     assert "SOURCE_PROJECT_ID == $CI_MERGE_REQUEST_PROJECT_ID" in GITLAB["gpumem:gate"]["rules"][0]["if"]
 
 
-def test_only_a_push_to_the_default_branch_writes_the_baseline() -> None:
+def test_only_the_default_branch_writes_the_baseline() -> None:
     jobs: dict[str, Any] = GITHUB["jobs"]
-    writes = ("actions/cache@", "actions/cache/save@")
-    assert {name for name, job in jobs.items() if any(step.get("uses", "").startswith(writes) for step in job["steps"])} == {"save"}
-    assert jobs["save"]["if"] == (
-        "github.event_name == 'push' && github.ref == format('refs/heads/{0}', github.event.repository.default_branch)"
-    )
-    # Of GitLab's cache every pipeline of the project may write what it may read.
-    assert "cache" not in GITLAB
+    writes = [
+        (name, step)
+        for name, job in jobs.items()
+        for step in job["steps"]
+        if step.get("uses", "").startswith(("actions/cache@", "actions/cache/save@"))
+        and step["with"]["path"] == GITHUB["env"]["GPUMEM_BASELINE"]
+    ]
+    assert [name for name, _ in writes] == ["save", "accept"]
+    # Of GitLab's cache every pipeline of the project may write what it may read: it holds no baseline.
     parts = {name: part for name, part in GITLAB.items() if isinstance(part, dict) and name != "variables"}
-    assert not [name for name, part in parts.items() if "cache" in part]
-    assert [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part)] == ["gpumem:save"]
-    assert [name for name, part in parts.items() if " push " in yaml.dump(part)] == ["gpumem:save"]
-    assert GITLAB["gpumem:save"]["rules"] == [{"if": '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"'}]
+    assert {name: part["cache"]["paths"] for name, part in parts.items() if "cache" in part} == {"gpumem:simulated": [".cache/pip"]}
+    assert [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part)] == [".gpumem:push"]
+    pushes = [name for name, part in parts.items() if " push " in yaml.dump(part) or ".gpumem:push" in part.get("extends", ())]
+    assert pushes == [".gpumem:push", "gpumem:save", "gpumem:accept"]
+    for name in pushes[1:]:
+        assert '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"' in parts[name]["rules"][-1]["if"]
+
+
+OWN = {"full_name": "we/it"}
+EVENTS: dict[str, dict[str, Any]] = {
+    "push": {"ref": f"refs/heads/{BRANCH}"},
+    "push of another branch": {"ref": "refs/heads/topic"},
+    "schedule": {"ref": f"refs/heads/{BRANCH}"},
+    "workflow_dispatch": {"ref": f"refs/heads/{BRANCH}"},
+    "workflow_dispatch on another branch": {"ref": "refs/heads/topic"},
+    "pull_request": {"ref": "refs/pull/1/merge", "head": OWN},
+    "pull_request of a fork": {"ref": "refs/pull/1/merge", "head": {"full_name": "they/it"}},
+}
+
+
+def jobs_of(event: str, **results: str) -> set[str]:
+    """The jobs of GitHub's template that an event starts, if each ends as `results` says, and else well."""
+    github = {"event_name": event.split()[0], "ref": EVENTS[event]["ref"], "repository": "we/it"}
+    given: dict[str, Any] = {"github": github, "github.event.repository.default_branch": BRANCH}
+    given["github.event.pull_request.head.repo.full_name"] = EVENTS[event].get("head", {}).get("full_name", "")
+    ended: dict[str, str] = {}
+    for name, job in GITHUB["jobs"].items():
+        condition = str(job.get("if", "success()")).removeprefix("${{").removesuffix("}}").strip()
+        needs = [job["needs"]] if "needs" in job else []
+        text = re.sub(r"needs\.(\w+)\.result", lambda m: repr(ended[m[1]]), condition)
+        text = re.sub(r"github(\.\w+)+", lambda m: repr(given.get(m[0], github.get(m[0].removeprefix("github."), ""))), text)
+        text = text.replace("&&", " and ").replace("||", " or ").replace("!cancelled()", "True")
+        met = eval(text, {"format": lambda form, *values: form.format(*values), "success": lambda: True})
+        # Without a status function a job also asks that what it needs went well.
+        met = met and ("cancelled()" in condition or all(ended[need] == "success" for need in needs))
+        ended[name] = results.get(name, "success") if met else "skipped"
+    return {name for name, result in ended.items() if result != "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("event", "results", "jobs"),
+    [
+        ("pull_request", {}, {"simulated", "gate", "comment"}),
+        ("pull_request", {"gate": "failure"}, {"simulated", "gate", "comment"}),
+        ("pull_request", {"simulated": "failure"}, {"simulated"}),
+        ("pull_request of a fork", {}, {"simulated"}),
+        ("push", {}, {"simulated", "save"}),
+        ("push", {"simulated": "failure"}, {"simulated"}),
+        ("push of another branch", {}, {"simulated"}),
+        ("schedule", {}, {"save"}),
+        ("workflow_dispatch", {}, {"accept"}),
+        ("workflow_dispatch on another branch", {}, set()),
+    ],
+)
+def test_each_event_starts_its_jobs(event: str, results: dict[str, str], jobs: set[str]) -> None:
+    assert jobs_of(event, **results) == jobs
+
+
+def rendered(text: str, **values: str) -> str:
+    return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda m: values[m[1].rpartition(".")[2]], text)
+
+
+class Cache:
+    """GitHub's cache: an entry never changes; the newest whose key begins with a restore key is found."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: list[str] = []
+
+    def _step(self, job: str, kind: str) -> dict[str, Any]:
+        (found,) = (step["with"] for step in GITHUB["jobs"][job]["steps"] if f"cache/{kind}@" in step.get("uses", ""))
+        return dict(found)
+
+    def restore(self, job: str, to: Path, **values: str) -> bool:
+        inputs = self._step(job, "restore")
+        key, prefix = rendered(inputs["key"], **values), rendered(inputs["restore-keys"], **values)
+        found = [entry for entry in self.entries if entry == key] or [entry for entry in self.entries if entry.startswith(prefix)]
+        if found:
+            shutil.copytree(self.folder / digest_of(found[-1]), to / inputs["path"], dirs_exist_ok=True)
+        return bool(found)
+
+    def save(self, job: str, of: Path, **values: str) -> bool:
+        """False if there is such an entry already, which stays as it is."""
+        inputs = self._step(job, "save")
+        key = rendered(inputs["key"], **values)
+        if key in self.entries:
+            return False
+        self.entries.append(key)
+        shutil.copytree(of / inputs["path"], self.folder / digest_of(key))
+        return True
+
+
+def digest_of(key: str) -> str:
+    return key.replace("/", "+")
+
+
+def test_names_tell_cards_and_re_runs_apart() -> None:
+    for name in ("gate", "save", "accept"):
+        job = GITHUB["jobs"][name]
+        assert "matrix.card" in job["concurrency"]["group"]
+        for step in job["steps"]:
+            kept = step.get("with", {}).get("key") or ("upload-artifact" in step.get("uses", "") and step["with"]["name"])
+            assert not kept or "matrix.card" in kept
+    assert GITHUB["jobs"]["save"]["concurrency"] == GITHUB["jobs"]["accept"]["concurrency"]
+    assert "cancel-in-progress" not in GITHUB["jobs"]["save"]["concurrency"]
+    assert "$CARD" in GITLAB["gpumem:gate"]["artifacts"]["name"]
+    assert GITLAB[".gpumem:gpu"]["resource_group"] == "gpumem-$CARD"
+
+
+def test_no_name_is_installed_without_saying_from_where() -> None:
+    for template in (GITHUB["env"], GITLAB["variables"]):
+        for name in ("INSTALL", "INSTALL_WITHOUT_GPU"):
+            assert re.search(r"pytest-gpumem(\[cuda13\])? @ git\+https://github\.com/pytest-gpumem/pytest-gpumem", template[name])
+
+
+def test_each_gitlab_job_has_an_image() -> None:
+    jobs = {name: part for name, part in GITLAB.items() if name.startswith("gpumem:")}
+    assert len(jobs) == 4
+    assert all("image" in part or "image" in GITLAB[".gpumem:gpu"] for part in jobs.values())
+    assert all("image" in jobs[name] for name in ("gpumem:simulated", "gpumem:accept"))
 
 
 def test_no_step_of_a_gate_may_fail_unnoticed() -> None:
@@ -103,7 +221,7 @@ def test_what_the_templates_call_is_there() -> None:
     whole += [line for job in GITLAB.values() if isinstance(job, dict) for line in job.get("before_script", []) + job.get("script", [])]
     options = set(re.findall(r"--gpumem[\w-]*", "\n".join(whole)))
     assert options == {"--gpumem", "--gpumem-device", "--gpumem-budget", "--gpumem-save", "--gpumem-report"}
-    assert set(re.findall(r"\bgpumem (\w+)", "\n".join(whole))) == {"doctor", "gate"}
+    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate", "accept"}
 
 
 class Project:
@@ -190,7 +308,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
 
 def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
     """The job that saves makes it and adds to it, also where a test fails; a later job finds it."""
-    (fetch,) = (line for line in GITLAB[".gpumem:gpu"]["before_script"] if "ls-remote" in line)
+    (fetch,) = (line for line in GITLAB[".gpumem:baseline"]["before_script"] if "ls-remote" in line)
     script, variables = gitlab("gpumem:save")
     upstream = str(project.folder.parent / "upstream")
     own = {"CI_REPOSITORY_URL": upstream, "BASELINE_PUSH_URL": upstream, "CI_COMMIT_SHA": "abc", **SIMULATED}
@@ -230,5 +348,108 @@ def test_without_a_gpu_the_tests_run_simulated(project: Project) -> None:
     script, variables = gitlab("gpumem:simulated")
     done = project.run(script, variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "SIMULATED NVIDIA" in done.stdout
-    assert [script for _, script, _ in github("simulated")][-1].strip().endswith('--gpumem-device sim --gpumem-budget "50 ms" $TESTS')
+    assert "SIMULATED DEVICE" in done.stdout or "(simulated)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tests", "code"),
+    [
+        ("import pytest\npytest.importorskip('no_such_cuda_library')\n", 0),
+        ("def test_wrong(): assert False\n", 1),
+        ("import no_such_library\n", 2),
+    ],
+    ids=["needs a library of the GPU", "fails", "cannot be imported"],
+)
+@pytest.mark.parametrize(
+    "job", [lambda: step("simulated", "Run on the simulated device"), lambda: gitlab("gpumem:simulated")], ids=["GitHub", "GitLab"]
+)
+def test_a_suite_that_needs_the_gpu_does_not_block_the_gate(
+    project: Project, job: Callable[[], tuple[str, dict[str, str]]], tests: str, code: int
+) -> None:
+    (project.folder / "test_it.py").write_text(tests)
+    assert project.run(*job()).returncode == code
+
+
+def test_the_baseline_grows_in_re_runs_and_a_gate_without_one_is_not_green(project: Project, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    baseline = project.folder / ".gpumem-baseline"
+    gate = functools.partial(project.run, *step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
+
+    # Nobody saved one yet, or it was evicted: it could not tell a slow-down.
+    assert not cache.restore("gate", project.folder, card="gpu", run_id="1", run_attempt="1")
+    first = gate()
+    assert first.returncode == 6, first.stdout + first.stderr
+    for attempt in ("1", "2"):  # a run and its re-run
+        shutil.rmtree(baseline, ignore_errors=True)
+        assert cache.restore("save", project.folder, card="gpu", run_id="2", run_attempt=attempt) == (attempt == "2")
+        assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
+        assert cache.save("save", project.folder, card="gpu", run_id="2", run_attempt=attempt)
+        assert len(list(baseline.rglob("*.json"))) == int(attempt)
+    # Another card whose name begins alike has none of it.
+    assert not cache.restore("gate", project.folder, card="gpu-2", run_id="3", run_attempt="1")
+    assert not cache.restore("gate", project.folder, card="gp", run_id="3", run_attempt="1")
+    shutil.rmtree(baseline)
+    assert cache.restore("gate", project.folder, card="gpu", run_id="3", run_attempt="1")
+    green = gate()
+    assert green.returncode == 0, green.stdout + green.stderr
+
+
+def test_a_slow_down_is_accepted_with_its_reason(project: Project) -> None:
+    assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
+    event = {"GITHUB_EVENT_NAME": "workflow_dispatch", "GITHUB_ACTOR": "octo", "CI_COMMIT_SHA": "abc"}
+    upstream = str(project.folder.parent / "upstream")
+    for job in (lambda: step("accept", "Accept"), lambda: gitlab("gpumem:accept")):
+        script, variables = job()
+        own = {"BASELINE_PUSH_URL": upstream, "ACCEPT_TEST": "test_it.py::test_copy", "ACCEPT_REASON": "$(touch planted) why"}
+        given = {**variables, **event, **own, "TEST": own["ACCEPT_TEST"], "REASON": own["ACCEPT_REASON"]}
+        if "BASELINE_BRANCH" in variables:
+            project.git("init", "-q", "-b", "gpumem-baseline", cwd=project.folder / ".gpumem-baseline")
+        done = project.run(script, given)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "reset the baseline of test_it.py::test_copy" in done.stdout
+        stored = [json.loads(path.read_text())["content"] for path in (project.folder / ".gpumem-baseline").rglob("gpumem/*.json")]
+        assert [one for one in stored if "octo" in json.dumps(one) and "$(touch planted) why" in json.dumps(one)]
+        assert not (project.folder / "planted").exists()
+        wrong = {**given, "TEST": "test_it.py::test_cpy", "ACCEPT_TEST": "test_it.py::test_cpy"}
+        assert project.run(script, wrong).returncode == 4
+    listed = subprocess.run(["git", "ls-tree", "-r", "--name-only", "gpumem-baseline"], cwd=upstream, capture_output=True, text=True)
+    assert len(listed.stdout.splitlines()) == 3
+
+
+GH = """
+import json, pathlib, sys
+arguments = sys.argv[1:]
+calls = pathlib.Path("calls.json")
+calls.write_text(json.dumps([*json.loads(calls.read_text() if calls.exists() else "[]"), arguments]))
+if "--jq" in arguments:
+    query, comments = arguments[arguments.index("--jq") + 1], json.loads(pathlib.Path("comments.json").read_text())
+    assert '"github-actions[bot]"' in query and 'startswith("<!-- gpumem -->")' in query
+    for one in comments:
+        if one["login"] == "github-actions[bot]" and one["body"].startswith("<!-- gpumem -->"):
+            print(one["id"])
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_comment_replaces_its_own_earlier_one_only(project: Project, own: bool) -> None:
+    (project.folder.parent / "bin" / "gh").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$PWD/gh.py" "$@"\n')
+    (project.folder.parent / "bin" / "gh").chmod(0o755)
+    (project.folder / "gh.py").write_text(GH)
+    for card in ("a", "b"):
+        (project.folder / "results" / f"gpumem-results-{card}").mkdir(parents=True)
+        (project.folder / "results" / f"gpumem-results-{card}" / "summary.md").write_text(f"card {card}\n")
+    comments = [{"id": 1, "login": "github-actions[bot]", "body": "coverage"}, {"id": 2, "login": "mallory", "body": "<!-- gpumem -->"}]
+    comments += [{"id": 3, "login": "github-actions[bot]", "body": "<!-- gpumem -->\nold"}] * own
+    (project.folder / "comments.json").write_text(json.dumps(comments))
+    script, variables = step("comment", "Comment")
+    given = {**variables, "GH_REPO": "we/it", "NUMBER": "7", "RUN": "https://example.org/run/1"}
+    done = project.run(f". .venv/bin/activate\n{script}", given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, written = json.loads((project.folder / "calls.json").read_text())
+    where = "repos/we/it/issues/comments/3" if own else "repos/we/it/issues/7/comments"
+    assert written[2:5] == ["--method", "PATCH" if own else "POST", where]
+    body = (project.folder / "body.md").read_text()
+    assert body.startswith("<!-- gpumem -->\n")
+    assert "card a\n" in body
+    assert "card b\n" in body
+    assert body.endswith("[Reports and results](https://example.org/run/1#artifacts)\n")
