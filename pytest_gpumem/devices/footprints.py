@@ -12,7 +12,19 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, Allocated, Figures, Growth, MemoryEvent, MemoryLog, Series, account, claim, owned
+from pytest_gpumem.devices.memory_events import (
+    Accounts,
+    Allocated,
+    Figures,
+    Growth,
+    MemoryEvent,
+    MemoryLog,
+    Series,
+    account,
+    claim,
+    claim_handles,
+    owned,
+)
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.devices.referrers import referrers_of
@@ -63,6 +75,10 @@ class Source(ABC):
     def settle(self) -> None:
         """Give back what it keeps for reuse and cannot tell from what is used."""
         return
+
+    def handles(self) -> Mapping[str, Sequence[int]]:
+        """By library of the driver's vendor: the bytes of each allocation that one of its handles makes and keeps, as far as known."""
+        return {}
 
     def alive(self, allocated: Allocated) -> bool:
         """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
@@ -288,8 +304,14 @@ class _Watch:
                 missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
                 if missing > 0 and not claim(steps, library, missing):
                     not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
+        handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
+        for library, sizes in handles.items():
+            claim_handles(steps, library, sizes)
         self._accounts = found = account(steps, self._begin)
         uses = dict(found.uses)
+        for library in handles:
+            if held := owned(steps, library, "device"):
+                uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))
             before = self._figures.get(series, _NONE)

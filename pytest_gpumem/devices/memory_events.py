@@ -7,6 +7,7 @@ library's arrays are the *use*. An allocation of the driver that is no pool's se
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -283,6 +284,29 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
         for one in found:
             one.owner = library
     return left == 0
+
+
+def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> int:
+    """Give a library the allocations of the driver that belong to its handles.
+
+    Args:
+        steps: of the interval.
+        library: whose handles.
+        sizes: bytes of each allocation that one handle makes.
+
+    Returns:
+        The bytes that it got.
+    """
+    free: dict[int, list[Allocated]] = {}
+    for one in _live(steps):
+        if one.layer == "driver" and one.kind == "device":
+            free.setdefault(one.nbytes, []).append(one)
+    wanted = Counter(sizes)
+    count = min((len(free.get(size, ())) // number for size, number in wanted.items()), default=0)
+    for size, number in wanted.items():
+        for one in free.get(size, ())[: count * number]:
+            one.owner = library
+    return count * sum(sizes)
 
 
 def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:

@@ -368,6 +368,13 @@ def test_two_hundred_clean_tests_keep_nothing(watched: dict[str, dict[str, Any]]
     assert all(footprint["peak"] > 0 for footprint in clean.values())
 
 
+def test_a_handle_of_cublas_is_reserved(watched: dict[str, dict[str, Any]]) -> None:
+    """The first call of each library makes one, and keeps it."""
+    for name in ("cupy_matmul", "torch_matmul"):
+        if name in watched:
+            assert uses(watched[name])["cuBLAS device"]["reserved"] > 0
+
+
 def test_nothing_counts_twice(watched: dict[str, dict[str, Any]]) -> None:
     for name, footprint in watched.items():
         assert footprint["peak"] <= sum(use["peak"] for use in footprint["uses"] if use["kind"] == "device"), name

@@ -10,7 +10,7 @@ cudaDeviceGetGraphMemAttribute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.process_memory import is_loaded
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
@@ -32,6 +33,8 @@ _KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "
 """CUpti_ActivityMemoryKind in our words. Memory that is registered counts as PINNED there as well."""
 
 
+CUBLAS = "cuBLAS"
+"""`MemoryUse.library` of the memory of cuBLAS handles."""
 CALLS = (
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
     *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
@@ -54,6 +57,9 @@ class DriverMemory(Source):
         self._listens = False
         self._default: Any = None
         """The device's own stream-ordered pool."""
+        self._probed: list[int] | None = None
+        """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
+        self._handles: dict[str, tuple[int, ...]] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         """By correlation id, the stacks of calls whose record was not delivered yet."""
         self._end: Callable[[], None] | None = None
@@ -92,6 +98,9 @@ class DriverMemory(Source):
         allocates = int(record.memory_operation_type) == int(cupti.ActivityMemoryOperationType.ALLOCATION)
         at = int(record.timestamp) * 1e-9 + self._offset
         nbytes = int(record.bytes) if allocates else 0
+        if self._probed is not None:
+            self._probed += [nbytes] if allocates else []
+            return
         stack = self._stacks.pop(int(record.correlation_id), ()) if self._end is not None and allocates else ()
         self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
 
@@ -116,15 +125,33 @@ class DriverMemory(Source):
             ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
         return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
+    def settle(self) -> None:
+        """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
+        if not self._listens or CUBLAS in self._handles or not is_loaded("libcublas.so"):
+            return
+        self.drain()
+        self._probed = []
+        try:
+            from cupy_backends.cuda.libs import cublas
+
+            handle = cublas.create()
+            self.drain()
+            self._handles[CUBLAS] = tuple(self._probed)
+            cublas.destroy(handle)
+            self.drain()
+        except (ImportError, RuntimeError):
+            self._handles[CUBLAS] = ()
+        finally:
+            self._probed = None
+
+    def handles(self) -> Mapping[str, Sequence[int]]:
+        return {name: sizes for name, sizes in self._handles.items() if sizes}
+
     def alive(self, allocated: Allocated) -> bool:
         try:
             return int(runtime.pointerGetAttributes(allocated.address).type) != 0  # cudaMemoryTypeUnregistered
         except CUPY_ERRORS:
             return True
-
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        """None: an address of the driver's has no Python object."""
-        return ()
 
     def stop(self) -> None:
         if self._end is not None:

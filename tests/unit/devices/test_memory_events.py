@@ -10,7 +10,18 @@ import pytest
 
 from pytest_gpumem.devices.footprints import Footprints, Source
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryEvent, MemoryLog, Series, account, claim, thinned
+from pytest_gpumem.devices.memory_events import (
+    Allocated,
+    Figures,
+    MemoryEvent,
+    MemoryLog,
+    Series,
+    account,
+    claim,
+    claim_handles,
+    owned,
+    thinned,
+)
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.records.footprint import SizeCount
 
@@ -77,6 +88,16 @@ def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(missing: 
     assert claim(log.steps, "JAX", missing) is fits
     left = account(log.steps, 0).uses
     assert sum(use.kept for use in left.values()) == (5 * MIB - missing if fits else 5 * MIB)
+
+
+def test_a_handle_of_a_library_is_known_by_the_sizes_that_it_allocates() -> None:
+    sizes = (64 * MIB, 1024)
+    events = [event(at, "CUDA", "driver", at, size) for at, size in enumerate((64 * MIB, 1024, 4096, 64 * MIB), start=1)]
+    log = steps_of(*events)
+    assert claim_handles(log.steps, "cuBLAS", sizes) == 64 * MIB + 1024  # one handle, and another allocation of its size
+    assert account(log.steps, 0).uses["CUDA", "device"].kept == 64 * MIB + 4096
+    assert owned(log.steps, "cuBLAS", "device") == 64 * MIB + 1024
+    assert claim_handles(log.steps, "cuBLAS", sizes) == 0
 
 
 def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
