@@ -13,7 +13,7 @@ EXAMPLES = list(blocks("python"))
 TESTS = [block for block in EXAMPLES if block.is_test and not block.marker.startswith("file: ")]
 MODULES = {block.code.partition("\n")[0].removeprefix("# "): block for block in EXAMPLES if block.code.startswith("# ")}
 LIBRARIES = ("cupy", "numba", "torch", "triton")
-SKIPS = ("could not import", "one GPU is simulated")
+SKIPS = ("could not import", "one GPU is simulated", "the test needs 2 GPUs")
 """Why an example may skip here: libraries, which are not to be found in this session, and a second GPU."""
 
 
