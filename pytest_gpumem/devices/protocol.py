@@ -501,6 +501,9 @@ class Counters(Protocol):
             NotCounted: with the reason, before `work` runs or after it.
         """
 
+    def loading(self) -> AbstractContextManager[object]:
+        """Follow, inside the block, which kernel's launch loads which machine code: the first launches of work belong here."""
+
 
 class MemoryWatch(Protocol):
     """The memory that is taken from its begin on. Watches may lie inside each other."""

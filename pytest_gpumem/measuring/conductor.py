@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -158,7 +159,8 @@ class Conductor:
         device, harness, profiled = self.device, self._harness, self.profiled
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
-        unchecked = self._check(target, name)
+        with device.counters.loading() if target.foreign else nullcontext():
+            unchecked = self._check(target, name)
         if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
             device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
         harness.wake()
@@ -237,7 +239,8 @@ class Conductor:
 
 
 def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callable[[int, Stream], None]:
-    """A launch whose first call counts in the test's footprint. It is a warm-up; later ones are timed, and take the same again."""
+    """A launch whose first call counts in the test's footprint and may load machine code. It is a warm-up; later ones are timed, and take
+    the same again."""
     seen = False
 
     def launched(place: int, stream: Stream) -> None:
@@ -246,7 +249,7 @@ def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callabl
             launch(place, stream)
             return
         seen = True
-        with device.footprints.resumed():
+        with device.footprints.resumed(), device.counters.loading():
             launch(place, stream)
 
     return launched

@@ -7,7 +7,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -158,6 +158,9 @@ class CudaCounters:
         with codes.launches() as launches:
             self.watch(what_ran.KINDS, seen.receive, body)
         return seen.what_ran(launches, times[0], times[1], codes)
+
+    def loading(self) -> AbstractContextManager[object]:
+        return modules.loading()
 
     def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
         """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.

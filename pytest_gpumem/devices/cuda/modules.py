@@ -16,7 +16,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -218,6 +218,11 @@ def _words(address: int, count: int) -> tuple[int, ...]:
 
 
 _followed: Modules | NotCounted | None = None
+
+
+def loading() -> AbstractContextManager[object]:
+    """Follow launches inside the block too, if modules are followed: a library is loaded by the first launch of one of its kernels."""
+    return _followed.launches() if isinstance(_followed, Modules) else nullcontext()
 
 
 def follow() -> Modules:

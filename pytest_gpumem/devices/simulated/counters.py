@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec.structs import replace
@@ -51,6 +52,9 @@ class SimulatedCounters:
         finally:
             self._timeline.watching, self._timeline.host = None, host
         return what_ran(watching.steps, watching.calls)
+
+    def loading(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 def launched(name: str, shape: LaunchShape) -> KernelUse:

@@ -215,3 +215,17 @@ def test_a_callback_that_fails_leaves_no_code_known(process: Process) -> None:
     process.modules._receive(process.modules._call, 10_000, SimpleNamespace())
     with pytest.raises(UnknownCode, match="a callback of CUPTI failed"):
         process.modules.code("scale", None)
+
+
+def test_a_first_launch_is_followed_only_where_modules_are(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    with modules.loading():
+        pass
+    monkeypatch.setattr(modules, "_followed", process.modules)
+    for library, kernel in ((10, 11), (20, 21)):
+        process.library(library)
+        process.kernel(kernel, library, "scale")
+    with modules.loading(), process.call("cuLaunchKernelEx", 5, 11, text="scale"):
+        process.loaded("scale=a")
+    assert process.code("scale", 11) == "a"
+    with pytest.raises(UnknownCode):
+        process.code("scale", 21)
