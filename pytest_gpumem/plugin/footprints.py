@@ -139,6 +139,10 @@ class FootprintHooks:
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
+        limited = next((name for name in OF_FOOTPRINT if getattr(self._of_session, name) is not None), None)
+        if limited is not None and session.facts.simulated:
+            written = f"{self._of_session.origin[limited]}: {limited} {getattr(self._of_session, limited)}"
+            session.remarks.append(f"{written} holds tests with fixtures alone: {NO_FIXTURE_SIMULATED}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:

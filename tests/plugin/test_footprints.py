@@ -382,3 +382,11 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, 
         """,
     )
     assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [(0, 0), (0, 0)]
+
+
+def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(test_it="def test_of_a_library(): pass")
+    result = gpumem("--gpumem-max-kept", "0 B")
+    assert result.ret == 0
+    limit = "--gpumem-max-kept: max_kept 0 B holds tests with fixtures alone: no GPU is measured"
+    assert limit in " ".join(result.stdout.str().split())

@@ -1,0 +1,145 @@
+"""Sources of libraries: PyTorch's history as events, and its statistics as figures."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
+from pytest_gpumem.devices.cuda.guests.numba_memory import NumbaMemory
+from pytest_gpumem.devices.cuda.guests.rmm_memory import RmmMemory
+from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory, events
+from pytest_gpumem.devices.memory_events import Figures, MemoryLog, account
+
+HISTORY = [
+    {"action": "segment_alloc", "addr": 0xA000, "size": 2 << 20, "time_us": 1_000_000, "frames": []},
+    {"action": "alloc", "addr": 0xA000, "size": 4, "time_us": 1_000_001, "frames": [{"filename": "b.py", "line": 2, "name": "inner"}]},
+    {"action": "free_requested", "addr": 0xA000, "size": 4, "time_us": 1_000_000, "frames": []},
+    {"action": "free_completed", "addr": 0xA000, "size": 4, "time_us": 1_000_003, "frames": []},
+    {"action": "snapshot", "addr": 0, "size": 0, "time_us": 1_000_004, "frames": []},
+]
+
+
+def test_a_history_becomes_events_in_its_order() -> None:
+    found = list(events(HISTORY, offset=-1.0))
+    assert [(one.layer, one.nbytes) for one in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
+    assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
+    assert found[1].stack == (("b.py", 2, "inner"),)
+
+
+class Torch(ModuleType):
+    """An allocator with a history."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.recorded: list[Any] = []
+        self.private = 0
+        self.allocated = self.freed = 0
+        memory = SimpleNamespace(_record_memory_history=self.record, _snapshot=lambda: {"device_traces": [HISTORY]})
+        self.enabled = False
+        self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: self.enabled)
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: True,
+            get_allocator_backend=lambda: "native",
+            memory=memory,
+            memory_stats_as_nested_dict=self.statistics,
+            memory_snapshot=lambda: [
+                {"device": 0, "total_size": 20, "allocated_size": 5, "segment_pool_id": (0, 1)} for _ in range(self.private)
+            ],
+            empty_cache=lambda: None,
+        )
+
+    def record(self, enabled: str | None, **_: Any) -> None:
+        self.enabled = enabled is not None
+        self.recorded.append(enabled)
+
+    def statistics(self, device: int) -> Any:
+        each = {
+            "allocation": {"allocated": self.allocated, "freed": self.freed},
+            "requested_bytes": {"current": 100, "peak": 400},
+            "allocated_bytes": {"current": 512},
+            "reserved_bytes": {"current": 2048},
+        }
+        return {name: {"all": figures} for name, figures in each.items()}
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
+    made = Torch()
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+def test_torch_is_read_where_it_allocated_and_its_history_begins_anew(torch: Torch) -> None:
+    source, log = TorchMemory(0), MemoryLog()
+    assert source.ready()
+    assert source.start(log, stacks=False) is None
+    source.drain()
+    log.settle()
+    assert (log.steps, torch.recorded) == ([], ["all"])
+    torch.allocated = torch.freed = 1
+    source.drain()
+    log.settle()
+    assert account(log.steps, 0).uses["PyTorch", "device"].allocations == 1
+    assert torch.recorded == ["all", None, "all"]
+    source.stop()
+    assert not torch.enabled
+
+
+def test_a_history_that_the_test_records_is_left_alone(torch: Torch) -> None:
+    torch.enabled = True
+    source = TorchMemory(0)
+    why = source.start(MemoryLog(), stacks=False)
+    assert why is not None
+    assert "recorded by the test" in why
+    source.stop()
+    assert (torch.recorded, torch.enabled) == ([], True)
+
+
+def test_what_graphs_hold_is_in_use(torch: Torch) -> None:
+    source = TorchMemory(0)
+    source.start(MemoryLog(), stacks=False)
+    assert source.figures() == {("PyTorch", "device"): Figures(100, 1536, 2048, 400)}
+    torch.private = 2
+    source.settle()
+    assert source.figures()["PyTorch", "device"][:2] == (130, 1506)
+    torch.private = 0
+    source.settle()
+    assert source.figures()["PyTorch", "device"][:2] == (100, 1536)
+
+
+def test_libraries_that_nobody_imported_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "jax", "jax._src.xla_bridge", "rmm", "numba.cuda"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    sources = (TorchMemory(0), JaxMemory(0), RmmMemory(0), NumbaMemory())
+    assert [source.ready() for source in sources] == [False] * 4
+    assert [dict(source.figures()) for source in sources] == [{}] * 4
+    assert not any(name in sys.modules for name in ("torch", "jax", "rmm"))
+
+
+def test_jax_is_read_by_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(
+        platform="gpu",
+        local_hardware_id=0,
+        memory_stats=lambda: {"bytes_in_use": 100, "peak_bytes_in_use": 300, "pool_bytes": 1000},
+    )
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))  # type: ignore[arg-type]
+    assert JaxMemory(0).ready()
+    assert JaxMemory(0).figures() == {("JAX", "device"): Figures(100, 900, 1000, 300, single=False)}
+    assert not JaxMemory(1).ready()
+
+
+def test_numba_frees_what_it_has_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending: list[list[int]] = [[1], [2]]
+    context = SimpleNamespace(
+        deallocations=SimpleNamespace(clear=pending[0].clear),
+        memory_manager=SimpleNamespace(deallocations=SimpleNamespace(clear=pending[1].clear)),
+    )
+    monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(current_context=lambda: context))  # type: ignore[arg-type]
+    NumbaMemory().settle()
+    assert pending == [[], []]
