@@ -84,6 +84,7 @@ class Watchdog:
         self._connection, there = Pipe()
         self._signals, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
+        _wakeups.add(self._wakeup)
         self._obeys = False
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else both processes write what it holds
@@ -162,14 +163,15 @@ class Watchdog:
         if _STACKS_SIGNAL is not None:
             faulthandler.unregister(_STACKS_SIGNAL)
         self._connection.close()
+        _wakeups.discard(self._wakeup)
         os.close(self._wakeup)
         self._stacks.close()
 
     def _send(self, *message: object) -> None:
         if self._connection.closed or os.getpid() != self._pid:  # a forked child of a test
             return
-        while self._shared[0]:  # the copy has taken over: it ends this process
-            time.sleep(1)
+        while self._shared[0] and not _reaped(self._copy):  # the copy has taken over: it ends this process
+            time.sleep(0.1)
         with suppress(OSError):  # the copy was killed: the session goes on without it
             self._connection.send(message)
 
@@ -179,6 +181,22 @@ class Watchdog:
         except (EOFError, OSError):
             return
         os._exit(code)
+
+
+_wakeups: set[int] = set()
+"""Descriptors of the watchdogs of this process."""
+
+
+def _hear_nothing() -> None:
+    """In a forked child, whose interrupts are not the process's."""
+    with suppress(ValueError):  # not in the main thread
+        before = signal.set_wakeup_fd(-1)
+        if before not in (-1, *_wakeups):
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hear_nothing)
 
 
 def _reaped(pid: int) -> bool:
@@ -215,7 +233,6 @@ class _Copy:
     def run(self) -> NoReturn:
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the process, which passes it on
             end = self._watch()
             if end is not None:

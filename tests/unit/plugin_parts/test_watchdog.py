@@ -61,6 +61,13 @@ def test_an_interrupt_that_python_handles_changes_nothing() -> None:
     assert outcome(*handled, "except KeyboardInterrupt: watchdog.tell(1); watchdog.close(); print('handled')") == (0, "handled")
 
 
+def test_an_interrupt_of_a_forked_child_is_not_the_process_s() -> None:
+    lines = ("import pytest_gpumem.plugin.watchdog as module", "watchdog.close(); module.PATIENCE = 0.01; watchdog = Watchdog(finish)")
+    child = ("watchdog.limit(math.inf, '')", "if not os.fork():", "    try: os.kill(os.getpid(), signal.SIGINT); time.sleep(9)")
+    rest = ("    except KeyboardInterrupt: os._exit(0)", "os.wait(); time.sleep(0.2); watchdog.close(); print('done')")
+    assert outcome(*lines, *child, *rest) == (0, "done")
+
+
 def test_a_forked_child_has_no_watchdog() -> None:
     lines = ("if not os.fork():", "    watchdog.limit(0.001, 'child'); watchdog.close(); os._exit(0)", "os.wait()", "watchdog.close()")
     assert outcome(*lines, "print('done')") == (0, "done")
