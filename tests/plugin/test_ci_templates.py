@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,23 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-
-from pytest_gpumem.baselines.layout import digest
+from ci_project import BRANCH, SIMULATED, TESTS, Project, again
 
 ROOT = Path(__file__).parents[2]
 GITHUB, GITLAB = (yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab"))
-BRANCH = "main"
-
-TESTS = """
-import pytest
-from kern import NBYTES
-
-@pytest.mark.gpumem(max_regression="2%")
-def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
-    gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))
-"""
-
-Done = subprocess.CompletedProcess
 
 
 def github(job: str) -> list[tuple[str, str, dict[str, str]]]:
@@ -224,49 +210,6 @@ def test_what_the_templates_call_is_there() -> None:
     assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate", "accept"}
 
 
-class Project:
-    """A clone of a small project, with everything that a job finds where it begins."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "clone"
-        upstream = folder / "upstream"
-        upstream.mkdir()
-        self.git("init", "-q", "-b", BRANCH, cwd=upstream)
-        # In place of the step that makes a virtual environment: this interpreter, and the command.
-        programs = folder / "bin"
-        programs.mkdir()
-        for name, code in (("python", ""), ("gpumem", " -c 'from pytest_gpumem.cli import main; main()'")):
-            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{code} "$@"\n')
-            (programs / name).chmod(0o755)
-        (upstream / ".venv" / "bin").mkdir(parents=True)
-        (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{programs}:$PATH"\n')
-        (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
-        (upstream / "pytest.ini").write_text(
-            "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
-        )
-        (upstream / "test_it.py").write_text(TESTS)
-        (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
-        self.git("add", ".", cwd=upstream)
-        self.git("commit", "-qm", "base", cwd=upstream)
-        self.git("clone", "-q", str(upstream), str(self.folder), cwd=folder)
-
-    def git(self, *arguments: str, cwd: Path | None = None) -> None:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
-        subprocess.run(command, cwd=cwd or self.folder, check=True, capture_output=True)
-
-    def change(self, nbytes: str) -> None:
-        (self.folder / "kern.py").write_text(f"NBYTES = {nbytes}\n")
-        self.git("commit", "-qam", "change")
-
-    def run(self, script: str, variables: dict[str, str], **more: str) -> Done[str]:
-        """A script as a runner runs it, in a CI that has no GPU."""
-        own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.folder.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment = {**os.environ, **own, **variables, **more}
-        return subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True
-        )
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
@@ -274,9 +217,6 @@ def project(tmp_path: Path) -> Project:
 
 def step(job: str, name: str) -> tuple[str, dict[str, str]]:
     return next((script, variables) for named, script, variables in github(job) if named == name)
-
-
-SIMULATED = {"GPUMEM_DEVICE": "sim"}
 
 
 def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project, tmp_path: Path) -> None:
@@ -324,13 +264,6 @@ def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
         shutil.rmtree(project.folder / ".gpumem-baseline")
     # A server that does not answer is no empty baseline.
     assert project.run(fetch, {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}).returncode != 0
-
-
-def again(baseline: Path, number: int) -> None:
-    """The same process once more, as if the branch had been saved again: a FAIL takes three."""
-    stored = json.loads(baseline.read_text())
-    stored["content"]["id"] += str(number)
-    baseline.with_name(f"again-{number}.json").write_text(json.dumps({**stored, "sha256": digest(stored["content"])}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""A small project as a job of a pipeline finds it, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_gpumem.baselines.layout import digest
+
+BRANCH = "main"
+SIMULATED = {"GPUMEM_DEVICE": "sim"}
+
+TESTS = """
+import pytest
+from kern import NBYTES
+
+@pytest.mark.gpumem(max_regression="2%")
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))
+"""
+
+Done = subprocess.CompletedProcess
+
+
+class Project:
+    """A clone of a small project, with everything that a job finds where it begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "clone"
+        upstream = folder / "upstream"
+        upstream.mkdir()
+        self.git("init", "-q", "-b", BRANCH, cwd=upstream)
+        # In place of the step that makes a virtual environment: this interpreter, and the command.
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, code in (("python", ""), ("gpumem", " -c 'from pytest_gpumem.cli import main; main()'")):
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{code} "$@"\n')
+            (programs / name).chmod(0o755)
+        (upstream / ".venv" / "bin").mkdir(parents=True)
+        (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{programs}:$PATH"\n')
+        (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
+        (upstream / "pytest.ini").write_text(
+            "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
+        )
+        (upstream / "test_it.py").write_text(TESTS)
+        (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
+        self.git("add", ".", cwd=upstream)
+        self.git("commit", "-qm", "base", cwd=upstream)
+        self.git("clone", "-q", str(upstream), str(self.folder), cwd=folder)
+
+    def git(self, *arguments: str, cwd: Path | None = None) -> None:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
+        subprocess.run(command, cwd=cwd or self.folder, check=True, capture_output=True)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def change(self, nbytes: str) -> None:
+        (self.folder / "kern.py").write_text(f"NBYTES = {nbytes}\n")
+        self.git("commit", "-qam", "change")
+
+    def run(self, script: str, variables: dict[str, str], **more: str) -> Done[str]:
+        """A script as a runner runs it, in a CI that has no GPU."""
+        own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.folder.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, **own, **variables, **more}
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True
+        )
+
+
+def again(baseline: Path, number: int) -> None:
+    """The same process once more, as if the branch had been saved again: a FAIL takes three."""
+    stored = json.loads(baseline.read_text())
+    stored["content"]["id"] += str(number)
+    baseline.with_name(f"again-{number}.json").write_text(json.dumps({**stored, "sha256": digest(stored["content"])}))

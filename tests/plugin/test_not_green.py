@@ -1,0 +1,107 @@
+"""What cannot turn a pipeline green (docs/ci.md): each case against the same saved baseline. The screen alone decides."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ci_project import SIMULATED, TESTS, Project, again
+
+from pytest_gpumem.baselines.layout import digest
+
+SECOND = "\ndef test_first():\n    assert False\n"
+SKIP = "    pytest.skip('not today')\n"
+CRASH = """
+import pytest_gpumem.plugin.judging
+
+def crash(*arguments, **keywords):
+    raise RuntimeError("no verdict")
+
+pytest_gpumem.plugin.judging.judge = crash
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose baseline has three processes."""
+    project = Project(tmp_path_factory.mktemp("saved"))
+    done = project.run(
+        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for number in range(2):
+        again(next((project.folder / ".gpumem-baseline").rglob("*.json")), number)
+    return project
+
+
+@pytest.fixture
+def project(saved: Project, tmp_path: Path) -> Project:
+    """A copy of it, in which a test can change anything."""
+    shutil.copytree(saved.folder, tmp_path / "clone", symlinks=True)
+    copied = object.__new__(Project)
+    copied.folder = tmp_path / "clone"
+    return copied
+
+
+def gate(project: Project, options: str = "", arguments: str = "", **variables: str) -> tuple[int, str]:
+    """Exit code and output of a gate."""
+    script = f". .venv/bin/activate; gpumem gate --screen-only {options} origin/main {arguments}"
+    done = project.run(script, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED, **variables})
+    return done.returncode, done.stdout + done.stderr
+
+
+def no_baseline(project: Project) -> None:
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+
+
+def holding(text: str) -> Callable[[Project], None]:
+    return lambda project: project.write("test_it.py", text)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "arguments", "code"),
+    [
+        pytest.param(lambda project: None, "", "", 0, id="nothing changed: green, else the others would show nothing"),
+        pytest.param(no_baseline, "", "", 6, id="no baseline, or an evicted cache"),
+        pytest.param(holding(TESTS + SKIP), "", "", 1, id="skipped after it was measured"),
+        pytest.param(holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")), "", "", 1, id="all tests skipped"),
+        pytest.param(lambda project: None, "", "-- -k nothing", 6, id="all tests deselected"),
+        pytest.param(holding(""), "", "", 1, id="all tests gone"),
+        pytest.param(holding(SECOND + TESTS), "", "-- -x", 1, id="-x after one"),
+        pytest.param(lambda project: project.write("conftest.py", CRASH), "", "", 1, id="a crash while judging"),
+        pytest.param(lambda project: None, "--strict", "", 6, id="results of the simulated device, strictly"),
+    ],
+)
+def test_what_is_not_judged_is_not_green(
+    project: Project, change: Callable[[Project], None], options: str, arguments: str, code: int
+) -> None:
+    change(project)
+    ended, text = gate(project, options, arguments)
+    assert ended == code, text
+
+
+def test_no_gpu_is_not_green(project: Project) -> None:
+    ended, text = gate(project, GPUMEM_DEVICE="")
+    assert ended == 4, text
+
+
+def test_a_changed_driver_hides_no_slow_down(project: Project) -> None:
+    for path in (project.folder / ".gpumem-baseline").rglob("*.json"):
+        stored = json.loads(path.read_text())
+        stored["content"]["device"]["driver"] = "550.1"
+        path.write_text(json.dumps({**stored, "sha256": digest(stored["content"])}))
+    project.change("72 << 20")
+    ended, text = gate(project)
+    assert ended == 1, text
+
+
+def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(project: Project) -> None:
+    """Where the device is left to the machine, as in the templates."""
+    folder = project.folder / ".gpumem-baseline"
+    (of_the_simulated,) = folder.iterdir()
+    of_the_simulated.rename(folder / of_the_simulated.name.removeprefix("simulated-"))
+    ended, text = gate(project, GPUMEM_DEVICE="auto")
+    assert ended == 4, text
