@@ -171,12 +171,12 @@ class Conductor:
         after = device.conditions()
         target, sampler = sampling.target, sampling.choice.sampler
         migrations = activity = ran = None
+        if passes.pages:  # first: the others put managed pages back, which belongs to what a count finds before its launch
+            with self._ranges.range(phase(name, "count")):
+                migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
                 ran = find_what_ran(device, target, arena.managed, profiled=profiled)
-        if passes.pages:
-            with self._ranges.range(phase(name, "count")):
-                migrations = count_migrations(device, target, profiled=profiled)
         if passes.activity:
             with self._ranges.range(phase(name, "watch")):
                 activity = watch_launch(device, target, profiled=profiled)
