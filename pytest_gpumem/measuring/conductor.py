@@ -176,7 +176,7 @@ class Conductor:
                 migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
-                ran = find_what_ran(device, target, arena.managed, profiled=profiled)
+                ran = find_what_ran(device, target, arena.managed, min(sampling.medians, default=0.0), profiled=profiled)
         if passes.activity:
             with self._ranges.range(phase(name, "watch")):
                 activity = watch_launch(device, target, profiled=profiled)

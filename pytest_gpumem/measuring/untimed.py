@@ -20,6 +20,9 @@ from pytest_gpumem.units import format_bytes
 PASSES = 3
 """Passes until two that follow each other are equal. The first may still set something up."""
 
+LONG = 0.1
+"""Seconds of a launch that is not repeated to see that it runs the same."""
+
 
 def put_back(device: Device, target: Target) -> None:
     """Put inputs and pages back as before a sample, and wait."""
@@ -58,16 +61,17 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
 
 
-def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], *, profiled: bool) -> WhatRan:
+def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool) -> WhatRan:
     """What one launch runs; a reason why that is unknown is in the result, not raised.
 
     Inputs and pages are put back before each pass, as before a sample. Two launches have to run the same: else the digest of one would say
-    nothing of the others.
+    nothing of the others. A launch of `LONG` or longer is watched once.
 
     Args:
         device: where it runs.
         target: launched on its first placement.
         managed: the managed buffers of the test.
+        latency: of one launch, in seconds.
         profiled: a profiler is attached, which uses CUPTI itself.
     """
     if profiled:
@@ -78,7 +82,7 @@ def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], *, 
             put_back(device, target)
             with uncollected():  # objects that are freed at any time call the runtime
                 seen = device.counters.what_ran(partial(target.launch, 0, target.stream), device.streams.synchronize)
-            if seen.digest is None or (before is not None and seen.digest == before.digest):
+            if seen.digest is None or latency >= LONG or (before is not None and seen.digest == before.digest):
                 return what_ran(seen.launch, seen.calls, _state(device, target, managed), not_watched=seen.not_watched)
             before = seen
     except NotCounted as reason:

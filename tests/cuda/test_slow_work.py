@@ -31,7 +31,7 @@ def test_slow_work_is_launched_a_few_times(gpu_benchmark: Any, case: bool, mode:
     taken = gpu_benchmark.case(build, mode=mode) if case else gpu_benchmark(work, mode=mode)
     assert taken.latency == pytest.approx(0.5, rel=0.05)
     assert taken.sampler == ("batched" if mode == "hot" else "blocked")
-    assert len(launches) <= 7
+    assert len(launches) <= 8  # one of them is watched
 
 
 def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:

@@ -155,8 +155,11 @@ class CudaCounters:
             times.append(int(cupti.get_timestamp()))
             wait()
 
-        with codes.launches() as launches:
-            self.watch(what_ran.KINDS, seen.receive, body)
+        try:
+            with codes.launches() as launches:
+                self.watch(what_ran.KINDS, seen.receive, body)
+        except cupti.cuptiError as error:
+            raise self._refusal("to watch a launch", error) from error
         return seen.what_ran(launches, times[0], times[1], codes)
 
     def loading(self) -> AbstractContextManager[object]:

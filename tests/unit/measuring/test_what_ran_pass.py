@@ -10,6 +10,7 @@ from bench import QUICK, Bench
 from counted_device import replaced
 
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.measuring import untimed
 from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.l2 import persisting
@@ -123,3 +124,18 @@ def test_what_keeps_us_from_watching_stands_in_the_result() -> None:
     assert triad(bench) == WhatRan(not_watched="another tool holds CUPTI")
     bench = Bench()
     assert measured(bench, bench.kernels.copy, *(bench.memory.device(N, "f4") for _ in range(2)), passes=Passes()).what_ran is None
+
+
+def test_a_long_launch_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, watched = Bench(), []
+
+    def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        watched.append(1)
+        return what_ran([Step(StepKind.KERNEL, "k", code="a")], {})
+
+    replaced(bench.device.counters, what_ran=answer)
+    assert triad(bench).digest is not None
+    assert len(watched) == 2
+    monkeypatch.setattr(untimed, "LONG", 0.0)
+    assert triad(bench).digest is not None
+    assert len(watched) == 3
