@@ -8,9 +8,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pytest_gpumem.kernels.kernel import Kernel
 
 
 def _cell(text: str) -> str:
@@ -39,16 +42,41 @@ def marker() -> str:
 
 
 def kernels() -> str:
-    """The catalogue: each kernel with its parameters, element types and where it comes from."""
-    from pytest_gpumem.kernels.catalogue import CATALOGUE
+    """The catalogue: each kernel with what it does, its parameters, traffic, element types and where it comes from."""
+    from pytest_gpumem.kernels.catalogue import CATALOGUE, SENTENCES
 
-    lines = ["| kernel | parameters | types | source |", "|---|---|---|---|"]
+    lines = ["| kernel | what it does | parameters | traffic | types | source |", "|---|---|---|---|---|---|"]
     for kernel in CATALOGUE.values():
         parameters = ", ".join(
             parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}" for parameter in kernel.parameters
         )
-        lines.append(f"| `{kernel.name}` | `{parameters}` | {', '.join(kernel.dtypes)} | {_cell(kernel.section)} |")
+        cells = [SENTENCES[kernel.name], f"`{parameters}`", traffic(kernel), ", ".join(kernel.dtypes), _cell(kernel.section)]
+        lines.append(f"| `{kernel.name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+_SCALARS = {"width": 512, "height": 512, "steps": 1000, "repeats": 2, "times": 2, "rounds": 1}
+"""Of a call whose traffic is shown."""
+_SHORT = ("lut_persistent", "data_persistent", "sums", "out")
+_ELEMENTS = 512 * 512
+
+
+def traffic(kernel: Kernel) -> str:
+    """Which arrays a launch reads and writes, such as "reads b, c; writes a": each distinct byte counts once."""
+    from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
+
+    arrays = [parameter.name for parameter in kernel.parameters if parameter.role is not Role.SCALAR]
+    dtype = kernel.dtypes[0]
+    itemsize = int(dtype[1:])
+    sizes = {name: ArrayFacts(1024 if name in _SHORT else _ELEMENTS, dtype, itemsize) for name in arrays}
+    scalars = {
+        parameter.name: parameter.default if parameter.default is not None else _SCALARS[parameter.name]
+        for parameter in kernel.parameters
+        if parameter.role is Role.SCALAR
+    }
+    accesses = kernel.accesses(Call(sizes, scalars))
+    found = {way: list(dict.fromkeys(one.argument for one in accesses if one.direction == way)) for way in ("read", "write")}
+    return "; ".join(f"{way}s {', '.join(f'`{name}`' for name in names)}" for way, names in found.items() if names)
 
 
 def fixtures() -> str:

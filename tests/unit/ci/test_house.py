@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import house
@@ -29,6 +30,12 @@ def test_figures_of_tracked_files(tmp_path: Path) -> None:
     assert (found["modules with code"], found["rooms"]) == (3, 1)
     assert (found["lines of the package"], found["lines of tests"], found["words of docs"]) == (9, 2, 3)
     assert found["modules with exactly one importer"] == 1  # low; units has two
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """pytest imports them by their names alone, so a second one of a name stops the collection of all tests."""
+    names = Counter(path.name for path in (Path(__file__).parents[3] / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_functions_are_named_by_their_class() -> None:
