@@ -1,0 +1,133 @@
+"""The driver's records as events, and the handles of cuBLAS among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.runtime")
+
+from pytest_gpumem.devices.cuda import driver_memory
+from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
+from pytest_gpumem.devices.memory_events import MemoryLog, account
+from pytest_gpumem.devices.protocol import NotCounted
+
+
+class Kind(IntEnum):
+    PINNED = 2
+    DEVICE = 3
+    MANAGED = 5
+    DEVICE_STATIC = 6
+
+
+class Operation(IntEnum):
+    ALLOCATION = 1
+    RELEASE = 2
+
+
+CUPTI = SimpleNamespace(ActivityMemoryKind=Kind, ActivityMemoryOperationType=Operation, get_timestamp=lambda: 0)
+
+
+class Counters:
+    """CUPTI delivers what was recorded when it is asked to."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
+        self.receive = receive
+        return CUPTI
+
+    def deliver(self) -> None:
+        for record in self.records:
+            self.receive(CUPTI, record)
+        self.records.clear()
+
+    def unlisten(self, kind: str) -> None: ...
+
+    def record(self, address: int, nbytes: int, kind: Kind = Kind.DEVICE, *, allocates: bool = True, device: int = 0) -> None:
+        operation = Operation.ALLOCATION if allocates else Operation.RELEASE
+        self.records.append(
+            SimpleNamespace(
+                memory_kind=kind,
+                memory_operation_type=operation,
+                device_id=device,
+                timestamp=len(self.records),
+                bytes=nbytes,
+                address=address,
+                correlation_id=0,
+            )
+        )
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def source(counters: Counters) -> DriverMemory:
+    return DriverMemory(0, counters)  # type: ignore[arg-type]
+
+
+def test_records_become_events_by_kind(counters: Counters, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=False) is None
+    counters.record(1, 100)
+    counters.record(2, 200, Kind.MANAGED)
+    counters.record(3, 300, Kind.PINNED, device=7)  # of no GPU
+    counters.record(4, 400, Kind.DEVICE_STATIC)  # a module's
+    counters.record(5, 500, device=1)  # another GPU's
+    counters.record(1, 100, allocates=False)
+    source.drain()
+    log.settle()
+    kept = {kind: use.kept for (_, kind), use in account(log.steps, 0).uses.items()}
+    assert kept == {"device": 0, "managed": 200, "pinned": 300}
+
+
+def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
+    counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def create() -> int:
+        made.append("handle")
+        counters.record(10, 1024)
+        counters.record(11, 4096)
+        return 5
+
+    def destroy(handle: int) -> None:
+        counters.record(10, 1024, allocates=False)
+        counters.record(11, 4096, allocates=False)
+
+    libraries = SimpleNamespace(cublas=SimpleNamespace(create=create, destroy=destroy))
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)  # type: ignore[arg-type]
+    log = MemoryLog()
+    source.start(log, stacks=False)
+    monkeypatch.setattr(driver_memory, "is_loaded", lambda library: False)
+    source.settle()
+    assert (made, source.handles()) == ([], {})
+    monkeypatch.setattr(driver_memory, "is_loaded", lambda library: True)
+    counters.record(1, 100)
+    source.settle()
+    source.settle()
+    log.settle()
+    assert (made, source.handles()) == (["handle"], {"cuBLAS": (1024, 4096)})
+    assert [step.change for step in log.steps] == [100]
+
+
+def test_without_records_the_reason_is_given(counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(kind: str, receive: Any) -> Any:
+        raise NotCounted("another tool holds CUPTI")
+
+    monkeypatch.setattr(counters, "listen", refuses)
+    assert source.start(MemoryLog(), stacks=False) == "another tool holds CUPTI"
+    source.drain()
+    source.settle()
+    source.stop()
