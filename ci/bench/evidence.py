@@ -140,6 +140,23 @@ def starts(times: int) -> dict[str, list[float]]:
     return found
 
 
+def table(record: Mapping[str, Any]) -> str:
+    """The record as text."""
+    rows, unwatched, disagree = len(record["rows"]), len(record["not_watched"]), len(record["disagree"])
+    spent = record["pass_seconds"]
+    lines = [
+        f"{record['device']}, {record['ended'][:10]}: {rows} rows in {record['processes']} processes each",
+        f"equal digests in all processes: {rows - unwatched - disagree} rows; different ones: {disagree}; not watched: {unwatched}",
+        f"a row's passes: {1e3 * spent['median']:.1f} ms, the first row's {1e3 * spent['first']:.1f} ms",
+        "",
+        f"{'change':<28}digest",
+    ]
+    for one in sorted(record["changes"].items(), key=lambda one: one[1]["same"]):
+        name, change = one[0].rpartition("[")[2].rstrip("]"), one[1]
+        lines.append(f"{name.removesuffix(SAME):<28}{'the same' if change['same'] else 'another: ' + (change['differences'] or ['?'])[0]}")
+    return "\n".join(line if len(line) <= 100 else f"{line[:99]}…" for line in lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=10)
@@ -159,6 +176,7 @@ def main() -> int:
     changed, passes, started = changes(first["rows"]), cost(), starts(options.starts)
     later = passes.get("passes", [])[1:]
     record = {
+        "kind": "evidence",
         "device": first["device"],
         "processes": len(sessions),
         "rows": {
@@ -199,10 +217,8 @@ def main() -> int:
     if any(one["exit"] for one in sessions):
         broken.append(f"a session failed: {next(one['output'] for one in sessions if one['exit'])}")
     record["broken"] = broken
-    for key, one in changed.items():
-        print(f"{'same' if one['same'] else 'other'}  {key}: {'; '.join(one['differences'] or [])}")
-    print(f"{len(every[0])} rows, {len(sessions)} processes, {record['seconds']:.0f} s")
-    print(f"a pass: {record['pass_seconds']}; a session's start: {record['start_seconds']:.2f} s")
+    print(table(record))
+    print(f"a session's start: {record['start_seconds']:.2f} s; {record['seconds']:.0f} s in all")
     for line in broken:
         print(f"BROKEN: {line}")
     if options.json:
