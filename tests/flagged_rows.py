@@ -8,7 +8,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.verdict import Comparison, Verdict
 
 OUTCOMES = {
-    **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER), Outcome.FAIL),
+    **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER, Code.TOO_MUCH_MEMORY), Outcome.FAIL),
     **dict.fromkeys((Code.NO_BASELINE, Code.ACCEPTED), Outcome.NEW),
 }
 """Of codes that are not UNDECIDED."""

@@ -8,6 +8,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Exit, Outcome
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.runs.decision import (
@@ -40,7 +41,7 @@ def decided(
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     rows = [row(one, one.name) for one in (*Code, *Outcome)]
-    kept = {"FASTER", "ACCEPTED", "PASS", "FAIL"}  # a FAIL without a code is of an absolute limit
+    kept = {"FASTER", "TOO_MUCH_MEMORY", "ACCEPTED", "PASS", "FAIL"}  # a FAIL without a code is of an absolute limit
     assert {one.nodeid.removeprefix("t.py::") for one in flagged(rows)} == {one.nodeid.removeprefix("t.py::") for one in rows} - kept
     assert flagged([replace(one, limits=Limits()) for one in rows]) == []
 
@@ -153,6 +154,18 @@ def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
     both = (row(Code.SLOWER, label="y", faster_than="2 x x"), row(label="x"))
     assert decide(1, 1, both, H100, {"t.py::a[y]": PASSED}, strict=False).code == Exit.FAILED
     assert decided(replace(row(), failed=True), failures=1, a=PASSED).code == Exit.FAILED
+
+
+def test_a_duet_clears_no_memory() -> None:
+    """It compares times; a row that is slower too has the code of the memory."""
+    too_much = row(Code.TOO_MUCH_MEMORY)
+    assert decided(too_much, a=PASSED).code == Exit.FAILED
+    # Beside a doubt about the time, a limit on memory that could not be judged stays a doubt.
+    unseen = replace(row(Code.NOISY, max_kept="0 B"), footprint=Footprint(0, not_watched=("no GPU",)))
+    (settled_row,) = decided(unseen, a=PASSED).rows
+    assert (settled_row.verdict.outcome, settled_row.verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    memory_alone = replace(too_much, measurement=None, footprint=Footprint(1))
+    assert "1 of 1 rows fail" in decided(memory_alone).remarks[-1]
 
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
