@@ -97,9 +97,9 @@ class WatchdogHooks:
         self._end()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self) -> None:
-        if self._session.watchdog is not None:
-            self._session.watchdog.ending()
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if self._session.watchdog is not None and excinfo.type is KeyboardInterrupt:  # and not that pytest stops by itself
+            self._session.watchdog.reacted()
 
     @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
     def pytest_sessionfinish(self) -> None:

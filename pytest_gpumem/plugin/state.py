@@ -282,22 +282,25 @@ class GpuSession:
         if self._device is None or self.lost_in is not None:
             return
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
-            self.limit("waiting for the test's work")
+            self.limit("waiting for the test's work", waits=True)
             try:
                 self._device.streams.synchronize()
             except ContextLost as error:
                 self.lost_in = nodeid
                 raise ContextLost(f"at the test's end: {error}") from None
+            finally:
+                self.rest()
 
-    def limit(self, what: str, more: float = 0.0) -> None:
+    def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
         """Have the watchdog end this process unless it gets to the next call of this or of `rest` in time.
 
         Args:
             what: what it does until then, for the message.
             more: seconds beyond the time-out.
+            waits: it waits for the device, and runs no code of others.
         """
         if self.watchdog is not None:
-            self.watchdog.limit(self.timeout + more if self.timeout else math.inf, what)
+            self.watchdog.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
 
     def rest(self) -> None:
         """End the limit."""
@@ -487,7 +490,7 @@ class GpuTest:
         """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
         plan = self.session.plan(self.overrides, nodeid, label)
-        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget)
+        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True)
         try:
             yield plan
         finally:
@@ -497,6 +500,7 @@ class GpuTest:
 
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
+        self.session.limit("freeing the test's memory", waits=True)
         with self.exit, suppress(ContextLost), self.device.current():
             try:
                 for stream in reversed(self.streams):
@@ -509,6 +513,7 @@ class GpuTest:
                     self.works.close()
                 finally:
                     self.arena.close()
+                    self.session.limit("the test's teardown")
 
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()

@@ -23,10 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection, Pipe, wait
+from types import FrameType
 from typing import Any, NoReturn
 
 PATIENCE = 0.5
-"""Seconds that the process has from an interrupt to its end before the watchdog ends it."""
+"""Seconds from an interrupt in which Python has to react; from a second interrupt in which the process has to end."""
+WAIT_PATIENCE = 1.0
+"""Seconds that a process which has reacted to an interrupt may stay in a wait for the device."""
+END_PATIENCE = 10.0
+"""Seconds that such a process has for all else, such as the teardown of fixtures."""
 _LAST_SECONDS = 0.3
 """Seconds that the process has to exit with the code that the watchdog sends; then it is killed."""
 _FINISH_SECONDS = 60.0
@@ -110,29 +115,36 @@ class Watchdog:
             if before not in (-1, self._wakeup):
                 signal.set_wakeup_fd(before, warn_on_full_buffer=False)
 
-    def limit(self, seconds: float, what: str) -> None:
+    def limit(self, seconds: float, what: str, *, waits: bool = False) -> None:
         """From now on this process has so many seconds until the next call, and reacts to an interrupt within `PATIENCE`.
 
         Args:
             seconds: infinite for no limit of time.
             what: what it does, for the message.
+            waits: it waits for the device, and runs no code of others.
         """
         if not self._obeys and os.getpid() == self._pid:  # only now: a thread makes a later fork warn
             self._obeys = True
             threading.Thread(target=self._obey, name="gpumem-watchdog", daemon=True).start()
-        self._send("limit", seconds, what)
+        with suppress(ValueError):  # not in the main thread
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._react)
+        self._send("limit", seconds, what, waits)
 
     def rest(self) -> None:
         """From now on there is no limit, and Python handles interrupts."""
         self._send("rest")
+        with suppress(ValueError):
+            if signal.getsignal(signal.SIGINT) == self._react:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def tell(self, value: object) -> None:
         """Tell the copy what happened. The process has reacted to an interrupt, if there was one."""
         self._send("tell", value)
 
-    def ending(self) -> None:
-        """An interrupt was handled: the process is about to end."""
-        self._send("ending")
+    def reacted(self) -> None:
+        """Python handles an interrupt: the process is about to end."""
+        self._send("reacted")
 
     def outlived(self) -> None:
         """From now on, the death of this process needs no action."""
@@ -148,6 +160,7 @@ class Watchdog:
         """End the copy; a second call does nothing."""
         if self._connection.closed or os.getpid() != self._pid:
             return
+        self.rest()
         self._send("over")
         until = time.monotonic() + _LAST_SECONDS
         while not _reaped(self._copy):
@@ -174,6 +187,10 @@ class Watchdog:
             time.sleep(0.1)
         with suppress(OSError):  # the copy was killed: the session goes on without it
             self._connection.send(message)
+
+    def _react(self, number: int, frame: FrameType | None) -> None:
+        self.reacted()
+        signal.default_int_handler(number, frame)
 
     def _obey(self) -> None:
         try:
@@ -224,10 +241,14 @@ class _Copy:
         with suppress(AttributeError, OSError):
             self._death = os.pidfd_open(process)
         self._told: list[Any] = []
-        self._limit: tuple[float, float, str] | None = None
-        """When the limit ends, on the monotonic clock, with its seconds and what it is of."""
+        self._limit: tuple[float, float, str, bool] | None = None
+        """When the limit ends, on the monotonic clock, with its seconds, what it is of, and whether it is a wait for the device."""
         self._interrupt = math.inf
         """When the patience with an interrupt ends."""
+        self._reacted = False
+        """Since the last progress, Python has handled an interrupt."""
+        self._interrupts = 0
+        """Interrupts that reached the process since then."""
         self._outlived = False
 
     def run(self) -> NoReturn:
@@ -253,7 +274,13 @@ class _Copy:
             due = min(self._interrupt, math.inf if self._limit is None else self._limit[0])
             sources = [one for one in (self._connection, self._signals, self._gone, self._death) if one is not None]
             ready = wait(sources, None if due == math.inf else due - now)
-            if self._connection in ready:
+            if self._signals in ready:  # first: the process tells of its reaction after it
+                assert self._signals is not None
+                numbers = os.read(self._signals, 4096)
+                self._hear_signals(numbers.count(signal.SIGINT))
+                if not numbers:
+                    self._signals = None
+            elif self._connection in ready:
                 try:
                     message = self._connection.recv()
                 except (EOFError, OSError):
@@ -263,40 +290,40 @@ class _Copy:
                 self._hear(*message)
             elif self._death in ready:
                 return self._died()
-            elif self._signals in ready:
-                assert self._signals is not None
-                numbers = os.read(self._signals, 4096)
-                if not numbers:
-                    self._signals = None
-                elif signal.SIGINT in numbers and self._limit is not None:
-                    self._interrupted()
             elif self._gone in ready:
                 self._gone = None
-                self._interrupted()
+                if not self._reacted:
+                    os.kill(self._process, signal.SIGINT)
+
+    def _hear_signals(self, interrupts: int) -> None:
+        self._interrupts += interrupts
+        if interrupts and ((self._limit is not None and not self._reacted) or self._interrupts > 1):
+            self._interrupt = min(self._interrupt, time.monotonic() + PATIENCE)
 
     def _hear(self, kind: str, *values: Any) -> None:
         if kind == "limit":
-            seconds, what = values
-            self._limit = (time.monotonic() + seconds, seconds, what)
+            seconds, what, waits = values
+            self._limit = (time.monotonic() + seconds, seconds, what, waits)
         elif kind == "rest":
-            self._limit, self._interrupt = None, math.inf
+            self._limit = None
         elif kind == "tell":
-            self._interrupt = math.inf
+            self._reacted, self._interrupts = False, 0
             self._told += values
-        elif kind == "ending":
-            self._interrupted()
+        elif kind == "reacted":
+            self._reacted = True
         elif kind == "outlived":
             self._outlived = True
-
-    def _interrupted(self) -> None:
-        self._interrupt = min(self._interrupt, time.monotonic() + PATIENCE)
+        if kind in ("limit", "rest", "tell", "reacted"):  # Python runs
+            patience = WAIT_PATIENCE if self._limit is not None and self._limit[3] else END_PATIENCE
+            patience = PATIENCE if self._interrupts > 1 else patience
+            self._interrupt = time.monotonic() + patience if self._reacted else math.inf
 
     def _died(self) -> End | None:
         return None if self._outlived else End(Cause.DEATH, "" if self._limit is None else self._limit[2], entered=self._entered())
 
     def _hung(self, cause: Cause) -> End:
         self._shared[0] = 1
-        _, seconds, what = self._limit or (math.inf, math.inf, "")
+        _, seconds, what, _ = self._limit or (math.inf, math.inf, "", False)
         return End(cause, what, seconds, self._entered(), self._asked_stacks() if cause is Cause.TIMEOUT else "")
 
     def _entered(self) -> str:

@@ -61,6 +61,17 @@ def test_an_interrupt_that_python_handles_changes_nothing() -> None:
     assert outcome(*handled, "except KeyboardInterrupt: watchdog.tell(1); watchdog.close(); print('handled')") == (0, "handled")
 
 
+def test_a_process_that_reacts_to_an_interrupt_may_clean_up() -> None:
+    lines = ("import pytest_gpumem.plugin.watchdog as module", "watchdog.close(); module.PATIENCE = 0.2; watchdog = Watchdog(finish)")
+    interrupted = ("watchdog.limit(math.inf, '')", "try: os.kill(os.getpid(), signal.SIGINT); hang()")
+    assert outcome(*lines, *interrupted, "except KeyboardInterrupt: time.sleep(0.5); watchdog.close(); print('done')") == (0, "done")
+    # In a wait for the device it may not, nor after a second interrupt.
+    stuck = "except KeyboardInterrupt: watchdog.limit(math.inf, 'wait', waits=True); hang()"
+    assert outcome(*lines, *interrupted, stuck) == (7, "INTERRUPT wait  [] False")
+    again = "except KeyboardInterrupt: signal.signal(signal.SIGINT, lambda *_: None); os.kill(os.getpid(), signal.SIGINT); hang()"
+    assert outcome(*lines, *interrupted, again)[0] == 7
+
+
 def test_an_interrupt_of_a_forked_child_is_not_the_process_s() -> None:
     lines = ("import pytest_gpumem.plugin.watchdog as module", "watchdog.close(); module.PATIENCE = 0.01; watchdog = Watchdog(finish)")
     child = ("watchdog.limit(math.inf, '')", "if not os.fork():", "    try: os.kill(os.getpid(), signal.SIGINT); time.sleep(9)")
