@@ -9,7 +9,7 @@ every round, behind unrelated allocations of random size, and read four ways:
     each     every array by itself: the median and the lower quartile over the arrays, and how far the arrays differ
 
 On an H100, arrays whose blocks are no whole number an SM read one of three values up to 7 % apart, each for as long as no other kernel ran
-between; the arrays themselves differed by 0.2 %.
+between; the arrays themselves differed by 0.2 %. The product's own readings, which it prints first, let a read of DRAM come between.
 
     python ci/bench/control_noise.py --json ci/records/nvidia-h200/control_noise.json
 

@@ -21,7 +21,7 @@ def whole_waves(facts: DeviceFacts, nbytes: int) -> int:
     """Bytes near `nbytes` of which every warp of the launch reads as many, on as many blocks of each SM.
 
     Which SMs get the blocks that are left over depends on the kernel before, and decides the reading: on an H100, 200 blocks on 132 SMs
-    take 18.2, 18.6 or 19.6 us, for as long as no other kernel runs between (ci/records/nvidia-h100/control_noise.json, "uneven").
+    take 18.2, 18.6 or 19.6 us, for as long as no other kernel runs between (ci/records/nvidia-h100/control_noise.json).
     """
     wave = facts.sm_count * _THREADS // WARP * TILE_BYTES
     count = max(1, round(nbytes / wave))

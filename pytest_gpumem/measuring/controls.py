@@ -101,7 +101,8 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
         device.memory.settle()
         return Controls(
             dram=_reading(device, stream, large),
-            l2=_reading(device, stream, small),
+            # Which SMs get how many blocks depends on the kernel before, and lasts: each batch follows another one.
+            l2=_reading(device, stream, small, before=large),
             launch=_reading(device, stream, [idle]),
             # Last: the reads before it have evicted the nodes from L2.
             latency=_reading(device, stream, walk) / LATENCY_STEPS if walk else None,
@@ -150,13 +151,22 @@ def _array(arena: Arena, nbytes: int) -> Buffer:
     return arena.buffer((nbytes // 4,), "i4")
 
 
-def _reading(device: Device, stream: Stream, launches: Sequence[Launch]) -> float:
+def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Launch] = ()) -> float:
     """Seconds of one launch: the middle mean of batches."""
-    batches = readings(device, [stream], launches, READINGS + 1)  # the first finds the cache in the state of the kernel before
+    # The first batch finds the cache in the state of the kernel before.
+    batches = readings(device, [stream], launches, READINGS + 1, before=before)
     return middle_mean([seconds / len(launches) for seconds in batches])
 
 
-def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True) -> list[float]:
+def readings(
+    device: Device,
+    streams: Sequence[Stream],
+    launches: Sequence[Launch],
+    rounds: int,
+    *,
+    hold: bool = True,
+    before: Sequence[Launch] = (),
+) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
 
     Args:
@@ -165,12 +175,15 @@ def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launc
         launches: kernels that are loaded already; none for an empty interval.
         rounds: readings on each stream, including the one that is left out.
         hold: hold the stream while work is queued; given up once a hold expires.
+        before: untimed kernels, one before each reading in turn.
     """
     start, end = device.streams.event(), device.streams.event()
     found = list[float]()
-    for _ in range(rounds):
+    for number in range(rounds):
         for stream in streams:
             with uncollected(), held(device, stream) if hold else nullcontext():
+                if before:
+                    device.kernels.launch(before[number % len(before)], stream)
                 device.streams.record(start, stream)
                 for launch in launches:
                     device.kernels.launch(launch, stream)
