@@ -64,8 +64,8 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
 def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool) -> WhatRan:
     """What one launch runs; a reason why that is unknown is in the result, not raised.
 
-    Inputs and pages are put back before each pass, as before a sample. Two launches have to run the same: else the digest of one would say
-    nothing of the others. A launch of `LONG` or longer is watched once.
+    Inputs and pages are put back before each pass, as before a sample. Two launches of code that is not ours have to run the same: else the
+    digest of one would say nothing of the others. A launch of `LONG` or longer is watched once.
 
     Args:
         device: where it runs.
@@ -76,18 +76,23 @@ def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], lat
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
+    once = latency >= LONG or not target.foreign
     before: WhatRan | None = None
-    try:
-        for _ in range(PASSES):
-            put_back(device, target)
+    why = f"no two of {PASSES} launches ran the same"
+    for _ in range(PASSES):
+        put_back(device, target)
+        try:
             with uncollected():  # objects that are freed at any time call the runtime
                 seen = device.counters.what_ran(partial(target.launch, 0, target.stream), device.streams.synchronize)
-            if seen.digest is None or latency >= LONG or (before is not None and seen.digest == before.digest):
-                return what_ran(seen.launch, seen.calls, _state(device, target, managed), not_watched=seen.not_watched)
-            before = seen
-    except NotCounted as reason:
-        return WhatRan(not_watched=str(reason))
-    return replace(seen, digest=None, not_watched=f"no two of {PASSES} launches ran the same")
+        except Undelivered as reason:
+            why = str(reason)
+            continue
+        except NotCounted as reason:
+            return WhatRan(not_watched=str(reason))
+        if seen.digest is None or once or (before is not None and seen.digest == before.digest):
+            return what_ran(seen.launch, seen.calls, _state(device, target, managed), not_watched=seen.not_watched)
+        before = seen
+    return WhatRan(not_watched=why) if before is None else replace(before, digest=None, not_watched=why)
 
 
 def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import activity
 from pytest_gpumem.devices.cuda.modules import Launch, UnknownCode
-from pytest_gpumem.devices.protocol import AccessProperty, NotCounted, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "MEMORY2", "SYNCHRONIZATION", "RUNTIME", "DRIVER", "STREAM")
@@ -87,18 +87,18 @@ class Seen:
             codes: tells machine code.
 
         Raises:
-            NotCounted: CUPTI delivered another number of kernels than were launched.
+            Undelivered: CUPTI delivered another number of kernels than were launched.
         """
         calls = Counter(name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name))
         waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]
         ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
         own = [place[0] for place, _, called in ordered if called]
         if len(own) != len(launches):
-            raise NotCounted(f"CUPTI delivered {len(own)} of {len(launches)} kernels")
+            raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches)} kernels")
         if any("GraphLaunch" in name for name in calls) and not any(
             step.kind is StepKind.KERNEL and not called for _, step, called in ordered
         ):
-            raise NotCounted("CUPTI delivered no kernel of the graph that was launched")
+            raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
         functions = iter(_functions(own, [step.name for _, step, called in ordered if called], launches))
         steps, unknown = [], dict[str, None]()
         for _, step, called in ordered:

@@ -9,10 +9,11 @@ import pytest
 from bench import QUICK, Bench
 from counted_device import replaced
 
-from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring import untimed
 from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
@@ -99,20 +100,50 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     left = list(digests)
 
     def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        if left[0] == "lost":
+            raise Undelivered(f"CUPTI {left.pop(0)} kernels")
         return what_ran([Step(StepKind.KERNEL, "k", code=left[0])], {}, not_watched=None if left.pop(0) else "unknown code")
 
     return answer
 
 
+def case(bench: Bench) -> WhatRan:
+    def build(memory: Any) -> Case:
+        x = memory.device(N, "f4")
+        return Case(lambda: None, reference=lambda: None, reads=[x])
+
+    target = bench.conductor.case(build, arena=bench.arena)
+    found = bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_it", passes=Passes(ran=True)).what_ran
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("codes", "known"),
-    [(("a", "a"), True), (("a", "b", "b"), True), (("a", "b", "c"), False), ((None,), False), (("a", None), False)],
+    [
+        (("a", "a"), True),
+        (("a", "b", "b"), True),
+        (("a", "b", "c"), False),
+        ((None,), False),
+        (("a", None), False),
+        (("lost", "a", "a"), True),
+        (("lost", "a", "b"), False),
+        (("lost", "lost", "lost"), False),
+    ],
 )
-def test_two_launches_have_to_agree(codes: tuple[str | None, ...], known: bool) -> None:
+def test_two_launches_of_foreign_code_have_to_agree(codes: tuple[str | None, ...], known: bool) -> None:
     bench = Bench()
     replaced(bench.device.counters, what_ran=answers(*codes))
-    found = triad(bench)
+    found = case(bench)
     assert (found.digest is not None, found.not_watched is None) == (known, known)
+
+
+def test_our_own_kernels_and_long_launches_are_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    replaced(bench.device.counters, what_ran=answers("a", "lost", "b", "c"))
+    assert [triad(bench).launch[0].code, triad(bench).launch[0].code] == ["a", "b"]
+    monkeypatch.setattr(untimed, "LONG", 0.0)
+    assert case(bench).launch[0].code == "c"
 
 
 def test_what_keeps_us_from_watching_stands_in_the_result() -> None:
@@ -124,18 +155,3 @@ def test_what_keeps_us_from_watching_stands_in_the_result() -> None:
     assert triad(bench) == WhatRan(not_watched="another tool holds CUPTI")
     bench = Bench()
     assert measured(bench, bench.kernels.copy, *(bench.memory.device(N, "f4") for _ in range(2)), passes=Passes()).what_ran is None
-
-
-def test_a_long_launch_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, watched = Bench(), []
-
-    def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        watched.append(1)
-        return what_ran([Step(StepKind.KERNEL, "k", code="a")], {})
-
-    replaced(bench.device.counters, what_ran=answer)
-    assert triad(bench).digest is not None
-    assert len(watched) == 2
-    monkeypatch.setattr(untimed, "LONG", 0.0)
-    assert triad(bench).digest is not None
-    assert len(watched) == 3
