@@ -15,7 +15,7 @@ SHOWN = dict(re.findall(r"<!-- session: (\w+) -->\n```text\n(.*?)^```$", (ROOT /
 
 def words(text: str) -> list[str]:
     """The words of a text without its figures, which follow every change of the simulated device."""
-    return [word for word in re.split(r"[\s=\-]+", re.sub(r"[\d.]+", "#", text)) if word]
+    return [word for word in re.split(r"[\s=\-]+", re.sub(r"[+-]?[\d.]+", "#", text)) if word]
 
 
 def test_every_session_fits_on_a_screen() -> None:
