@@ -250,6 +250,7 @@ class SessionHooks:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
         if gpu.lost_in is not None and not gpu.facts.simulated:
+            sys.unraisablehook = lambda _: None  # until pytest has collected its garbage, and puts Python's own back
             atexit.register(_leave, session)
         if exitstatus in _COMPLETE:  # nothing is stored of a session that was interrupted
             gpu.check_controls()

@@ -139,3 +139,35 @@ def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchma
     assert sorted(map(str, cases)) == ["test_culprit", "test_last", "test_next", "test_triad"]
     assert (pytester.path / "cleaned").read_text() == "x"
     assert "not run" not in result.stdout.str()
+
+
+def test_nothing_that_was_lost_prints_anything_after_the_summary(pytester: pytest.Pytester) -> None:
+    """As a GPU's libraries, whose objects cannot free what the context took with it."""
+    pytester.makeconftest(
+        LOSING
+        + """
+    from dataclasses import replace
+    from msgspec import structs
+    from pytest_gpumem.devices import opening
+    from pytest_gpumem.plugin import session
+    chosen = opening.choose("sim")
+    session.choose = lambda choice: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
+"""
+    )
+    pytester.makepyfile(
+        test_it="""
+        import atexit
+        from conftest import lose
+        class Lost:
+            def __del__(self): raise OSError("cannot be freed")
+        def test_culprit(gpu_device):
+            lost = Lost()
+            lost.cycle = lost  # pytest collects it at its end
+            atexit.register(Lost().__del__)  # as CuPy frees its pools
+            lose(gpu_device)
+        """
+    )
+    result = pytester.runpytest_subprocess(*SIMULATED)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed" in result.outlines[-1]
+    assert not [line for line in result.errlines if line]
