@@ -20,7 +20,7 @@ from pytest_gpumem.commands import duet as duet_command
 from pytest_gpumem.commands import gate
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.schema import Document, document
 from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
 from pytest_gpumem.runs.reading import Wanted
 
@@ -43,8 +43,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                 code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows})
             )
             (output / gate.OUTPUTS["markdown"]).write_text("the screen's")
-            document = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
-            return gate.Screened((1 if failures else 0) if code is None else code, failures, document)
+            (output / gate.OUTPUTS["report"]).write_text("the screen's")
+            (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
+            found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
+            return gate.Screened((1 if failures else 0) if code is None else code, failures, found)
 
         def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> int:
             assert duet is not None, "nothing was to be decided"
@@ -75,6 +77,10 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
     assert "**2 measured: 2 PASS**" in summary
     assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
+    report = (tmp_path / "gpumem-results" / "report.html").read_text()
+    assert "<li>cleared by the duet: t.py::a</li><li>green: 2 rows</li>" in report
+    assert '<span class="chip pass">2 PASS</span>' in report
+    assert "FAIL</span>" not in report
 
 
 def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
@@ -193,7 +199,14 @@ def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> N
     for name in (*gate.FILES, "mine.txt"):
         (folder / name).write_text("old")
     assert run(rows=()).exit_code == 6
-    assert sorted(path.name for path in folder.iterdir()) == [".gitignore", "code-quality.json", "mine.txt", "summary.md"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".gitignore",
+        "code-quality.json",
+        "mine.txt",
+        "report.html",
+        "results.json",
+        "summary.md",
+    ]
     assert "old" not in (folder / "summary.md").read_text()
     assert (folder / ".gitignore").read_text().splitlines()[-1] == "*"
 
