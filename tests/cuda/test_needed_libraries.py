@@ -19,7 +19,8 @@ from cuda import pathfinder
 find = pathfinder.load_nvidia_dynamic_lib
 
 def load(name):  # as where only the extras are installed
-    if name in ("cublas", "cublasLt", "cufft", "curand", "cusolver", "cusparse", "nvJitLink"):
+    # CuPy looks for cuTENSOR, which it can do without, and finding it would load cublasLt before it.
+    if name in ("cublas", "cublasLt", "cufft", "curand", "cusolver", "cusparse", "cutensor", "nvJitLink"):
         with open("asked.txt", "a") as file:
             file.write(f"{name}\\n{''.join(traceback.format_stack(limit=6))}")
         raise pathfinder.DynamicLibNotFoundError(name)
