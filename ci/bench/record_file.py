@@ -1,7 +1,8 @@
-"""How a bench script writes its record: whole or not at all, with the revision and the package version it was taken at."""
+"""How a bench script writes its record: whole or not at all, with the revision, the package version and the sources it was taken at."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import subprocess
@@ -10,9 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest_gpumem
 from pytest_gpumem.files import write_whole
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(str(pytest_gpumem.__file__)).parent
 
 
 def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = None) -> None:
@@ -27,7 +30,15 @@ def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = 
 
 @lru_cache(maxsize=1)
 def taken_at() -> dict[str, str | None]:
-    """`revision`: the commit id, "-dirty" where files differ from it, None outside a checkout; `package`: the installed version."""
+    """What was measured with.
+
+    `revision` is the commit of the checkout, with "-dirty" where files differ from it; None outside a checkout. `package` is the installed
+    version. `sources` is the SHA-256 of the installed modules, in the order of their paths: it tells code apart where a commit cannot.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    sources = digest.hexdigest()
     try:
         package = importlib.metadata.version("pytest-gpumem")
     except importlib.metadata.PackageNotFoundError:
@@ -36,5 +47,5 @@ def taken_at() -> dict[str, str | None]:
     try:
         git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {"revision": None, "package": package}
-    return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package}
+        return {"revision": None, "package": package, "sources": sources}
+    return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package, "sources": sources}
