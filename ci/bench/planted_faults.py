@@ -137,7 +137,8 @@ def session(folder: Path, device: str, fault: str, arguments: tuple[str, ...], u
         file.unlink(missing_ok=True)
     own = ["--gpumem", "--gpumem-device", device, "--gpumem-budget", "50 ms", "-v", "-p", "no:cacheprovider", "--rootdir=."]
     command = [sys.executable, "-m", "pytest", *own, f"--benchmark-json={results.name}", f"--junitxml={junit.name}", *arguments, "."]
-    environment = {**os.environ, "PLANTED_FAULT": fault}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a session around this one
+    environment = {**inherited, "PLANTED_FAULT": fault}
     start = time.monotonic()
     # A session of its own: Ctrl-C reaches the whole group of processes, as a terminal's does.
     process = subprocess.Popen(
