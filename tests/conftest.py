@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,6 +14,9 @@ import pytest
 from nvtx_injection import Trace, build
 
 pytest_plugins = ["pytester"]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; tests of Ctrl-C start processes that would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 compiling.compile_package()
 with suppress(ImportError), compiling.written():  # the memory suite runs without Hypothesis

@@ -50,12 +50,14 @@ class Ended:
 
 
 @pytest.fixture
-def start(pytester: pytest.Pytester) -> Callable[..., subprocess.Popen[bytes]]:
+def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Callable[..., subprocess.Popen[bytes]]:
     def run(culprit: str, *arguments: str) -> subprocess.Popen[bytes]:
         pytester.makepyfile(test_it=MODULE.format(culprit=culprit))
         own = ("--benchmark-json=out.json", "--junitxml=out.xml", "--gpumem-save", "--gpumem-baseline=baseline")
         command = [sys.executable, "-m", "pytest", *SIMULATED, *own, *arguments]
-        return pytester.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        session = pytester.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        request.addfinalizer(session.kill)  # a hung one would go on for ever
+        return session
 
     return run
 
