@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,6 +50,12 @@ class Ended:
         self.failed = {case.get("name"): any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases}
 
 
+def end(session: subprocess.Popen[bytes]) -> None:
+    """A session that hung in spite of all would go on for ever."""
+    session.kill()
+    session.communicate()
+
+
 @pytest.fixture
 def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Callable[..., subprocess.Popen[bytes]]:
     def run(culprit: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -56,7 +63,7 @@ def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Callable
         own = ("--benchmark-json=out.json", "--junitxml=out.xml", "--gpumem-save", "--gpumem-baseline=baseline")
         command = [sys.executable, "-m", "pytest", *SIMULATED, *own, *arguments]
         session = pytester.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        request.addfinalizer(session.kill)  # a hung one would go on for ever
+        request.addfinalizer(partial(end, session))
         return session
 
     return run
@@ -148,7 +155,7 @@ def test_an_interrupt_ends_a_process_that_hangs(
     assert session.stdout is not None
     before = next(line for line in session.stdout if b"about to hang" in line)
     session.send_signal(signal.SIGINT)  # to this process alone; Ctrl-C sends it to the workers as well
-    after, _ = session.communicate(timeout=20)
+    after, _ = session.communicate(timeout=60)
     done = Ended(session.returncode, (before + after).decode())
     # A process that keeps the interpreter's lock cannot exit by itself, unless the signal came just before it hung.
     assert done.code in (pytest.ExitCode.INTERRUPTED, *([-signal.SIGKILL] if lock == "held" and not workers else []))

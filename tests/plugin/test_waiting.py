@@ -62,6 +62,6 @@ def test_an_interrupt_ends_the_wait(pytester: pytest.Pytester, held: FileLock) -
     line = next(line for line in session.stderr if b"waiting" in line)
     assert b"process 4242 (test_hangs)" in line
     session.send_signal(signal.SIGINT)
-    out, _ = session.communicate(timeout=20)
+    out, _ = session.communicate(timeout=60)
     assert session.returncode == pytest.ExitCode.INTERRUPTED
     assert b"KeyboardInterrupt" in out
