@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import within
-from record_file import write_record
+from record_file import head, write_record
 
 from pytest_gpumem.records.schema import document_from_json
 
@@ -62,9 +62,7 @@ def summary(runs: list[dict[str, float]]) -> list[dict[str, Any]]:
 
 def table(record: dict[str, Any]) -> str:
     """The summary as text, with the device and the date."""
-    device = record["device"]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    lines = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    lines = [head(record), ""]
     rows = record["summary"]
     width = max((len(row["row"]) for row in rows), default=3)
     lines.append(f"{'row':<{width}}  processes      mean ns  spread %  largest less smallest %")

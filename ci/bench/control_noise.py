@@ -33,13 +33,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from fresh_processes import one_after_another, serve, within
+from fresh_processes import one_after_another, runs_within, serve
 from held_samples import awake
-from record_file import write_record
+from record_file import chosen_device, device_of, head, write_record
 from triad_bench import prepared
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
 from pytest_gpumem.kernels.controls import whole_waves
 from pytest_gpumem.measuring import controls
@@ -146,9 +146,8 @@ def _within(groups: Sequence[Sequence[float]]) -> float:
 
 def table(record: dict[str, Any]) -> str:
     """The summary as text; figures in per cent."""
-    device, runs = record["device"], [run for run in record["runs"] if run["error"] is None]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    lines = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    runs = [run for run in record["runs"] if run["error"] is None]
+    lines = [head(record), ""]
     for kind in ("dram", "l2"):
         logs = [[math.log(one[kind]) for one in run["product"]] for run in runs]
         consecutive = [abs(b - a) for own in logs for a, b in pairwise(own)]
@@ -186,13 +185,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.rounds < 2:
         parser.error(f"--rounds {asked.rounds}: at least 2")
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
         "kind": "control_noise",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "sets": SETS,
         "runs": [],
     }
@@ -200,17 +196,11 @@ def main() -> int:
     workers = one_after_another(
         jobs, lambda job: [sys.executable, str(Path(__file__).resolve()), "worker", json.dumps(job)], ahead=AHEAD, timeout=WORKER_SECONDS
     )
-    try:
-        for number in within(range(1, asked.processes + 1), asked.seconds, "process"):
-            outcome = next(workers)
-            record["runs"].append({"process": number, "seconds": outcome.seconds, "error": outcome.error, **(outcome.answer or {})})
-            if outcome.error is not None:
-                print(f"process {number}: {outcome.error}", file=sys.stderr)
-            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            if asked.json:
-                write_record(asked.json, record)
-    finally:
-        workers.close()
+    for run in runs_within(asked.processes, asked.seconds, workers):
+        record["runs"].append(run)
+        record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        if asked.json:
+            write_record(asked.json, record)
     if all(run["error"] is not None for run in record["runs"]):
         return 1
     print(table(record))

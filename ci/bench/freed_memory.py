@@ -24,10 +24,9 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from held_samples import HeldSamples, awake
-from record_file import write_record
+from record_file import chosen_device, device_of, write_record
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
@@ -173,10 +172,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.rounds < 1:
         parser.error(f"--rounds {asked.rounds}: at least 1 is needed")
-    try:
-        chosen = choose(asked.device)
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    chosen = chosen_device(parser, asked.device)
     facts, rate = chosen.facts, None
     if not facts.simulated:
         from pytest_gpumem.devices.cuda.allocations import SCRUB_RATE as rate  # noqa: N811  (imports CuPy, which need not be there)
@@ -189,7 +185,7 @@ def main() -> int:
         device.close()
     record = {
         "kind": "freed_memory",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "triad_bytes": TRIAD_MIB * MiB,
         "rounds": asked.rounds,

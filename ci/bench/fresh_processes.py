@@ -175,3 +175,13 @@ def within(numbers: Iterable[int], seconds: float, what: str, *, now: Callable[[
             return
         yield number
         longest = max(longest, now() - started)
+
+
+def runs_within(processes: int, seconds: float, outcomes: Generator[Outcome, None, None]) -> Iterator[dict[str, Any]]:
+    """What became of each process, for a record, as long as the next one would end within `seconds`; prints errors, closes `outcomes`."""
+    with contextlib.closing(outcomes):
+        for number in within(range(1, processes + 1), seconds, "process"):
+            outcome = next(outcomes)
+            if outcome.error is not None:
+                print(f"process {number}: {outcome.error}", file=sys.stderr)
+            yield {"process": number, "seconds": outcome.seconds, "error": outcome.error, **(outcome.answer or {})}

@@ -28,10 +28,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import chosen_device, write_record
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import ALLOCATORS, Device
 from pytest_gpumem.measuring.bound import Kernels
@@ -435,10 +434,7 @@ def main() -> int:
     nbytes = (chosen.mib if chosen.mib is not None else 1024 if chosen.peers else 256) * MiB
     if nbytes <= 0 or chosen.cycles < 1:
         parser.error(f"--mib {chosen.mib}, --cycles {chosen.cycles}: at least 1 is needed")
-    try:
-        opened = choose(chosen.device)
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {chosen.device}: {reason}")
+    opened = chosen_device(parser, chosen.device)
     began, device, facts = time.monotonic(), opened.open(), opened.facts
     bench = Bench(device, nbytes)
     told = {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "uuid": facts.uuid, "link": facts.link}

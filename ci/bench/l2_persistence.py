@@ -26,10 +26,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import chosen_device, write_record
 from whole_mib import whole_mib
 
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
 from pytest_gpumem.measuring.stopping import half_width
@@ -268,10 +267,7 @@ def main() -> int:
         parser.error(f"--out {asked.out}: at least 1 MiB")
     if asked.json is not None and not asked.json.absolute().parent.is_dir():
         parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
-    try:
-        choose(asked.device)
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    chosen_device(parser, asked.device)
     cases = {
         "thrashing_case": [{"kernel": "reset_data", "blocks": LEAN, "mib": THRASHING, "out_mib": asked.out}],
         "carriers_case": [{"kernel": "reset_data", "blocks": None, "mib": CARRIED, "out_mib": asked.out}],

@@ -35,10 +35,10 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
-from record_file import write_record
+from record_file import chosen_device, write_record
 from triad_bench import prepared
 
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import WindowSpec
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.flush import Flush
@@ -387,10 +387,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.json is not None and not asked.json.absolute().parent.is_dir():
         parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     if facts.simulated:
         parser.error(f"--device {asked.device}: the simulated device has no counters, and no driver that holds a window")
     record: Record = {

@@ -28,9 +28,8 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from held_samples import awake
-from record_file import write_record
+from record_file import chosen_device, device_of, write_record
 
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
 from pytest_gpumem.kernels.calls import ceil_div, touch
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -307,10 +306,7 @@ def main() -> int:
     for name in ("mib", "rounds", "launches"):
         if getattr(asked, name) < 1:
             parser.error(f"--{name} {getattr(asked, name)}: at least 1 is needed")
-    try:
-        found = choose(asked.device)
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    found = chosen_device(parser, asked.device)
     facts, device = found.facts, found.open()
     try:
         before = device.conditions()
@@ -320,7 +316,7 @@ def main() -> int:
         device.close()
     record = {
         "kind": "launch_shapes",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "array_bytes": asked.mib * MiB,
         "rounds": asked.rounds,

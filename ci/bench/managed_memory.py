@@ -37,9 +37,9 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
-from record_file import write_record
+from record_file import chosen_device, device_of, write_record
 
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor, Passes
@@ -482,13 +482,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.processes < 0 or not asked.budget > 0:
         parser.error(f"--processes {asked.processes} --budget {asked.budget}: at least 0, and more than 0 s, are needed")
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     record = {
         "kind": "managed_memory",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "bytes": SIZE,
         **run(asked.device, asked.budget, asked.processes),
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),

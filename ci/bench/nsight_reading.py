@@ -38,7 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import device_of, write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
@@ -623,7 +623,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         by_cupti = {"compared": against_cupti(found, counted), "counted": counted, "error": counted.get("error")}
     record = {
         "kind": "nsight_reading",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "nsys": version,
         "profiles": len(found.profiles),
         "notes": list(found.notes),

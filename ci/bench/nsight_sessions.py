@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import device_of, write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find
@@ -298,7 +298,7 @@ def main() -> int:
         parser.error(str(reason))
     record: Record = {
         "kind": "nsight_sessions",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "versions": versions,
         "asked": list(asked.tests),
     }

@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import Outcome, one_after_another
 from peers_summary import summary, table
-from record_file import write_record
+from record_file import chosen_device, write_record
 
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import MiB
@@ -220,10 +219,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
     chosen = parser.parse_args()
-    try:
-        facts = choose(chosen.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {chosen.device}: {reason}")
+    facts = chosen_device(parser, chosen.device).facts
     if facts.simulated and chosen.peers != ["gpumem"]:
         parser.error(f"--device {chosen.device}: on the simulated device there is --peers gpumem only")
     conditions = list(CONDITIONS) if chosen.condition == "both" else [chosen.condition]

@@ -29,9 +29,8 @@ from xml.etree import ElementTree
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from filelock import FileLock, Timeout
-from record_file import write_record
+from record_file import chosen_device, head, write_record
 
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.plugin.exclusive import lock_file
 
 TESTS = 40
@@ -253,10 +252,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=FAULTS, help="faults to plant (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     asked = parser.parse_args()
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
         "kind": "planted_faults",
         "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda},
@@ -282,9 +278,7 @@ def main() -> int:
 
 def table(record: dict[str, Any]) -> str:
     """The record as text: what became of the forty tests."""
-    device = record["device"]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    lines = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    lines = [head(record), ""]
     lines.append(f"{'fault':<16}{'':<12}{'passed':>7}{'failed':>7}{'lost':>6}{'rows':>6}{'exit code':>11}{'seconds':>9}")
     for fault, modes in record["sessions"].items():
         for mode, seen in modes.items():

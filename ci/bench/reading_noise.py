@@ -33,14 +33,14 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from fresh_processes import one_after_another, serve, within
+from fresh_processes import one_after_another, runs_within, serve
 from held_samples import HeldSamples, Work, awake
-from record_file import write_record
+from record_file import chosen_device, device_of, write_record
 from triad_bench import SCALAR, prepared
 from whole_mib import whole_mib
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring import controls
@@ -454,13 +454,10 @@ def main() -> int:
     for name, least in (("processes", 4), ("placements", TOGETHER), ("rounds", 1)):
         if getattr(asked, name) < least:
             parser.error(f"--{name} {getattr(asked, name)}: at least {least}")
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
         "kind": "reading_noise",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "mib": list(asked.mib),
         "placements": asked.placements,
         "rounds": asked.rounds,
@@ -472,17 +469,11 @@ def main() -> int:
         ahead=AHEAD,
         timeout=WORKER_SECONDS,
     )
-    try:
-        for number in within(range(1, asked.processes + 1), asked.seconds, "process"):
-            outcome = next(workers)
-            record["runs"].append({"process": number, "seconds": outcome.seconds, "error": outcome.error, **(outcome.answer or {})})
-            if outcome.error is not None:
-                print(f"process {number}: {outcome.error}", file=sys.stderr)
-            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            if asked.json:
-                write_record(asked.json, record)
-    finally:
-        workers.close()
+    for run in runs_within(asked.processes, asked.seconds, workers):
+        record["runs"].append(run)
+        record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        if asked.json:
+            write_record(asked.json, record)
     if not record["runs"]:
         parser.error(f"--seconds {asked.seconds:g}: no process was run")
     print(table(record))

@@ -1,7 +1,8 @@
-"""How a bench script writes its record: whole or not at all, with the revision, the package version and the sources it was taken at."""
+"""What bench scripts share: the device that is asked for, and a record that is written whole, with the code that it was taken at."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpumem
+from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.records.device import DeviceFacts
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(str(pytest_gpumem.__file__)).parent
@@ -49,3 +52,22 @@ def taken_at() -> dict[str, str | None]:
     except (OSError, subprocess.TimeoutExpired):
         return {"revision": None, "package": package, "sources": sources}
     return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package, "sources": sources}
+
+
+def chosen_device(parser: argparse.ArgumentParser, name: str) -> Chosen:
+    """The device that --device names; ends the script with a usage error where there is none."""
+    try:
+        return choose(name)
+    except (NoDevice, ValueError) as reason:
+        parser.error(f"--device {name}: {reason}")
+
+
+def device_of(facts: DeviceFacts) -> dict[str, Any]:
+    """What a record says of its device."""
+    return {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid}
+
+
+def head(record: Mapping[str, Any]) -> str:
+    """The first line of a record's table: device, driver and day."""
+    device = record["device"]
+    return f"{'SIMULATED ' if device['simulated'] else ''}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"

@@ -27,9 +27,8 @@ from msgspec.structs import asdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import chosen_device, write_record
 
-from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.protocol import Device, Foreign, Stream
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
@@ -253,10 +252,7 @@ def main() -> int:
         parser.error(f"--times {chosen.times}: the first time is left out, so at least 2")
     if chosen.elements < 1 or chosen.elements * 8 % tile_bytes("read"):
         parser.error(f"--elements {chosen.elements}: a positive multiple of {tile_bytes('read') // 8}, so that tiles are whole")
-    try:
-        found = choose(chosen.device)
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {chosen.device}: {reason}")
+    found = chosen_device(parser, chosen.device)
     facts = found.facts
     device = found.open()
     try:

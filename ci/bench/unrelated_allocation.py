@@ -24,11 +24,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve, within
-from record_file import write_record
+from record_file import chosen_device, write_record
 from triad_bench import TriadBench, cuda_index, prepared
 from whole_mib import whole_mib
 
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.judging.spread import corrected_latencies, difference, readings
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.stopping import half_width
@@ -209,10 +209,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.pairs < 2:
         parser.error(f"--pairs {chosen.pairs}: an interval needs at least 2")
-    try:
-        facts = choose(chosen.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {chosen.device}: {reason}")
+    facts = chosen_device(parser, chosen.device).facts
     record: dict[str, Any] = {
         "kind": "unrelated_allocation",
         "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "uuid": facts.uuid},

@@ -27,9 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
-
-from pytest_gpumem.devices.opening import NoDevice, choose
+from record_file import chosen_device, device_of, head, write_record
 
 REPEATS = 3
 SMALL = 300
@@ -174,13 +172,10 @@ def main() -> int:
     parser.add_argument("--small", type=int, default=SMALL, help=f"small tests in one session (default {SMALL})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     asked = parser.parse_args()
-    try:
-        facts = choose(asked.device).facts
-    except (NoDevice, ValueError) as reason:
-        parser.error(f"--device {asked.device}: {reason}")
+    facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
         "kind": "wall_time",
-        "device": {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid},
+        "device": device_of(facts),
         "small": asked.small,
         "targets_s": TARGETS,
         "readings_s": {},
@@ -201,9 +196,7 @@ def main() -> int:
 
 def table(record: dict[str, Any]) -> str:
     """The record as text: the median of each part and side in seconds."""
-    device = record["device"]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    lines = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    lines = [head(record), ""]
     lines.append(f"{'seconds':<14}{'before':>10}{'after':>10}{'at most':>10}")
     for part, sides in record["readings_s"].items():
         figures = [statistics.median(sides[side]) if side in sides else None for side in ("before", "after")]
