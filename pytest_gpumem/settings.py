@@ -689,8 +689,8 @@ def _refuse_contradictions(limits: Mapping[str, str | None], origins: Mapping[st
     kept, peak = limits.get("max_kept"), limits.get("max_peak")
     if kept is not None and peak is not None and units.parse_bytes(kept) > units.parse_bytes(peak):
         raise SettingsError(
-            f"{origins['max_kept']}: max_kept {kept} contradicts max_peak {peak} ({origins['max_peak']}): what is kept is part of the "
-            "peak; accepted is a max_kept of max_peak or less"
+            f"{origins['max_kept']}: max_kept {kept} contradicts max_peak {peak} ({origins['max_peak']}): the peak includes kept "
+            "memory; accepted is a max_kept of max_peak or less"
         )
 
 

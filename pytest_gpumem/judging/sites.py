@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pytest_gpumem.records.footprint import Site
 
 ALIKE = 0.5
-"""Least similarity (`SequenceMatcher.ratio`) at which two lines of one function are taken for one line that was changed."""
+"""Two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line."""
 
 _Key = tuple[str, str, str, str, str]
 
@@ -35,8 +35,8 @@ class SiteChange:
 def site_changes(base: Sequence[Site], head: Sequence[Site], of: Callable[[Site], int]) -> tuple[SiteChange, ...]:
     """The lines whose bytes changed, the largest growth first.
 
-    Lines are the same if file, function, text, library and kind of memory are: a line that only moved is the same. Of the others, lines of
-    one function with similar text are taken for one line that was changed.
+    Lines are the same if file, function, text, library and kind of memory are: a line that only moved is the same. Two other
+    lines of one function with similar text count as one changed line.
 
     Args:
         base: sites of the baseline.

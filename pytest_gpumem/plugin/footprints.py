@@ -386,7 +386,7 @@ class GpuMemory:
 
         Args:
             label: names the part; its row in results is the test's with this label.
-            limits: of this part, see `pytest_gpumem.limits.OF_FOOTPRINT`. What it keeps is judged at the end of the block.
+            limits: limits of this part (`pytest_gpumem.limits.OF_FOOTPRINT`). Kept memory is judged at the end of the block.
 
         Raises:
             BadCall: the label is no short text, or was used; or memory is not watched, with the reason.

@@ -176,7 +176,7 @@ class TerminalHooks(SummaryHooks):
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:
-        """Tests that are held to less than this run's options ask."""
+        """Lines that name the tests whose own limits are looser than this run's options."""
         found: dict[str, list[Row]] = {}
         for row in rows:
             if row.measurement is None:

@@ -12,7 +12,10 @@ from typing import Any
 from pytest_gpumem.devices.protocol import NotCounted
 
 Receive = Callable[[int, Any], None]
-"""Is given the id of a callback and CUPTI's data, in the thread that made the call and before the call returns. What it raises is lost."""
+"""A receiver. CUPTI calls it with the id of a callback and its data, in the calling thread, before the call returns.
+
+CUPTI ignores the errors of a receiver.
+"""
 
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""

@@ -149,7 +149,7 @@ class TorchMemory(Source):
         for one in gc.get_objects() if torch is not None else ():
             if not issubclass(type(one), torch.Tensor):
                 continue
-            with suppress(RuntimeError, NotImplementedError):  # a tensor without memory of its own, such as a sparse or a fake one
+            with suppress(RuntimeError, NotImplementedError):  # a tensor without a storage, such as a sparse one
                 if one.is_cuda and one.device.index == self._index and (address := one.untyped_storage().data_ptr()):
                     yield address, one
 
