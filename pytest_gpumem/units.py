@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     # Imported where a text is parsed: a session without --gpumem parses none.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+Number = TypeVar("Number", int, float)
 
 _SIZES = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB, "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
 # Nanoseconds, so that all factors are whole and parsing can be exact. Micro has two code points.
@@ -136,6 +138,25 @@ def parse_share(value: str) -> float:
     return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
 
 
+def _sum(value: str, parts: list[str], parse: Callable[[str], Number], accepted: str) -> tuple[float | None, Number | None]:
+    """The share and the amount of a sum with at most one part of each kind; None for a part that is not there."""
+    relative: float | None = None
+    absolute: Number | None = None
+    for part in parts:
+        try:
+            if "%" in part and relative is None:
+                relative = parse_share(part)
+            elif "%" not in part and absolute is None:
+                absolute = parse(part)
+            else:
+                raise _refused(value, accepted)
+        except QuantityError:
+            raise _refused(value, accepted) from None
+    if not parts:
+        raise _refused(value, accepted)
+    return relative, absolute
+
+
 def parse_margin(value: str) -> Margin:
     """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us".
 
@@ -144,20 +165,7 @@ def parse_margin(value: str) -> Margin:
     """
     # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
     parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
-    relative: float | None = None
-    absolute: float | None = None
-    for part in parts:
-        try:
-            if "%" in part and relative is None:
-                relative = parse_share(part)
-            elif "%" not in part and absolute is None:
-                absolute = parse_time(part)
-            else:
-                raise _refused(value, MARGINS_ACCEPTED)
-        except QuantityError:
-            raise _refused(value, MARGINS_ACCEPTED) from None
-    if not parts:
-        raise _refused(value, MARGINS_ACCEPTED)
+    relative, absolute = _sum(value, parts, parse_time, MARGINS_ACCEPTED)
     if not relative and not absolute:
         raise _refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
     return Margin(relative or 0.0, absolute or 0.0)
@@ -170,20 +178,7 @@ def parse_growth(value: str) -> tuple[float, int]:
         QuantityError: not a growth, or the same kind of part twice.
     """
     parts = value.split("+") if isinstance(value, str) else []
-    relative: float | None = None
-    absolute: int | None = None
-    for part in parts:
-        try:
-            if "%" in part and relative is None:
-                relative = parse_share(part)
-            elif "%" not in part and absolute is None:
-                absolute = parse_bytes(part)
-            else:
-                raise _refused(value, GROWTHS_ACCEPTED)
-        except QuantityError:
-            raise _refused(value, GROWTHS_ACCEPTED) from None
-    if not parts:
-        raise _refused(value, GROWTHS_ACCEPTED)
+    relative, absolute = _sum(value, parts, parse_bytes, GROWTHS_ACCEPTED)
     return relative or 0.0, absolute or 0
 
 
