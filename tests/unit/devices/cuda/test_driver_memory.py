@@ -1,4 +1,4 @@
-"""The driver's records as events, and the handles of cuBLAS among them."""
+"""The driver's records as events, the handles of cuBLAS among them, and the Python stacks of the calls that made them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ class Kind(IntEnum):
     DEVICE_STATIC = 6
 
 
+class Site(IntEnum):
+    API_ENTER = 0
+    API_EXIT = 1
+
+
 class Operation(IntEnum):
     ALLOCATION = 1
     RELEASE = 2
 
 
-CUPTI = SimpleNamespace(ActivityMemoryKind=Kind, ActivityMemoryOperationType=Operation, get_timestamp=lambda: 0)
+CUPTI = SimpleNamespace(ApiCallbackSite=Site, ActivityMemoryKind=Kind, ActivityMemoryOperationType=Operation, get_timestamp=lambda: 0)
 
 
 class Counters:
@@ -51,7 +56,9 @@ class Counters:
 
     def unlisten(self, kind: str) -> None: ...
 
-    def record(self, address: int, nbytes: int, kind: Kind = Kind.DEVICE, *, allocates: bool = True, device: int = 0) -> None:
+    def record(
+        self, address: int, nbytes: int, kind: Kind = Kind.DEVICE, *, allocates: bool = True, device: int = 0, correlation: int = 0
+    ) -> None:
         operation = Operation.ALLOCATION if allocates else Operation.RELEASE
         self.records.append(
             SimpleNamespace(
@@ -61,9 +68,25 @@ class Counters:
                 timestamp=len(self.records),
                 bytes=nbytes,
                 address=address,
-                correlation_id=0,
+                correlation_id=correlation,
             )
         )
+
+
+class Calls:
+    """The callbacks of CUPTI."""
+
+    def __init__(self) -> None:
+        self.receivers: dict[str, Callable[[int, Any], None]] = {}
+
+    def add(self, domain: str, names: Any, receive: Callable[[int, Any], None]) -> Callable[[], None]:
+        self.receivers[domain] = receive
+        return lambda: self.receivers.pop(domain) and None
+
+    def call(self, domain: str, correlation: int) -> None:
+        for site in Site:
+            if domain in self.receivers:
+                self.receivers[domain](7, SimpleNamespace(callback_site=site, correlation_id=correlation))
 
 
 @pytest.fixture
@@ -131,3 +154,44 @@ def test_without_records_the_reason_is_given(counters: Counters, source: DriverM
     source.drain()
     source.settle()
     source.stop()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(driver_memory, "CALLBACKS", made)
+    return made
+
+
+def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=True) is None
+
+    def allocates() -> None:
+        for correlation in (11, 12):
+            calls.call("DRIVER_API", correlation)
+
+    allocates()
+    counters.record(0xA000, 4096, correlation=11)
+    counters.record(0xB000, 4096, correlation=99)
+    source.drain()
+    log.settle()
+    first, second = log.living()
+    assert [name for _, _, name in first.stack if name == "allocates"] == ["allocates"]
+    assert second.stack == ()
+    assert not source._stacks
+    source.stop()
+    assert not calls.receivers
+
+
+def test_without_stacks_there_are_no_callbacks_and_another_tool_costs_the_stacks_alone(
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert source.start(MemoryLog(), stacks=False) is None
+    assert not calls.receivers
+
+    def refuse(*_: Any) -> None:
+        raise NotCounted("another tool")
+
+    monkeypatch.setattr(calls, "add", refuse)
+    assert source.start(MemoryLog(), stacks=True) is None
