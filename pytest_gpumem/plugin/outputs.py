@@ -38,14 +38,18 @@ class OutputHooks(SummaryHooks):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._places: dict[str, Place] = {}
+        self._locations: dict[str, tuple[str, int]] = {}
+        """File, relative to the root folder, and line of each test."""
         self._notes: list[str] = []
         files = {option: session.output(option.name) for option in of_role(Role.OUTPUT)}
         self._files = {option: path for option, path in files.items() if path is not None}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, line, _ = report.location
-        self._places[report.nodeid] = Place(self._within_checkout(file), (line or 0) + 1)
+        self._locations[report.nodeid] = file, (line or 0) + 1
+
+    def _places(self) -> dict[str, Place]:
+        return {nodeid: Place(self._within_checkout(file), line) for nodeid, (file, line) in self._locations.items()}
 
     def _within_checkout(self, file: str) -> str:
         """A path relative to the root folder as one that is relative to the repository, where a CI says which folder that is."""
@@ -94,7 +98,7 @@ class OutputHooks(SummaryHooks):
             revision=replay.revision(gpu.config),
             past=past,
             sweeps=gpu.sweeps,
-            places=self._places,
+            places=self._places(),
             remarks=missing_lines(gpu.missing),
         )
 
@@ -103,7 +107,7 @@ class OutputHooks(SummaryHooks):
             writer.write_line(printable(note))
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
             writer.ensure_newline()
-            for line in workflow_commands(concerns(self._session.rows), self._places):
+            for line in workflow_commands(concerns(self._session.rows), self._places()):
                 writer.write_line(line)
 
 

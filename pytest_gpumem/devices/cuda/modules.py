@@ -1,4 +1,4 @@
-"""The machine code of the kernels that this process launches, from CUPTI's callbacks, through `cupti-python` (the extra `cupti`).
+"""The machine code of the kernels that this process launches, from CUPTI's callbacks, through `cupti-python` (the extra `cupti13`).
 
 CUPTI hands out the cubin of each module when it is loaded. A kernel's name alone does not tell its module: two modules may hold the same
 name. So the calls that load modules and look kernels up are followed too, and launches while `launches` collects them. Such calls are rare,
