@@ -14,6 +14,7 @@ from pytest_gpumem.devices.shortage import asked_for, shortage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.workers import is_worker, worker_count
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.sites import site_lines
 from pytest_gpumem.settings import Settings
@@ -33,7 +34,7 @@ def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
     Raises:
         pytest.UsageError: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
     """
-    if settings.memory_limit is None or hasattr(config, "workerinput"):  # the controller of xdist has checked it
+    if settings.memory_limit is None or is_worker(config):  # the controller of xdist has checked it
         return
     origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
     if chosen.fallback_reason is not None:
@@ -46,16 +47,9 @@ def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
             f"gpumem: {origin}: a limit of {limit} is above the {chosen.facts.memory_bytes / GiB:.4g} GiB of {chosen.facts.name}"
         )
     gpus = 1 if ":" in settings.device else len(chosen.gpus)
-    if not chosen.facts.simulated and (workers := _workers(config)) > max(1, gpus):
+    if not chosen.facts.simulated and (workers := worker_count(config)) > max(1, gpus):
         shared = f"-n {workers} on {counted(gpus, 'GPU')}; accepted is -n {max(1, gpus)}"
         raise pytest.UsageError(f"gpumem: {origin}: the limit is of a process that has a GPU for itself: {shared}")
-
-
-def _workers(config: pytest.Config) -> int:
-    """Workers of xdist; 1 without it."""
-    if getattr(config.option, "dist", "no") == "no":
-        return 1
-    return sum(int(count) if times else 1 for count, times, _ in (spec.partition("*") for spec in config.option.tx))
 
 
 class FittingHooks:

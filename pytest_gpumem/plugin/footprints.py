@@ -23,6 +23,7 @@ from pytest_gpumem.plugin.marks import MARKER, MEMORY_FIXTURE, TEST_FIXTURE, mar
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced
+from pytest_gpumem.plugin.workers import is_controller
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
@@ -147,9 +148,8 @@ class FootprintHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Open the device before the first test where every test is watched, so that the first one does not take longer."""
-        gpu, option = self._session, session.config.option
-        controls = not gpu.is_worker and getattr(option, "dist", "no") != "no"
-        if gpu.settings.footprint in ("on", "trace") and not option.collectonly and not controls:
+        gpu, config = self._session, session.config
+        if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and not is_controller(config):
             with suppress(*TROUBLE):  # the first test finds it
                 self._start((True, gpu.settings.footprint == "trace"))
 

@@ -19,6 +19,7 @@ import pytest
 
 from pytest_gpumem.plugin.hangs import Report
 from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.workers import is_worker
 
 FOLDER = "gpumem_last_reports"
 """Key of xdist's `workerinput`: the controller's folder."""
@@ -32,7 +33,7 @@ def isolate(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: pytest-xdist is not installed, or is switched off.
     """
-    if hasattr(config, "workerinput"):
+    if is_worker(config):
         return
     if not config.pluginmanager.hasplugin("xdist"):
         raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")

@@ -24,6 +24,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
+from pytest_gpumem.plugin.workers import under_xdist
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.l2_map import drawn, l2_svg
 from pytest_gpumem.settings import MODES
@@ -286,7 +287,7 @@ class L2Sweeps:
 
 def check_serial(config: pytest.Config) -> None:
     """Refuse workers of xdist: the process that sweeps draws the maps."""
-    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
+    if under_xdist(config):
         raise pytest.UsageError("gpumem: --gpumem-l2-sweep and its map draw in the process that measures, not under xdist; leave out -n")
 
 

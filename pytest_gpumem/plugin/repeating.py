@@ -22,6 +22,7 @@ from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
+from pytest_gpumem.plugin.workers import is_controller, under_xdist
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.progress import RepeatProgress
 from pytest_gpumem.reporting.row_facts import failure_text
@@ -34,7 +35,7 @@ LEAST_SECONDS = 30.0
 
 def check_alone(config: pytest.Config) -> None:
     """Refuse workers of xdist: processes of the run follow each other on the GPU."""
-    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") != "no":
+    if under_xdist(config):
         raise pytest.UsageError("gpumem: --gpumem-processes runs its processes one after another, not under xdist; leave out -n")
 
 
@@ -200,7 +201,7 @@ class DecideHooks:
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
         gpu, further = self._session, list[Further]()
-        serial = ["-n0"] if getattr(gpu.config.option, "dist", "no") != "no" else []
+        serial = ["-n0"] if is_controller(gpu.config) else []
         try:
             for process in processes(gpu, serial, LOOKS[-1] - 1, self._tests, card):
                 further.append(process)

@@ -20,6 +20,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.plugin.workers import under_xdist
 
 DEFAULT_STORAGE = "file://./.benchmarks"
 """pytest-benchmark's own default of `--benchmark-storage`."""
@@ -141,7 +142,7 @@ def _nothing() -> None:
 
 def leave_out_xdist_notice(config: pytest.Config) -> None:
     """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured."""
-    if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
+    if under_xdist(config):
         config.option.benchmark_disable, config.option.benchmark_enable = True, False
 
 

@@ -28,6 +28,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_F
 from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
+from pytest_gpumem.plugin.workers import is_controller, is_worker
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
@@ -93,7 +94,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError(f"gpumem: {error}") from None
     except RevisionError as error:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
-    if settings.save and not config.option.collectonly and not hasattr(config, "workerinput") and (why := store.unwritable()) is not None:
+    if settings.save and not config.option.collectonly and not is_worker(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline, folder)
@@ -147,7 +148,7 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
         worker = WorkerHooks(session, Path(folder))
         config.pluginmanager.register(worker, "gpumem-isolation")
         config.pluginmanager.register(WatchdogHooks(session, leave=worker.leave, gone=worker.alive), "gpumem-watchdog")
-    elif getattr(config.option, "dist", "no") != "no":  # the tests run in workers
+    elif is_controller(config):  # the tests run in workers
         config.pluginmanager.register(ControllerHooks(session), "gpumem-isolation")
     else:
         config.pluginmanager.register(WatchdogHooks(session), "gpumem-watchdog")
@@ -424,7 +425,7 @@ def check_ini_file(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: a value of an option led pytest away from it.
     """
-    if config.option.inifilename is not None or hasattr(config, "workerinput"):
+    if config.option.inifilename is not None or is_worker(config):
         return
     tests = [str(given) for given in config.option.file_or_dir]
     given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]

@@ -44,6 +44,7 @@ from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.watchdog import Watchdog
+from pytest_gpumem.plugin.workers import is_worker
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -121,7 +122,7 @@ class GpuSession:
         """Lines for the summary."""
         self.sweeps: list[tuple[str, Sweep]] = []
         """Sweeps of persisting L2, each with its test's id."""
-        self.is_worker = hasattr(config, "workerinput")
+        self.is_worker = is_worker(config)
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
