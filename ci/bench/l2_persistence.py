@@ -1,11 +1,15 @@
 """What persisting L2 gains, and whether `l2_sweep` finds the setting: off, the driver's default, the maximum, fitted, swept, the full grid.
 
-Each case is a kernel on a table or a region of a given size. It is swept as a user's test does it; then every setting of the full grid
-is measured (each step of L2/16 up to the maximum at five hit ratios, and off) on one placement; then what is compared is measured again, in
-rounds that hold every setting once on a placement of their own. Gains are ratios within rounds, their intervals Student's 95 %. Two
-further cases show a window that thrashes, and what carries a window: a stream, a graph's kernel or each launch.
+settings    a kernel on a table or a region of a given size, swept as a user's test does it; then every setting of the full grid (each step
+            of L2/16 up to the maximum at five hit ratios, and off) on one placement; then what is compared again, in rounds that hold
+            every setting once on a placement of their own. Gains are ratios within rounds, their intervals Student's 95 %
+thrashing   a window beyond its set-aside
+carriers    the window on a stream, on a graph's kernel and on each launch
+placements  kernels on tables of 1 MiB to half of L2, off and with the smallest set-aside that holds the table, one and two granules
+            (L2/16) more: where placements differ, and what a granule costs
 
     python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_persistence.json --seconds 400
+    python ci/bench/l2_persistence.py --parts placements --json ci/records/nvidia-h200/l2_placements.json --seconds 110
 
 The record is written after every case. Prints what was asked of it with ok or MISS; exits with 1 if a case failed, 6 if none was run.
 """
@@ -32,6 +36,7 @@ from whole_mib import whole_mib
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
 from pytest_gpumem.measuring.stopping import half_width
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Change
 from pytest_gpumem.units import MiB
 
@@ -43,6 +48,17 @@ LEAN = 32
 """Blocks of the seed's launch of reset_data, which are too few to saturate memory; the kernel's own grid is 2 blocks an SM."""
 THRASHING = 40
 CARRIED = 8
+PLACED = (1, 2, 4, 6, 8, 12, 16, 24, 30)
+"""MiB of the tables of `placements`, of which those up to half of L2 are measured."""
+PLACED_OUT = 512
+"""MiB that are streamed beside them."""
+FOREIGN = "gather"
+"""A kernel of the cases' own, which the simulated device does not run."""
+PLACED_KERNELS = (("reset_data", None), ("sliding_window", None), (FOREIGN, None), ("reset_data", LEAN))
+"""Kernels of `placements`, each with its blocks."""
+PLACED_SAMPLES = 20
+"""Samples of a setting on a placement, at least."""
+PLACEMENTS = 16
 TOLERATED = 0.02
 """What the recommended setting may take longer than off, and than the grid's best: an interval's upper end is judged."""
 SHARE = 0.25
@@ -51,7 +67,7 @@ SWEEP_SECONDS = 10.0
 ALIKE = 0.03
 """How far the gain of a window on a graph or on a launch may lie from the stream's."""
 COMPARED = ("driver default", "maximum", "fitted", "swept", "grid's best")
-PARTS = ("settings", "thrashing", "carriers")
+PARTS = ("settings", "thrashing", "carriers", "placements")
 NOTHING_RUN = 6
 
 Record = dict[str, Any]
@@ -65,9 +81,20 @@ def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) 
     return [*lean, *busy, *({"kernel": "sliding_window", "blocks": None, "mib": mib, "out_mib": out} for mib in regions)]
 
 
+def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
+    """Kernel by kernel, the launch that needs longest last."""
+    kernels = [(kernel, blocks) for kernel, blocks in PLACED_KERNELS if not (facts.simulated and kernel == FOREIGN)]
+    return [
+        {"kernel": kernel, "blocks": blocks, "mib": mib, "out_mib": PLACED_OUT, "placements": placements, "samples": PLACED_SAMPLES}
+        for kernel, blocks in kernels
+        for mib in PLACED
+        if mib * MiB <= facts.l2_bytes // 2
+    ]
+
+
 def name_of(case: Case) -> str:
     """A case in words, such as "reset_data, 32 blocks, 8 MiB"."""
-    grid = "" if case["kernel"] == "sliding_window" else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
+    grid = "" if case["kernel"] in ("sliding_window", FOREIGN) else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
     return f"{case['kernel']}{grid}, {case['mib']} MiB"
 
 
@@ -140,7 +167,7 @@ def in_nanoseconds(record: Record) -> Record:
         return [round(seconds * 1e9) for seconds in samples]
 
     def measured(one: Record) -> Record:
-        return {"measured": [{**m, "rounds": [whole(r) for r in m["rounds"]]} for m in one["measured"]]}
+        return {"measured": [{**m, "rounds": [whole(r) for r in m["rounds"]]} for m in one["measured"]]} if "measured" in one else {}
 
     return {
         name: [{**one, **places(one), **measured(one)} for one in value] if isinstance(value, list) else value
@@ -200,7 +227,7 @@ def table(record: Record) -> str:
     device = record["device"]
     simulated = "SIMULATED " if device["simulated"] else ""
     said = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"]
-    taken = sum(len(record[what]) for what in PARTS)
+    taken = sum(len(record.get(what, ())) for what in PARTS)
     if taken < record["planned"]:
         said += ["", f"{taken} of {record['planned']} cases; for the others there was no time"]
     if record["settings"]:
@@ -211,6 +238,8 @@ def table(record: Record) -> str:
     for one in record["carriers"]:
         said += ["", f"what carries the window: {name_of(one)}, fitted; gain in % against off ({_latency(one, 'off')})"]
         said += [f"  {name:<14}{_gain(one, name, 'off, graph' if name == 'graph' else 'off')}" for name in ("stream", "graph", "launch")]
+    if record.get("placements"):
+        said += ["", *_placements_lines(record["placements"])]
     said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
     return "\n".join(said)
 
@@ -235,6 +264,26 @@ def _settings_lines(record: Record) -> Iterator[str]:
         yield f"{size:>8}{off:>8.3f}{gains}  {where:<19}{len(swept['points']):>6}{swept['seconds']:>6.1f}"
 
 
+def _placements_lines(cases: list[Record]) -> Iterator[str]:
+    first = cases[0]
+    yield f"microseconds, mean of {first['placements']} placements, and their standard deviation in %; {first['out_mib']} MiB are streamed"
+    yield "set-aside: the least number of granules that holds the table, one more (+1), two more (+2)"
+    yield ""
+    names = list(dict.fromkeys(name for one in cases for name in one["found"]))
+    yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>16}" for name in names)
+    group = ""
+    for one in cases:
+        kernel, _, size = name_of(one).rpartition(", ")
+        if kernel != group:
+            yield kernel
+            group = kernel
+        figures = {name: [1e-3 * nanoseconds for nanoseconds in found["medians"]] for name, found in one["found"].items()}
+        cells = {
+            name: f"{statistics.fmean(us):.1f} {100 * statistics.stdev(us) / statistics.fmean(us):>5.2f}" for name, us in figures.items()
+        }
+        yield f"{size:>8}{one['granules']:>9}" + "".join(f"{cells.get(name, ''):>16}" for name in names)
+
+
 def _gain(one: Record, name: str, off: str = "off") -> str:
     gain = longer(one, off, name)
     return f"{100 * gain.share:+.1f} +-{50 * (gain.high - gain.low):.1f}"
@@ -253,6 +302,14 @@ def _change(one: Change) -> str:
     return f"{100 * one.share:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
 
 
+def parts(text: str) -> tuple[str, ...]:
+    """Names of parts such as "settings,carriers": a `type` of argparse."""
+    names = tuple(text.split(","))
+    if not set(names) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(PARTS)}")
+    return names
+
+
 def main() -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -261,21 +318,28 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case that would end after this long")
     parser.add_argument("--tables", type=whole_mib, default=TABLES, help="MiB of the tables of reset_data (default 1,8,16,24,30,40,50)")
     parser.add_argument("--regions", type=whole_mib, default=REGIONS, help="MiB of sliding_window's regions (default 10,20,30,40,50,60)")
+    parser.add_argument("--parts", type=parts, default=PARTS, help=f"what is measured, of {','.join(PARTS)} (default: all)")
+    parser.add_argument("--placements", type=int, default=PLACEMENTS, help=f"placements of each case of that name (default {PLACEMENTS})")
     parser.add_argument("--out", type=int, default=OUT, help=f"MiB that are streamed (default {OUT})")
     asked = parser.parse_args()
+    if asked.placements < 2:
+        parser.error(f"--placements {asked.placements}: at least 2")
     if asked.out < 1:
         parser.error(f"--out {asked.out}: at least 1 MiB")
     if asked.json is not None and not asked.json.absolute().parent.is_dir():
         parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
-    chosen_device(parser, asked.device)
+    facts = chosen_device(parser, asked.device).facts
     cases = {
         "thrashing_case": [{"kernel": "reset_data", "blocks": LEAN, "mib": THRASHING, "out_mib": asked.out}],
         "carriers_case": [{"kernel": "reset_data", "blocks": None, "mib": CARRIED, "out_mib": asked.out}],
+        "placements_case": placements_cases(facts, asked.placements),
         "settings_case": settings_cases(asked.tables, asked.regions, asked.out),
     }
+    cases = {fixture: found for fixture, found in cases.items() if fixture.removesuffix("_case") in asked.parts}
     bench = Bench(cases, asked.json, asked.seconds)
     tests = Path(__file__).resolve().with_name("l2_persistence_cases.py")
-    here = [str(tests), "-c", os.devnull, "--rootdir", str(tests.parent)]  # no settings of this repository's own tests
+    chosen = [f"{tests}::test_{fixture.removesuffix('_case')}" for fixture in cases]
+    here = [*chosen, "-c", os.devnull, "--rootdir", str(tests.parent)]  # no settings of this repository's own tests
     session = pytest.main([*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"], plugins=[bench])
     found = in_nanoseconds(bench.record)
     if not any(found[what] for what in PARTS):

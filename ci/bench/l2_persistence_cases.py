@@ -33,6 +33,8 @@ SECONDS = 0.04
 """Seconds of samples at one setting, on one placement."""
 LEAST, MOST = 5, 25
 """Samples at one setting, on one placement."""
+GRANULES = (0, 1, 2)
+"""Granules of set-aside beyond the smallest number that holds the table."""
 DEFAULT: Mapping[str, Any] = {}
 """No persisting stream: the set-aside that the process began with, and no window."""
 IN_A_GRAPH: Mapping[str, Any] = {"set_aside": "off", "where": "graph"}
@@ -43,15 +45,19 @@ class Experiment:
     """Times launches of one kernel, clean-cold, from behind a held stream.
 
     Args:
-        kernel: with its grid.
+        bind: gives the launch on the buffers where they now are, which takes a stream and the window of that one launch.
         arguments: its buffers.
         window: the one of them that is under the window.
         seed: of where the placements lie.
+        least: samples of one setting on one placement, at least.
     """
 
-    def __init__(self, device: Device, kernel: BoundKernel, arguments: Sequence[Buffer], window: Buffer, *, seed: int) -> None:
+    def __init__(
+        self, device: Device, bind: Callable[[], Callable[..., None]], arguments: Sequence[Buffer], window: Buffer, *, seed: int, least: int
+    ) -> None:
         self._device = device
-        self._kernel = kernel
+        self._bind = bind
+        self._least = least
         self._arguments = tuple(arguments)
         self._window = window
         self._random = np.random.default_rng(seed)
@@ -59,18 +65,11 @@ class Experiment:
         self._samples = HeldSamples(device, MOST)
         self._plain = device.streams.create()
         self._padding: Allocation | None = None
-        self._bind()
+        self._launch = bind()
         # A kernel is loaded at its first launch, which waits for the device: neither held nor within a capture.
         self._launch(self._plain)
         self._flush(self._plain)
         device.streams.synchronize()
-
-    def _bind(self) -> None:
-        """The launch on the buffers where they now are."""
-        self._bound = self._kernel.launch(*self._kernel.arguments(self._arguments, {}))
-
-    def _launch(self, stream: Stream, window: WindowSpec | None = None) -> None:
-        self._device.kernels.launch(self._bound, stream, window=window)
 
     def seconds(self, options: Mapping[str, Any]) -> list[float]:
         """Samples at one setting, where the buffers now are.
@@ -78,7 +77,7 @@ class Experiment:
         Args:
             options: arguments of `persisting`, or `DEFAULT`.
         """
-        self._bind()
+        self._launch = self._bind()
         if not options:
             return self._timed(self._plain, self._launch)
         with persisting(self._device, self._window, **options, allow_thrash=True) as stream:
@@ -95,7 +94,7 @@ class Experiment:
             self._flush(stream)
             work(stream)
         first = self._samples.take(stream, self._flush, [work])
-        more = max(LEAST, min(MOST, int(SECONDS / first[0])))
+        more = max(self._least, min(MOST, int(SECONDS / first[0])))
         return self._samples.take(stream, self._flush, [work] * more)
 
     def move(self) -> None:
@@ -130,6 +129,39 @@ class Experiment:
         self._flush.close()
 
 
+def bound(device: Device, kernel: BoundKernel, arguments: Sequence[Buffer]) -> Callable[..., None]:
+    """The launch of a kernel of the catalogue on the buffers where they now are."""
+    return partial(device.kernels.launch, kernel.launch(*kernel.arguments(arguments, {})))
+
+
+GATHER = """
+extern "C" __global__ void gather(unsigned* out, unsigned const* table, unsigned size, unsigned elements)
+{
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+        out[i] = table[(i / 32 * 2654435761u >> 5) % (elements / 32) * 32 + i % 32];
+    }
+}
+"""
+"""Each warp copies a line of the table, chosen by a multiplicative hash."""
+
+
+def gather(device: Device, out: Buffer, table: Buffer) -> Callable[[], Callable[..., None]]:
+    """What binds a look-up of random lines of a table, as an embedding does, to the buffers where they are."""
+    cupy = pytest.importorskip("cupy", reason="the gather is compiled by CuPy")
+    kernel = cupy.RawKernel(GATHER, "gather")
+
+    def bind() -> Callable[..., None]:
+        arguments = (np.uint64(out.address), np.uint64(table.address), np.uint32(out.size), np.uint32(table.size))
+
+        def launch(stream: Stream, window: WindowSpec | None = None) -> None:
+            with cupy.cuda.ExternalStream(stream.handle):
+                kernel((2 * device.facts.sm_count,), (1024,), arguments)
+
+        return launch
+
+    return bind
+
+
 @pytest.fixture
 def experiment(bench: Any, gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> Any:
     """Makes the experiment of a case, with its kernel and buffers; skips where no time is left."""
@@ -137,11 +169,15 @@ def experiment(bench: Any, gpu_device: Any, device_buffer: Any, gpu_kernels: Any
     made = []
 
     def make(case: dict[str, Any]) -> tuple[Experiment, Any, tuple[Any, Any], Any]:
-        kernel = getattr(gpu_kernels, case["kernel"])
-        kernel = kernel if case["blocks"] is None else kernel.with_grid(case["blocks"])
         stream, window = device_buffer(case["out_mib"] * MiB, "i4"), device_buffer(case["mib"] * MiB, "i4")
         arguments = (window, stream) if case["kernel"] == "sliding_window" else (stream, window)
-        made.append(Experiment(gpu_device, kernel, arguments, window, seed=case["mib"]))
+        if case["kernel"] == "gather":
+            kernel, bind = None, gather(gpu_device, stream, window)
+        else:
+            kernel = getattr(gpu_kernels, case["kernel"])
+            kernel = kernel if case["blocks"] is None else kernel.with_grid(case["blocks"])
+            bind = partial(bound, gpu_device, kernel, arguments)
+        made.append(Experiment(gpu_device, bind, arguments, window, seed=case["mib"], least=case.get("samples", LEAST)))
         return made[-1], kernel, arguments, window
 
     yield make
@@ -187,6 +223,27 @@ def test_carriers(bench: Any, carriers_case: dict[str, Any], experiment: Any) ->
         "launch": {"where": "launch"},
     }
     compared(bench, "carriers", carriers_case, experiment, named, CARRIER_ROUNDS)
+
+
+def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Any) -> None:
+    """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
+    facts = gpu_device.facts
+    timed, _, _, window = experiment(placements_case)
+    step, named = facts.l2_step_bytes, {"off": options(OFF)}
+    for more in GRANULES:
+        set_aside = (-(-window.nbytes // step) + more) * step
+        if set_aside <= facts.persisting_l2_max_bytes:
+            named[f"+{more}"] = options(Setting(set_aside, 1.0))
+    rounds = timed.rounds(list(named.values()), placements_case["placements"])
+    found = {
+        name: {"set_aside": one["set_aside"], "medians": [round(1e9 * statistics.median(samples)) for samples in own]}
+        for (name, one), own in zip(named.items(), rounds, strict=True)
+    }
+    bench.add(
+        "placements",
+        placements_case,
+        {"granules": -(-window.nbytes // step), "found": found, "conditions": asdict(gpu_device.conditions())},
+    )
 
 
 def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Any, l2_sweep: Any) -> None:

@@ -89,7 +89,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_whole_script_on_the_simulated_device(tmp_path: Path) -> None:
     file = tmp_path / "l2_persistence.json"
-    done = run("--device", "sim:h200", "--json", str(file), "--tables", "8", "--regions", "20", "--out", "64")
+    done = run(
+        "--device",
+        "sim:h200",
+        "--json",
+        str(file),
+        "--tables",
+        "8",
+        "--regions",
+        "20",
+        "--out",
+        "64",
+        "--parts",
+        "settings,thrashing,carriers",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(file.read_text())
     assert [l2_persistence.name_of(one) for one in said["settings"]] == [
@@ -108,11 +121,28 @@ def test_the_whole_script_on_the_simulated_device(tmp_path: Path) -> None:
     assert l2_persistence.table(said) in done.stdout
 
 
+def test_placements_of_each_kernel_on_tables_up_to_half_of_l2(tmp_path: Path) -> None:
+    file = tmp_path / "l2_placements.json"
+    done = run("--device", "sim:h100", "--json", str(file), "--parts", "placements", "--placements", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(file.read_text())["placements"]
+    assert {(one["kernel"], one["blocks"]) for one in said} == {("reset_data", None), ("sliding_window", None), ("reset_data", 32)}
+    assert {one["mib"] for one in said} == {1, 2, 4, 6, 8, 12, 16, 24}
+    eight = next(one for one in said if one["mib"] == 8)
+    assert {name: found["set_aside"] for name, found in eight["found"].items()} == {
+        "off": "off",
+        **{f"+{more}": (3 + more) * 3276800 for more in (0, 1, 2)},
+    }
+    assert all(len(found["medians"]) == 2 for found in eight["found"].values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--device", "sim:gtx"), "--device sim:gtx"),
         (("--device", "sim", "--out", "0"), "--out 0"),
+        (("--device", "sim", "--parts", "placement"), "'placement'"),
+        (("--device", "sim", "--placements", "1"), "--placements 1"),
         (("--device", "sim", "--json", "/no/such/folder/x.json"), "there is no folder"),
     ],
 )
