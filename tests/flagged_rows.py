@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 OUTCOMES = {
     **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER, Code.TOO_MUCH_MEMORY), Outcome.FAIL),

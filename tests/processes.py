@@ -9,8 +9,7 @@ from typing import Any
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
 from pytest_gpumem.runs.workers import Process
 from pytest_gpumem.runs.worktree import Side

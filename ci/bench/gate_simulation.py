@@ -42,8 +42,7 @@ from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Repeat, Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 FACTS = choose("sim:h200").facts
 ALARM, MISS, ACCEPTED = 1e-3, 5e-3, 0.98

@@ -31,8 +31,8 @@ from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Traffic
+from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.schema import device_from_json
-from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import parse_share
 
 BASELINE = 20

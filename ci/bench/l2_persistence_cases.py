@@ -21,7 +21,7 @@ from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
 from pytest_gpumem.records.l2_sweep import OFF, Setting
-from pytest_gpumem.reporting.l2_text import sweep_sentences
+from pytest_gpumem.reporting.l2_sweep import sweep_sentences
 
 ROUNDS = 6
 """Placements on which the settings are compared."""

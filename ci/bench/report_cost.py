@@ -32,9 +32,8 @@ from record_file import write_record
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.verdict import Comparison, Verdict
 from pytest_gpumem.units import MiB
 
 SECONDS = 3.0

@@ -38,8 +38,7 @@ from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance, Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 MOST_SECONDS, MOST_BYTES, MOST_GROWTH = 2.0, 300e6, 1.5
 SUITE = 300

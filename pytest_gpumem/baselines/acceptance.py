@@ -9,8 +9,7 @@ from typing import Any
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import ENOUGH, GROSS
+from pytest_gpumem.records.row import ENOUGH, GROSS, Row
 from pytest_gpumem.units import QuantityError, format_share, parse_margin
 
 USUAL_LIMIT = 0.01

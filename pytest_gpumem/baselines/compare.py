@@ -15,8 +15,7 @@ from pytest_gpumem.judging.screen import baseline_latency
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 OPTION = "--max-regression"
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from pytest_gpumem.commands import examples
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.compiled import CompiledKernel, CompiledKernels
+from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
 from pytest_gpumem.reporting.columns import Columns, Line
 from pytest_gpumem.units import format_bytes
 

@@ -19,9 +19,9 @@ from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
-from pytest_gpumem.reporting.csv_text import written
-from pytest_gpumem.reporting.remedies import OF_FILES, remedies
+from pytest_gpumem.reporting.exports import written
 from pytest_gpumem.reporting.row_facts import names_of
+from pytest_gpumem.reporting.summary import OF_FILES, remedies
 from pytest_gpumem.units import format_share, format_time
 
 _HEADINGS = ("base", "head", "change", "between", "catches")

@@ -136,7 +136,7 @@ def as_json(found: Diff) -> str:
 
 def as_csv(found: Diff) -> str:
     """A line for each figure of each row, and one for each row that one side lacks."""
-    from pytest_gpumem.reporting.csv_text import written
+    from pytest_gpumem.reporting.exports import written
 
     lines: list[tuple[_Value, ...]] = [("row", "figure", "base", "head")]
     lines += [(pair.key, name, base, head) for pair in found.pairs for name, (base, head) in pair.figures.items()]

@@ -145,7 +145,7 @@ def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanatio
 
 def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
     """The changes in the memory of tests that both sides have, by row key, with the lines that they come from."""
-    from pytest_gpumem.reporting.sites import growth_lines
+    from pytest_gpumem.reporting.footprints import growth_lines
 
     common = [key for key in head.footprints if key in base.footprints]
     return {key: lines for key in common if (lines := growth_lines(base.footprints[key], head.footprints[key]))}

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def _csv(results: Results) -> str:
-    from pytest_gpumem.reporting.csv_text import of_rows
+    from pytest_gpumem.reporting.exports import of_rows
 
     return of_rows(results.document.rows, results.document.device)
 
 
 def _bmf(results: Results) -> str:
-    from pytest_gpumem.reporting.charts import bencher
+    from pytest_gpumem.reporting.exports import bencher
 
     return bencher(results.document.rows, results.document.device)
 
 
 def _github(results: Results) -> str:
-    from pytest_gpumem.reporting.charts import github_action_benchmark
+    from pytest_gpumem.reporting.exports import github_action_benchmark
 
     return github_action_benchmark(results.document.rows, results.document.device)
 

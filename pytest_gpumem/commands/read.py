@@ -18,7 +18,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
-from pytest_gpumem.reporting.page_text import page_counts_text
+from pytest_gpumem.reporting.row_facts import page_counts_text
 from pytest_gpumem.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:

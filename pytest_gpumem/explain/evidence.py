@@ -21,9 +21,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
-from pytest_gpumem.records.verdict import Verdict
 
 
 class ExplainError(Exception):

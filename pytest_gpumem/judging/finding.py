@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement, Window
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison
 from pytest_gpumem.units import format_bytes, format_share, format_shares
 
 SENTENCES: Mapping[str, str] = {

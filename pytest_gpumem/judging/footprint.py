@@ -16,7 +16,7 @@ from pytest_gpumem.judging.finding import Finding, counted, find
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth
 
 

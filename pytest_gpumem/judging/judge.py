@@ -17,8 +17,7 @@ from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 from pytest_gpumem.units import format_bytes, format_share, format_time, parse_share
 
 

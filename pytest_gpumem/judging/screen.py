@@ -22,7 +22,7 @@ from pytest_gpumem.judging.spread import Difference, corrected_logs, difference,
 from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.verdict import ENOUGH, GROSS, Comparison
+from pytest_gpumem.records.row import ENOUGH, GROSS, Comparison
 from pytest_gpumem.units import format_share, parse_margin, parse_share
 
 LOWER = 0.999

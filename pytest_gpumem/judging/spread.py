@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from pytest_gpumem.records.measurement import Measurement, Provenance
-from pytest_gpumem.records.verdict import ENOUGH
+from pytest_gpumem.records.row import ENOUGH
 
 # Latency in seconds, standard deviation of its logarithm.
 _BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))

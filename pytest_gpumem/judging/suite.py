@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 
 ALPHA = 0.05
 """Largest share of suites of unchanged tests with a false alarm."""

@@ -14,7 +14,7 @@ TABLE = "tool.gpumem.code"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 """Compiled for by default: of A100, H100 and H200, and B200."""
 FIGURES = ("registers", "spill", "shared", "code", "sectors")
-"""Figures of `records.compiled.CompiledKernel` that may be limited, as `max_registers` and so on."""
+"""Figures of `records.what_ran.CompiledKernel` that may be limited, as `max_registers` and so on."""
 IN_BYTES = ("spill", "shared", "code")
 """Those in bytes."""
 

@@ -16,7 +16,7 @@ from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import is_worker, worker_count
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.sites import site_lines
+from pytest_gpumem.reporting.footprints import site_lines
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import GiB, format_bytes
 

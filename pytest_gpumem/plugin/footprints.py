@@ -26,8 +26,7 @@ from pytest_gpumem.plugin.tracing import memory_texts, traced
 from pytest_gpumem.plugin.workers import is_controller
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict, key_of
 from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.settings import SettingsError, both_limits, loosened, marker_keywords, marker_limits, merge_limits
 

@@ -24,8 +24,7 @@ from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdi
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict, key_of
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:

@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
 from pytest_gpumem.plugin.workers import under_xdist
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.l2_map import drawn, l2_svg
+from pytest_gpumem.reporting.l2_sweep import drawn, l2_svg
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
 

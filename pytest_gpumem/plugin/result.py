@@ -12,7 +12,7 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.reporting.l2_text import sweep_sentence
+from pytest_gpumem.reporting.l2_sweep import sweep_sentence
 from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
 
 

@@ -16,7 +16,7 @@ from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.sites import site_lines
+from pytest_gpumem.reporting.footprints import site_lines
 
 
 def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session: GpuSession) -> Footprint:

@@ -1,16 +1,15 @@
-"""Footprints as text: the memory of one test, and which tests of a run take and keep most."""
+"""Footprints as text: the memory of a test, the lines that take it, and the tests of a run that take and keep most."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.records.footprint import Footprint, MemoryUse
+from pytest_gpumem.records.footprint import Footprint, MemoryUse, Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import short_bytes
-
-SHOWN = 3
-"""Tests that the totals of a run name."""
 
 
 def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
@@ -65,3 +64,161 @@ def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = Non
 
 def _library(use: MemoryUse) -> str:
     return use.library if use.kind == "device" else f"{use.library} {use.kind}"
+
+
+ALIKE = 0.5
+"""Two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line."""
+
+_Key = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class SiteChange:
+    """One line in both runs."""
+
+    site: Site
+    """As it is now; as it was where it allocates nothing now."""
+    before: int
+    """Bytes in the baseline."""
+    after: int
+    """Bytes now."""
+    was: str = ""
+    """Text of the line in the baseline, where it was another."""
+
+    @property
+    def growth(self) -> int:
+        return self.after - self.before
+
+
+def site_changes(base: Sequence[Site], head: Sequence[Site], of: Callable[[Site], int]) -> tuple[SiteChange, ...]:
+    """The lines whose bytes changed, the largest growth first.
+
+    Lines are the same if file, function, text, library and kind of memory are: a line that only moved is the same. Two other
+    lines of one function with similar text count as one changed line.
+
+    Args:
+        base: sites of the baseline.
+        head: sites of this run.
+        of: bytes of a site: at the peak, or kept.
+    """
+    before, after = _by_line(base), _by_line(head)
+    was = {key: key for key in after if key in before}
+    gone = [key for key in before if key not in after]
+    for key in after:
+        if key in was:
+            continue
+        alike = max((one for one in gone if one[0] == key[0] and one[2:] == key[2:]), key=lambda one: _similarity(one, key), default=None)
+        if alike is not None and _similarity(alike, key) >= ALIKE:
+            was[key] = alike
+            gone.remove(alike)
+    found = []
+    for key, sites in after.items():
+        old = was.get(key)
+        found.append(SiteChange(_largest(sites, of), _sum(before.get(old, ()) if old else (), of), _sum(sites, of), _text(old, key)))
+    found += [SiteChange(_largest(before[key], of), _sum(before[key], of), 0) for key in gone]
+    return tuple(sorted((one for one in found if one.growth), key=lambda one: -one.growth))
+
+
+def _by_line(sites: Iterable[Site]) -> dict[_Key, list[Site]]:
+    found: dict[_Key, list[Site]] = {}
+    for site in sites:
+        # A line whose text cannot be read is told by its number.
+        key = (site.file, site.code or str(site.line), site.function, site.library, site.kind)
+        found.setdefault(key, []).append(site)
+    return found
+
+
+def _similarity(one: _Key, other: _Key) -> float:
+    return SequenceMatcher(None, one[1], other[1], autojunk=False).ratio()
+
+
+def _text(old: _Key | None, new: _Key) -> str:
+    return old[1] if old is not None and old[1] != new[1] else ""
+
+
+def _largest(sites: Sequence[Site], of: Callable[[Site], int]) -> Site:
+    return max(sites, key=of)
+
+
+def _sum(sites: Iterable[Site], of: Callable[[Site], int]) -> int:
+    return sum(of(site) for site in sites)
+
+
+SHOWN = 3
+"""Tests that the totals of a run name; lines, and changes, that a failed test's report shows."""
+_NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
+
+
+def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]:
+    """The largest sites at the peak and of what is kept, each list with its changes since the baseline.
+
+    Args:
+        footprint: of this run; without sites there are no lines.
+        base: of the newest run of the baseline; None if there is none.
+    """
+    lines: list[str] = []
+    for title, name in (("in use at the peak", "at_peak"), ("kept", "kept")):
+        sites = sorted((site for site in footprint.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
+        if sites:
+            lines.append(f"{title}, {_total(sites, name)}:")
+            lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
+        if sites and base is not None and base.sites:
+            lines += _changes(site_changes(base.sites, footprint.sites, lambda site, name=name: int(getattr(site, name))))  # type: ignore[misc]
+    if lines and base is not None and not base.sites:
+        lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
+    return lines
+
+
+def growth_lines(base: Footprint, head: Footprint) -> list[str]:
+    """What changed in the memory of a test, and the lines that grew; empty if nothing did."""
+    lines = []
+    for title, name in (("peak memory", "peak"), ("kept memory", "kept")):
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
+    if lines and base.sites and head.sites:
+        for name in ("at_peak", "kept"):
+            lines += _changes(site_changes(base.sites, head.sites, lambda site, name=name: int(getattr(site, name))))[1:]  # type: ignore[misc]
+    return lines
+
+
+def peak_stack(footprint: Footprint) -> list[str]:
+    """The lines of the user's code that led to the largest site at the peak, the outermost first."""
+    largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)
+    return ["the way to the largest:", *(f"  {line}" for line in largest.stack)] if largest is not None and len(largest.stack) > 1 else []
+
+
+def place(site: Site) -> str:
+    """Where a site is, in one line: "model.py:12 in forward: y = a * b"."""
+    if not site.file:
+        return _NO_PYTHON
+    return f"{site.file}:{site.line} in {site.function}" + (f": {site.code}" if site.code else "")
+
+
+def _total(sites: Sequence[Site], name: str) -> str:
+    nbytes, count = (sum(getattr(site, each) for site in sites) for each in (name, f"{name}_count"))
+    return f"{short_bytes(nbytes)} in {counted(count, 'allocation')}"
+
+
+def _site(site: Site, name: str) -> list[str]:
+    number = getattr(site, f"{name}_count")
+    kind = "" if site.kind == "device" else f" {site.kind}"
+    lines = [f"  {short_bytes(getattr(site, name))}  {place(site)}  ({site.library}{kind}, {counted(number, 'allocation')})"]
+    if name == "kept":
+        lines += [f"    kept by {referrer}" for referrer in site.referrers]
+    return lines
+
+
+def _changes(changes: Sequence[SiteChange]) -> list[str]:
+    grown = [change for change in changes if change.growth > 0][:SHOWN]
+    return ["since the baseline:", *(_change(change) for change in grown)] if grown else []
+
+
+def _change(change: SiteChange) -> str:
+    if not change.before:
+        was = "new"
+    elif change.was:
+        was = f"{short_bytes(change.before)} before, by {change.was}"
+    else:
+        was = f"{short_bytes(change.before)} before"
+    return f"  +{short_bytes(change.growth)}  {place(change.site)}  ({was})"

@@ -22,9 +22,9 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import caption_of, families
+from pytest_gpumem.reporting.footprints import peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
-from pytest_gpumem.reporting.l2_map import l2_grid
-from pytest_gpumem.reporting.l2_text import sweep_sentences
+from pytest_gpumem.reporting.l2_sweep import l2_grid, sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
@@ -32,10 +32,8 @@ from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, mem
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
 from pytest_gpumem.reporting.plots.suite import Load, roofline, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
-from pytest_gpumem.reporting.remedies import remedies
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
-from pytest_gpumem.reporting.sites import peak_stack, site_lines
-from pytest_gpumem.reporting.summary import counts_text
+from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
 

@@ -11,9 +11,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import Level, concerns
-from pytest_gpumem.reporting.remedies import remedies
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
-from pytest_gpumem.reporting.summary import counts_text
+from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 
 LIMIT = 60_000

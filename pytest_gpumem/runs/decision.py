@@ -14,8 +14,7 @@ from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import LOST, Missing, Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)

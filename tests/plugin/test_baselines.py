@@ -19,8 +19,7 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.measuring import target_kernel
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 Run = Callable[..., pytest.RunResult]
 

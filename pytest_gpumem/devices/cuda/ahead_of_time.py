@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_gpumem.kernels.cubin import Cubin
 from pytest_gpumem.kernels.warp_requests import Requests, requests
-from pytest_gpumem.records.compiled import CompiledKernel
+from pytest_gpumem.records.what_ran import CompiledKernel
 
 _NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 _NONE = Requests(None, 0)

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
 SIMULATED = replace(H100, simulated=True)

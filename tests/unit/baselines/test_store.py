@@ -31,8 +31,7 @@ from pytest_gpumem.baselines.store import BaselineError, Store, reset, row_keys
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 from pytest_gpumem.revisions import Ancestry
 
 

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.verdict import Verdict
 
 H100 = replace(KNOWN, driver="580.95.05")
 

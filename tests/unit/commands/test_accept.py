@@ -16,8 +16,7 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 Accept = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))

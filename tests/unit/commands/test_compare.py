@@ -21,7 +21,7 @@ from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 
 Compare = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))

@@ -16,9 +16,8 @@ from pytest_gpumem.explain.profiling import NotProfiled, SideRun, count
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
-from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.runs.worktree import Side
 
 FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50", "65536", "65536")

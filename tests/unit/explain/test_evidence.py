@@ -21,9 +21,8 @@ from pytest_gpumem.explain.text import sentence
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint, Site
 from pytest_gpumem.records.measurement import Conditions, Limits
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.uses import Activity
-from pytest_gpumem.records.verdict import Verdict
 
 KEY = "test_it.py::test_it"
 UTC = "2026-11-21T10:00:00+00:00"

@@ -19,10 +19,9 @@ from pytest_gpumem.explain.profiling import NotProfiled, SideRun, trace, trace_n
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.uses import Activity, CopyUse
-from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.runs.worktree import Side
 
 SAMPLES, NBYTES = 2, 1 << 20

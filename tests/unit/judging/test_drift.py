@@ -13,7 +13,7 @@ from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 
 
 def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:

@@ -10,7 +10,7 @@ from pytest_gpumem.judging.footprint import NO_LIMIT, RULES, PastFootprint, adde
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import GiB, MiB
 
 

@@ -13,8 +13,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, NoShare, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import GiB, MiB
 
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 
 
 def rows(measurement: Measurement | None) -> dict[str, Row]:

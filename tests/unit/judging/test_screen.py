@@ -18,7 +18,7 @@ from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 
 SHORT, LONG = 25e-6, 268e-6
 """Kernels of 32 and 256 MiB."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pytest_gpumem import MiB
-from pytest_gpumem.judging.sites import site_changes
 from pytest_gpumem.records.footprint import Site
-from pytest_gpumem.reporting.sites import site_lines
+from pytest_gpumem.reporting.footprints import site_changes, site_lines
 
 LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1)
 OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)

@@ -16,7 +16,7 @@ from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Verdict
 
 
 def holm(p_values: list[float]) -> list[bool]:

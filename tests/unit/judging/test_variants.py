@@ -12,7 +12,7 @@ from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Verdict
 
 SEEN, OTHER = 340e-9, 353e-9
 """Seconds in which DRAM of two H200 cards answers."""

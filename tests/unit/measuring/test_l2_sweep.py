@@ -28,7 +28,7 @@ from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Setting
-from pytest_gpumem.reporting.l2_text import sweep_sentence
+from pytest_gpumem.reporting.l2_sweep import sweep_sentence
 from pytest_gpumem.units import MiB
 
 Landscape = Callable[[int, float], float]

@@ -15,9 +15,8 @@ from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.uses import KernelUse
-from pytest_gpumem.records.verdict import Verdict
 from pytest_gpumem.units import MiB
 
 

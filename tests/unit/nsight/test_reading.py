@@ -22,9 +22,8 @@ from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import profiles_from_json
-from pytest_gpumem.records.verdict import Verdict
 
 
 @pytest.fixture

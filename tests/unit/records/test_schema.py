@@ -18,7 +18,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
 from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import Comparison, Missing, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
@@ -29,7 +29,6 @@ from pytest_gpumem.records.schema import (
     row_from_json,
     row_to_json,
 )
-from pytest_gpumem.records.verdict import Comparison, Verdict
 
 MEASURED = Measurement(
     label="warm",

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
 from pytest_gpumem.units import MiB
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.concerns import Level, concerns
 
 Make = Callable[..., Row]

@@ -15,8 +15,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.reporting.groups import Behaviour, behaviour_of, behaviours, function_of
 from pytest_gpumem.units import MiB
 

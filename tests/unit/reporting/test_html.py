@@ -16,8 +16,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.bars import Delta, forest

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
 from pytest_gpumem.reporting.plots.samples import Past

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep, Textbook
-from pytest_gpumem.reporting.l2_map import drawn, l2_svg
+from pytest_gpumem.reporting.l2_sweep import drawn, l2_svg
 from pytest_gpumem.units import MiB
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.markdown import LIMIT, MOST, code, page, preformatted
 
 Make = Callable[..., Row]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from faulting_pass import FAULTING
 
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.reporting.page_text import migrations_text
+from pytest_gpumem.reporting.row_facts import migrations_text
 from pytest_gpumem.units import MiB
 
 

@@ -8,10 +8,8 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
-from pytest_gpumem.reporting.remedies import OF_FILES, remedies
-from pytest_gpumem.reporting.summary import MOST, counts_text, profiled_lines, summary
+from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.reporting.summary import MOST, OF_FILES, counts_text, profiled_lines, remedies, summary
 
 MakeRow = Callable[..., Row]
 UP = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)

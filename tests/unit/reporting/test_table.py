@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.verdict import Comparison
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
 
