@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -163,25 +163,3 @@ def one_after_another(
     finally:
         for worker in waiting:
             worker.close()
-
-
-def within(numbers: Iterable[int], seconds: float, what: str, *, now: Callable[[], float] = time.monotonic) -> Iterator[int]:
-    """The numbers of the rounds that may begin: none that would end after `seconds` if it took as long as the longest yet."""
-    begun, longest = now(), 0.0
-    for number in numbers:
-        started = now()
-        if started - begun + longest > seconds:
-            print(f"stopping before {what} {number}: {started - begun:.0f} s of {seconds:g} s are used", flush=True)
-            return
-        yield number
-        longest = max(longest, now() - started)
-
-
-def runs_within(processes: int, seconds: float, outcomes: Generator[Outcome, None, None]) -> Iterator[dict[str, Any]]:
-    """What became of each process, for a record, as long as the next one would end within `seconds`; prints errors, closes `outcomes`."""
-    with contextlib.closing(outcomes):
-        for number in within(range(1, processes + 1), seconds, "process"):
-            outcome = next(outcomes)
-            if outcome.error is not None:
-                print(f"process {number}: {outcome.error}", file=sys.stderr)
-            yield {"process": number, "seconds": outcome.seconds, "error": outcome.error, **(outcome.answer or {})}

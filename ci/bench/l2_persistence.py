@@ -31,7 +31,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from record_file import chosen_device, write_record
-from whole_mib import whole_mib
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
@@ -72,6 +71,14 @@ NOTHING_RUN = 6
 
 Record = dict[str, Any]
 Case = dict[str, Any]
+
+
+def whole_mib(text: str) -> tuple[int, ...]:
+    """Whole numbers of MiB such as "2,32", each once: a `type` of argparse."""
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers of MiB such as 2,32, each once")
+    return tuple(int(part) for part in parts)
 
 
 def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) -> list[Case]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from held_samples import HeldSamples
 from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
@@ -17,6 +16,7 @@ from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Strea
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.l2_sweep import grid
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
@@ -39,6 +39,38 @@ DEFAULT: Mapping[str, Any] = {}
 """No persisting stream: the set-aside that the process began with, and no window."""
 IN_A_GRAPH: Mapping[str, Any] = {"set_aside": "off", "where": "graph"}
 """Off, launched as a graph of one kernel: what a window on a graph's kernel is compared with."""
+
+Work = Callable[[Stream], None]
+"""Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""
+
+
+class HeldSamples:
+    """Takes samples on any stream; the events are made once."""
+
+    def __init__(self, device: Device, most: int = 1) -> None:
+        self._device = device
+        self._pairs = [(device.streams.event(), device.streams.event()) for _ in range(most)]
+
+    def take(self, stream: Stream, before: Work | None, works: Sequence[Work | None]) -> list[float]:
+        """Seconds between two events around each of `works`, all queued behind one hold, each with `before` in front of it.
+
+        None is no work: an empty interval, or nothing before it. At most as many works as the constructor was told.
+
+        Raises:
+            HoldExpired: something that was queued waited for the device.
+        """
+        device, pairs = self._device, self._pairs[: len(works)]
+        device.streams.synchronize(stream)
+        with held(device, stream):
+            for (start, end), work in zip(pairs, works, strict=True):
+                if before is not None:
+                    before(stream)
+                device.streams.record(start, stream)
+                if work is not None:
+                    work(stream)
+                device.streams.record(end, stream)
+        device.streams.synchronize(stream)
+        return [device.streams.elapsed(*pair) for pair in pairs]
 
 
 class Experiment:
