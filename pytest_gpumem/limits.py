@@ -174,6 +174,38 @@ def _more_bytes(one: str, other: str) -> bool:
     return units.parse_bytes(one) > units.parse_bytes(other)
 
 
+def count_of(written: str) -> int:
+    """The number, or the bytes, of a limit on a count."""
+    return int(written) if written.strip().isdecimal() else units.parse_bytes(written)
+
+
+def over_baseline(written: str, parse: Callable[[str], int] = count_of) -> tuple[float, int] | None:
+    """The growth over the baseline that a limit on a count allows, as a share and an amount; None for a limit that names its own count."""
+    return units.parse_over_baseline(written, parse)
+
+
+def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Parse a limit on an exact count: the count, or a growth over the baseline's."""
+
+    def either(value: Any) -> str:
+        if isinstance(value, str) and over_baseline(value, lambda amount: count_of(parse(amount))) is not None:
+            return value.strip()
+        try:
+            return parse(value)
+        except units.QuantityError as error:
+            raise units.QuantityError(f"{error}, or {units.BASELINE_ACCEPTED}") from None
+
+    return either
+
+
+def _looser_exact(one: str, other: str) -> bool:
+    growth, demanded = over_baseline(one), over_baseline(other)
+    if growth is not None and demanded is not None:
+        return growth[0] > demanded[0] or growth[1] > demanded[1]
+    # Which of a count and a growth demands more depends on the baseline.
+    return growth is not None or demanded is not None or count_of(one) > count_of(other)
+
+
 def _more_growth(one: str, other: str) -> bool:
     (share, nbytes), (demanded_share, demanded_bytes) = units.parse_growth(one), units.parse_growth(other)
     return share > demanded_share or nbytes > demanded_bytes
@@ -207,8 +239,8 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             ),
             Limit("faster_than", _faster_than, 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
             Limit("min_overlap", _min_overlap, 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
-            Limit("max_gpu_page_faults", _number, "Most page faults of the GPU in one launch."),
-            Limit("max_migrated", _size, 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+            Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch."),
+            Limit("max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
             Limit(
                 "max_peak",
                 _positive_size,
@@ -249,12 +281,20 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
                 _more_growth,
                 of_footprint=True,
             ),
-            Limit("max_kernels", _number, "Most kernels in one launch.", "NUMBER", _more),
-            Limit("max_copies", _number, "Most copies in one launch.", "NUMBER", _more),
-            Limit("max_copied_bytes", _size, 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _more_bytes),
-            Limit("max_syncs", _number, "Most times that the host waits for the device in one launch.", "NUMBER", _more),
-            Limit("max_registers", _number, "Most registers that a thread of any kernel uses.", "NUMBER", _more),
-            Limit("max_spill", _size, "Most local memory of a thread of any kernel: spilled registers and stack.", "BYTES", _more_bytes),
+            Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
+            Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
+            Limit(
+                "max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact
+            ),
+            Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
+            Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
+            Limit(
+                "max_spill",
+                _exact(_size),
+                "Most local memory of a thread of any kernel: spills and stack.",
+                "BYTES",
+                _looser_exact,
+            ),
             Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
             Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _more_bytes),
             Limit(

@@ -35,6 +35,7 @@ SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
 CLAIMS_ACCEPTED = 'the label of another measurement of the test such as "faulting", or with a factor of 1 or more "20 x faulting"'
 GROWTHS_ACCEPTED = 'a growth such as "0 B", "64 MiB", "5%" or "5% + 64 MiB"'
+BASELINE_ACCEPTED = '"baseline", or more than it such as "baseline + 2" or "baseline + 5%"'
 BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
 
 # Bounded, so that no text makes a number of a million digits.
@@ -179,6 +180,27 @@ def parse_growth(value: str) -> tuple[float, int]:
     """
     parts = value.split("+") if isinstance(value, str) else []
     relative, absolute = _sum(value, parts, parse_bytes, GROWTHS_ACCEPTED)
+    return relative or 0.0, absolute or 0
+
+
+def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float, int] | None:
+    """The allowed growth of a text such as "baseline", "baseline + 2" or "baseline + 5% + 64 KiB": its share and its amount.
+
+    None for a text that does not begin with "baseline".
+
+    Args:
+        value: the text.
+        parse: of an amount.
+
+    Raises:
+        QuantityError: not a growth, or the same kind of part twice.
+    """
+    base, *parts = value.split("+")
+    if not base.strip().startswith("baseline"):
+        return None
+    if base.strip() != "baseline":
+        raise _refused(value, BASELINE_ACCEPTED)
+    relative, absolute = _sum(value, parts, parse, BASELINE_ACCEPTED) if parts else (None, None)
     return relative or 0.0, absolute or 0
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pytest_gpumem.judging.finding import Finding, basis, counted, find
 from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.spread import of_repetition
+from pytest_gpumem.limits import count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -127,56 +128,75 @@ def _faster_than(one: _Judged) -> Finding | None:
     return find(Outcome.PASS if low > by else Outcome.FAIL, form, times=times, limit=name)
 
 
-def _pages(count: Callable[[PageCounts], int], most: int, words: Callable[[PageCounts], str], one: _Judged) -> Finding:
-    """Judge a count of pages of one launch."""
-    migrations = one.measurement.migrations
-    if migrations is None or migrations.launch is None:
-        return one.not_counted(str(migrations.not_counted if migrations is not None else "no counting pass was taken"))
-    return _counted(one, count(migrations.launch), most, words(migrations.launch))
-
-
 def _counted(one: _Judged, count: float, most: float, figure: str) -> Finding:
     """Judge an exact count, which `figure` has in words."""
     outcome, side = (Outcome.FAIL, "above") if count > most else (Outcome.PASS, "not above")
     return find(outcome, "counted", figure=figure, side=side, limit=one.limit)
 
 
-def _max_gpu_page_faults(one: _Judged) -> Finding:
-    return _pages(
-        lambda counts: counts.gpu_faults,
-        int(one.written),
-        lambda counts: f"{counts.gpu_faults} page faults of the GPU in one launch",
-        one,
-    )
+def _exact(
+    count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
+) -> Callable[[_Judged], Finding]:
+    """The rule of a limit on an exact count of one launch. The limit may be relative to the newest accepted run that has the count.
 
-
-def _max_migrated(one: _Judged) -> Finding:
-    def words(counts: PageCounts) -> str:
-        causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes)
-        return f"{format_bytes(counts.migrated)} migrated in one launch" + (f" ({causes})" if causes else "")
-
-    return _pages(lambda counts: counts.migrated, parse_bytes(one.written), words, one)
-
-
-def _steps(count: Callable[[WhatRan], int], parse: Callable[[str], int], words: Callable[[int], str]) -> Callable[[_Judged], Finding]:
-    """The rule of a limit on a count of what one launch ran."""
+    Args:
+        count: of a measurement, or why it has none.
+        words: a count in words.
+        causes: what adds up to the count, in words.
+    """
 
     def rule(one: _Judged) -> Finding:
-        ran = one.measurement.what_ran
-        if ran is None or not ran.order:
-            return one.not_counted(str(ran.not_watched if ran is not None and ran.not_watched else "no launch was watched"))
-        found = count(ran)
-        return _counted(one, found, parse(one.written), words(found))
+        if isinstance(found := count(one.measurement), str):
+            return one.not_counted(found)
+        figure = words(found) + causes(one.measurement)
+        if (growth := over_baseline(one.written)) is None:
+            return _counted(one, found, count_of(one.written), figure)
+        known = [then for past in one.past if not isinstance(then := count(past), str)]
+        if not known:
+            return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline has this count")
+        (share, more), then = growth, known[-1]
+        return _counted(one, found, then * (1 + share) + more, f"{figure}, {words(then)} in the baseline")
 
     return rule
 
 
-def _same_kernels(one: _Judged) -> Finding | None:
-    """Compare with the newest accepted run whose kernels are known; nothing to judge without one."""
-    ran = one.measurement.what_ran
-    if ran is None or not ran.order:
-        return one.not_counted(str(ran.not_watched if ran is not None and ran.not_watched else "no launch was watched"))
-    known = [past.what_ran for past in one.past if past.what_ran is not None and past.what_ran.order]
+def _pages(count: Callable[[PageCounts], int]) -> Callable[[Measurement], int | str]:
+    def of(measurement: Measurement) -> int | str:
+        pages = measurement.migrations
+        if pages is None or pages.launch is None:
+            return str(pages.not_counted) if pages is not None else "no counting pass was taken"
+        return count(pages.launch)
+
+    return of
+
+
+def _causes(measurement: Measurement) -> str:
+    if measurement.migrations is None or measurement.migrations.launch is None:
+        return ""
+    causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in measurement.migrations.launch.causes.items() if nbytes)
+    return f" ({causes})" if causes else ""
+
+
+def _watched(measurement: Measurement) -> WhatRan | str:
+    """What one launch ran, or why no step of it is known."""
+    ran = measurement.what_ran
+    if ran is not None and ran.order:
+        return ran
+    return ran.not_watched if ran is not None and ran.not_watched else "no launch was watched"
+
+
+def _steps(count: Callable[[WhatRan], int]) -> Callable[[Measurement], int | str]:
+    def of(measurement: Measurement) -> int | str:
+        return ran if isinstance(ran := _watched(measurement), str) else count(ran)
+
+    return of
+
+
+def _same_kernels(one: _Judged) -> Finding:
+    """Compare with the newest accepted run whose kernels are known; NEW without one."""
+    if isinstance(ran := _watched(one.measurement), str):
+        return one.not_counted(ran)
+    known = [earlier for past in one.past if not isinstance(earlier := _watched(past), str)]
     if not known:
         return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline recorded its kernels")
     then, now = (_shapes(each) for each in (known[-1], ran))
@@ -200,15 +220,21 @@ def _shape(shape: _Shape) -> str:
 
 
 STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
-    "max_kernels": _steps(lambda ran: ran.kernels, int, lambda count: f"{counted(count, 'kernel')} in one launch"),
-    "max_copies": _steps(lambda ran: ran.copies, int, lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
-    "max_copied_bytes": _steps(lambda ran: ran.copied_bytes, parse_bytes, lambda count: f"{format_bytes(count)} copied in one launch"),
-    "max_syncs": _steps(lambda ran: ran.syncs, int, lambda count: f"the host waits {counted(count, 'time')} in one launch"),
-    "max_registers": _steps(lambda ran: ran.registers, int, lambda count: f"{counted(count, 'register')} of a thread"),
-    "max_spill": _steps(lambda ran: ran.spill, parse_bytes, lambda count: f"{format_bytes(count)} of local memory of a thread"),
+    "max_kernels": _exact(_steps(lambda ran: ran.kernels), lambda count: f"{counted(count, 'kernel')} in one launch"),
+    "max_copies": _exact(_steps(lambda ran: ran.copies), lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
+    "max_copied_bytes": _exact(_steps(lambda ran: ran.copied_bytes), lambda count: f"{format_bytes(count)} copied in one launch"),
+    "max_syncs": _exact(_steps(lambda ran: ran.syncs), lambda count: f"the host waits {counted(count, 'time')} in one launch"),
+    "max_registers": _exact(_steps(lambda ran: ran.registers), lambda count: f"{counted(count, 'register')} of a thread"),
+    "max_spill": _exact(_steps(lambda ran: ran.spill), lambda count: f"{format_bytes(count)} of local memory of a thread"),
     "same_kernels": _same_kernels,
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
+EXACT: Mapping[str, Callable[[_Judged], Finding | None]] = {
+    "max_gpu_page_faults": _exact(_pages(lambda pages: pages.gpu_faults), lambda count: f"{count} page faults of the GPU in one launch"),
+    "max_migrated": _exact(_pages(lambda pages: pages.migrated), lambda count: f"{format_bytes(count)} migrated in one launch", _causes),
+    **STEPS,
+}
+"""Limits on exact counts of one launch, by name."""
 
 
 def _max_dram_bytes(one: _Judged) -> Finding | None:
@@ -248,10 +274,8 @@ RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
     "max_latency": _max_latency,
     "min_bandwidth": _min_bandwidth,
     "min_overlap": _min_overlap,
-    "max_gpu_page_faults": _max_gpu_page_faults,
-    "max_migrated": _max_migrated,
     "faster_than": _faster_than,
-    **STEPS,
+    **EXACT,
     **COUNTERS,
 }
 """By the limit's name. `judge` compares `max_regression` and `fail_if_faster` with the baseline."""
@@ -268,6 +292,12 @@ def waits_for_counts(measurement: Measurement, limits: Limits) -> str | None:
 def counts_steps(limits: Limits) -> bool:
     """True if a limit is on what one launch runs."""
     return any(getattr(limits, name) is not None for name in STEPS)
+
+
+def of_baseline(measurement: Measurement, limits: Limits) -> list[str]:
+    """Limits that compare a count of this measurement with the baseline's."""
+    relative = [name for name in EXACT if (written := getattr(limits, name)) and (name == "same_kernels" or over_baseline(written))]
+    return [] if uncounted(measurement, limits) else relative
 
 
 def absolute(

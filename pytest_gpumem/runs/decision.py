@@ -11,6 +11,7 @@ from msgspec import structs
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
 from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.judging.limits import of_baseline
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -92,6 +93,9 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
     others = structs.replace(row.limits, max_regression=None, fail_if_faster=None)
+    if row.verdict.code is not Code.NO_BASELINE:
+        # The screen compared these counts, and one above its limit is no flagged row's.
+        others = structs.replace(others, **dict.fromkeys(of_baseline(measurement, others)))
     if row.verdict.code is Code.CONDITIONS and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
         return structs.replace(row.verdict, outcome=Outcome.PASS, code=None)

@@ -10,10 +10,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.limits import waits_for_counts
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Counted, Limits
+from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.units import QuantityError
 
 TRIAD = Step(StepKind.KERNEL, "triad", code="a", grid=(64, 1, 1), block=(256, 1, 1), registers=40, local=16, stream=0)
 SCALE = replace(TRIAD, name="scale", registers=16, local=0)
@@ -40,6 +43,43 @@ def test_a_limit_is_held_against_one_launch(limit: str, enough: str, too_little:
         verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [], strict=False)
         assert (verdict.outcome, verdict.code) == (outcome, None)
         assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason)
+
+
+@pytest.mark.parametrize(
+    ("limit", "enough", "too_little"),
+    [
+        ("max_kernels", "baseline + 1", "baseline"),
+        ("max_copies", "baseline + 100%", "baseline + 50%"),
+        ("max_copied_bytes", "baseline + 1 MiB", "baseline + 1023 KiB"),
+        ("max_syncs", "baseline + 1", "baseline+0"),
+        ("max_registers", "baseline + 25%", "baseline + 20%"),
+        ("max_spill", "baseline + 50% + 4 B", "baseline + 50%"),
+    ],
+)
+def test_a_limit_over_the_baseline_is_held_against_its_newest_count(
+    limit: str, enough: str, too_little: str, bench: Any, h100: DeviceFacts
+) -> None:
+    before = what_ran([COPY, replace(TRIAD, registers=32, local=8)], {})
+    past = [bench.measurement(what_ran=one) for one in (SOME, before, WhatRan(not_watched="no CUPTI"), None)]
+    for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
+        limits = Limits(**{limit: LIMITS[limit].parse(written)})
+        assert judge(bench.measurement(what_ran=SOME), limits, h100, past, strict=False).outcome is outcome
+        alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[2:], strict=False)
+        assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
+
+
+@pytest.mark.parametrize("limit", ["max_gpu_page_faults", "max_migrated"])
+def test_pages_have_limits_over_the_baseline_too(limit: str, bench: Any, h100: DeviceFacts) -> None:
+    then, now = (Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110))
+    past = [bench.measurement(migrations=then)]
+    for written, outcome in (("baseline + 10%", Outcome.PASS), ("baseline + 9%", Outcome.FAIL)):
+        assert judge(bench.measurement(migrations=now), Limits(**{limit: written}), h100, past, strict=False).outcome is outcome
+
+
+@pytest.mark.parametrize("written", ["baseline +", "baseline - 1", "baseline + 1 + 2", "baseline + 64 KiB", "baselines", "2 x baseline"])
+def test_what_is_no_growth_over_the_baseline_is_refused(written: str) -> None:
+    with pytest.raises(QuantityError, match=r'whole number from 0 on, or "baseline"|accepted is "baseline"'):
+        LIMITS["max_kernels"].parse(written)
 
 
 @pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])

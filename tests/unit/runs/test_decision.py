@@ -11,6 +11,7 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
     Decision,
     Judged,
@@ -60,6 +61,18 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
     assert decided(undecided.rows[0], a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     # The duet could not compare it either.
     assert decided(alone, row(name="b"), a=Judged(None, "base: skipped, no torch")).code == Exit.NO_VERDICT
+
+
+@pytest.mark.parametrize("limit", [{"same_kernels": "true"}, {"max_kernels": "baseline"}])
+def test_the_duet_leaves_counts_as_the_screen_compared_them(limit: dict[str, str]) -> None:
+    """The duet has no baseline: its rows would be new."""
+    noisy = row(Code.NOISY, **limit)
+    assert noisy.measurement is not None
+    watched = replace(noisy, measurement=replace(noisy.measurement, what_ran=what_ran([Step(StepKind.KERNEL, "triad", code="a")], {})))
+    assert decided(watched, a=PASSED).rows[0].verdict.outcome is Outcome.PASS
+    assert decided(noisy, a=PASSED).rows[0].verdict.outcome is Outcome.UNDECIDED
+    new = replace(watched, verdict=replace(watched.verdict, outcome=Outcome.NEW, code=Code.NO_BASELINE))
+    assert decided(new, a=PASSED).rows[0].verdict.outcome is Outcome.NEW
 
 
 def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> None:
