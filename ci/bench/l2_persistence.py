@@ -7,6 +7,8 @@ thrashing   a window beyond its set-aside
 carriers    the window on a stream, on a graph's kernel and on each launch
 placements  kernels on tables of 1 MiB to half of L2, off and with the smallest set-aside that holds the table, one and two granules
             (L2/16) more: where placements differ, and what a granule costs
+resets      a kernel C after a kernel A whose lines persist: without a reset, after each, and where nothing has persisted
+streams     two kernels at once, each with a window of its own, which together need twice the set-aside: hit ratio 1 against 0.5
 
     python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_persistence.json --seconds 400
     python ci/bench/l2_persistence.py --parts placements --json ci/records/nvidia-h200/l2_placements.json --seconds 110
@@ -58,6 +60,8 @@ PLACED_KERNELS = (("reset_data", None), ("sliding_window", None), (FOREIGN, None
 PLACED_SAMPLES = 20
 """Samples of a setting on a placement, at least."""
 PLACEMENTS = 16
+RESETS_OUT = 128
+"""MiB that are streamed beside the data of resets and of two streams."""
 TOLERATED = 0.02
 """What the recommended setting may take longer than off, and than the grid's best: an interval's upper end is judged."""
 SHARE = 0.25
@@ -66,7 +70,7 @@ SWEEP_SECONDS = 10.0
 ALIKE = 0.03
 """How far the gain of a window on a graph or on a launch may lie from the stream's."""
 COMPARED = ("driver default", "maximum", "fitted", "swept", "grid's best")
-PARTS = ("settings", "thrashing", "carriers", "placements")
+PARTS = ("settings", "thrashing", "carriers", "placements", "resets", "streams")
 NOTHING_RUN = 6
 
 Record = dict[str, Any]
@@ -99,9 +103,38 @@ def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
     ]
 
 
+def resets_cases(facts: DeviceFacts) -> list[Case]:
+    """C in normal mode over shares of L2, and under a window of its own over shares of the maximum; A's data fills 0.8 of that."""
+
+    def mib(share: float, nbytes: int) -> int:
+        return int(share * nbytes / MiB)
+
+    l2, largest = facts.l2_bytes, facts.persisting_l2_max_bytes
+    common = {"data_mib": mib(0.8, largest), "out_mib": RESETS_OUT}
+    reads = [{"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5, 0.625, 0.75)]
+    plain = [{"kernel": "reset_data", "blocks": LEAN, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5)]
+    own = [{"kernel": "reset_data", "blocks": LEAN, "window": True, "mib": mib(share, largest)} for share in (0.3, 0.6, 0.8)]
+    return [{**case, **common} for case in (*reads, *plain, *own)]
+
+
+def streams_cases(facts: DeviceFacts) -> list[Case]:
+    """Two tables, each as large as what is set aside for both together."""
+    return [
+        {
+            "kernel": "reset_data",
+            "blocks": blocks,
+            "mib": steps * facts.l2_step_bytes // MiB,
+            "out_mib": RESETS_OUT,
+            "set_aside": steps * facts.l2_step_bytes,
+        }
+        for blocks in (LEAN, 2 * LEAN)
+        for steps in (2, 4, 8)
+    ]
+
+
 def name_of(case: Case) -> str:
     """A case in words, such as "reset_data, 32 blocks, 8 MiB"."""
-    grid = "" if case["kernel"] in ("sliding_window", FOREIGN) else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
+    grid = "" if case["kernel"] != "reset_data" else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
     return f"{case['kernel']}{grid}, {case['mib']} MiB"
 
 
@@ -245,6 +278,10 @@ def table(record: Record) -> str:
     for one in record["carriers"]:
         said += ["", f"what carries the window: {name_of(one)}, fitted; gain in % against off ({_latency(one, 'off')})"]
         said += [f"  {name:<14}{_gain(one, name, 'off, graph' if name == 'graph' else 'off')}" for name in ("stream", "graph", "launch")]
+    for part, claim in (("resets", "first and second launch of C"), ("streams", "both kernels, and one alone")):
+        if record.get(part):
+            said += ["", f"{part}: medians in microseconds, {claim}"]
+            said += [f"  {_medians_line(one)}" for one in record[part]]
     if record.get("placements"):
         said += ["", *_placements_lines(record["placements"])]
     said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
@@ -289,6 +326,14 @@ def _placements_lines(cases: list[Record]) -> Iterator[str]:
             name: f"{statistics.fmean(us):.1f} {100 * statistics.stdev(us) / statistics.fmean(us):>5.2f}" for name, us in figures.items()
         }
         yield f"{size:>8}{one['granules']:>9}" + "".join(f"{cells.get(name, ''):>16}" for name in names)
+
+
+def _medians_line(one: Record) -> str:
+    cells = []
+    for name, found in one["found"].items():
+        columns = list(zip(*found, strict=True))[:2] if isinstance(found[0], list) else [found]
+        cells.append(f"{name}: {', '.join(f'{1e-3 * statistics.median(column):.1f}' for column in columns)}")
+    return f"{name_of(one)}{', window' * bool(one.get('window'))}  {'; '.join(cells)}"
 
 
 def _gain(one: Record, name: str, off: str = "off") -> str:
@@ -339,6 +384,8 @@ def main() -> int:
     cases = {
         "thrashing_case": [{"kernel": "reset_data", "blocks": LEAN, "mib": THRASHING, "out_mib": asked.out}],
         "carriers_case": [{"kernel": "reset_data", "blocks": None, "mib": CARRIED, "out_mib": asked.out}],
+        "resets_case": resets_cases(facts),
+        "streams_case": streams_cases(facts),
         "placements_case": placements_cases(facts, asked.placements),
         "settings_case": settings_cases(asked.tables, asked.regions, asked.out),
     }

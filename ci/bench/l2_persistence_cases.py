@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
-from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, NotCounted, Stream, WindowSpec
+from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.flush import Flush
 from pytest_gpumem.measuring.l2_sweep import grid
@@ -35,6 +37,10 @@ LEAST, MOST = 5, 25
 """Samples at one setting, on one placement."""
 GRANULES = (0, 1, 2)
 """Granules of set-aside beyond the smallest number that holds the table."""
+RESETS, A_TIMES, IN_A_ROW = 10, 10, 5
+"""Of the resets: repetitions, launches of A, launches of C after it, which are timed one by one."""
+PASSES = 8
+"""Of `l2_read` over its array."""
 DEFAULT: Mapping[str, Any] = {}
 """No persisting stream: the set-aside that the process began with, and no window."""
 IN_A_GRAPH: Mapping[str, Any] = {"set_aside": "off", "where": "graph"}
@@ -276,6 +282,102 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
         placements_case,
         {"granules": -(-window.nbytes // step), "found": found, "conditions": asdict(gpu_device.conditions())},
     )
+
+
+def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> None:
+    """Kernel C after A: with A's lines still persisting, after each reset, and where nothing has persisted; its first launches in turn."""
+    bench.begin(gpu_device)
+    device, case = gpu_device, resets_case
+    facts = device.facts
+    data, out = device_buffer(case["data_mib"] * MiB, "i4"), device_buffer(case["out_mib"] * MiB, "i4")
+    read = device_buffer(case["mib"] * MiB, "i4")
+    kernel_a = bound(device, gpu_kernels.reset_data, (out, data))
+    if case["kernel"] == "l2_read":
+        sums = device_buffer((read.nbytes // TILE_BYTES * PASSES,), "i4")
+        kernel = gpu_kernels.l2_read
+        kernel_c = partial(device.kernels.launch, kernel.launch(*kernel.arguments((read, sums, PASSES), {})))
+    else:
+        kernel_c = bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), (out, read))
+    samples, plain = HeldSamples(device, IN_A_ROW), device.streams.create()
+    found: dict[str, list[list[int]]] = {how: [] for how in ("never", "none", "window", "context")}
+    with ExitStack() as stack:
+        whole = {"set_aside": facts.persisting_l2_max_bytes, "hit_ratio": 1.0, "allow_thrash": True}
+        stream = stack.enter_context(persisting(device, data, **whole))
+        own = stack.enter_context(persisting(device, read, **whole)).stream if case["window"] else plain
+        kernel_c(own)  # loads it
+        for _ in range(RESETS):
+            for how, taken in found.items():
+                device.l2.reset_persisting()
+                if how != "never":
+                    stream.renew()
+                    for _ in range(A_TIMES):
+                        kernel_a(stream.stream)
+                if how == "window":
+                    stream.reset("window")
+                    kernel_a(stream.stream)
+                elif how == "context":
+                    device.streams.synchronize()
+                    stream.reset("context")
+                device.streams.synchronize()
+                taken.append([round(1e9 * seconds) for seconds in samples.take(own, None, [kernel_c] * IN_A_ROW)])
+    bench.add("resets", case, {"found": found})
+
+
+def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> None:
+    """Two kernels at once, each on a persisting stream of its own: hit ratio 1 against 0.5, and alone."""
+    bench.begin(gpu_device)
+    device, case = gpu_device, streams_case
+    tables, outs = ([device_buffer(case[name] * MiB, "i4") for _ in range(2)] for name in ("mib", "out_mib"))
+    kernels = [bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), pair) for pair in zip(outs, tables, strict=True)]
+    samples, main = HeldSamples(device, MOST), device.streams.create()
+    for kernel in kernels:
+        kernel(main)
+    device.streams.synchronize()
+    found, overlaps = {}, {}
+    for name, setting in {"off": {"set_aside": "off"}, "1": {"hit_ratio": 1.0}, "0.5": {"hit_ratio": 0.5}, "fit": {}}.items():
+        # Half of what the two tables need together; the streams' requests are added up.
+        each = {"set_aside": case["set_aside"] // 2, "allow_thrash": True, **setting}
+        with ExitStack() as stack:
+            if name == "off":
+                lanes = [stack.enter_context(persisting(device, tables[0], set_aside="off")).stream, device.streams.create()]
+            else:
+                lanes = [stack.enter_context(persisting(device, table, **each)).stream for table in tables]
+
+            def both(stream: Stream, lanes: Sequence[Stream] = lanes) -> None:
+                for lane, kernel in zip(lanes, kernels, strict=True):
+                    device.streams.join(lane, stream)
+                    kernel(lane)
+                for lane in lanes:
+                    device.streams.join(stream, lane)
+
+            def alone(stream: Stream, lanes: Sequence[Stream] = lanes) -> None:
+                device.streams.join(lanes[0], stream)
+                kernels[0](lanes[0])
+                device.streams.join(stream, lanes[0])
+
+            for work, label in ((both, name), (alone, f"{name}, alone")):
+                for _ in range(WARM_UP):
+                    work(main)
+                found[label] = [round(1e9 * seconds) for seconds in samples.take(main, None, [work] * 10)]
+            overlaps[name] = overlap(device, lambda: (both(main), device.streams.synchronize()))
+    bench.add("streams", case, {"found": found, "overlaps": overlaps})
+
+
+def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str:
+    """Start and end of each kernel of `work` in nanoseconds, by CUPTI; a reason where it gives none."""
+    if device.facts.simulated:
+        return "the simulated device has no CUPTI"
+    seen: list[list[int]] = []
+
+    def receive(cupti: Any, record: Any) -> None:
+        if int(record.kind) == int(cupti.ActivityKind.CONCURRENT_KERNEL):
+            seen.append([int(record.start), int(record.end)])
+
+    try:
+        device.counters.watch(("CONCURRENT_KERNEL",), receive, work)  # type: ignore[attr-defined]
+    except NotCounted as error:
+        return str(error)
+    return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]
 
 
 def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Any, l2_sweep: Any) -> None:
