@@ -37,12 +37,13 @@ MOST_LOOKED_AT = 10
 
 
 def _minus(one: Figures, other: Figures) -> Figures:
-    return _plus(one, Figures(-(other.used or 0), -other.unused, -(other.segments or 0)))
+    return _plus(one, Figures(-(other.used or 0), -other.unused, -(other.segments or 0), allocations=-(other.allocations or 0)))
 
 
 def _plus(one: Figures, other: Figures) -> Figures:
     used = None if one.used is None else one.used + (other.used or 0)
-    return Figures(used, one.unused + other.unused, (one.segments or 0) + (other.segments or 0))
+    segments, made = (one.segments or 0) + (other.segments or 0), (one.allocations or 0) + (other.allocations or 0)
+    return Figures(used, one.unused + other.unused, segments, allocations=made)
 
 
 class Source(ABC):
@@ -120,6 +121,8 @@ class Footprints:
         """Bytes that libraries used and held more after pauses than before, since the start."""
         self._since_pause: set[Series] = set()
         """Libraries that came into use in a pause, so that all that counts of them was reported."""
+        self._high_in_pauses: dict[Series, int] = {}
+        """High-water marks of libraries that rose in a pause."""
         self._numbers = itertools.count(1)
 
     def start(self, *, driver: bool, stacks: bool = False) -> None:
@@ -223,7 +226,10 @@ class Footprints:
             source.start(self._log, self._stacks)
         self.look()
         for series, after in self._figures().items():
-            change = _minus(after, self._before.get(series, _NONE))
+            before = self._before.get(series, _NONE)
+            change = _minus(after, before)
+            if (after.high or 0) > (before.high or 0):
+                self._high_in_pauses[series] = after.high or 0
             if change.used is not None and change.used < 0:
                 self._log.shrink(series, -change.used, now)
                 change = change._replace(used=0)
@@ -314,18 +320,21 @@ class _Watch:
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))
-            before = self._figures.get(series, _NONE)
-            kept, peak = use.kept, use.peak
+            before, nobodys = self._figures.get(series, _NONE), self._nobodys(series)
+            kept, peak, allocations = use.kept, use.peak, use.allocations
+            if figures.allocations is not None:
+                allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
             if figures.used is not None:
-                kept = figures.used - (before.used or 0) - (self._nobodys(series).used or 0)
+                kept = figures.used - (before.used or 0) - (nobodys.used or 0)
                 peak = max(peak, kept)
             # Where the library came into use meanwhile, not all of its allocations were seen.
             marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_pause})
-            if marked and (figures.high or 0) > (before.high or 0):
-                peak = max(peak, (figures.high or 0) - (before.used or 0))
-            elif marked and figures.high:
+            if marked and (figures.high or 0) > max(before.high or 0, of._high_in_pauses.get(series, 0)):
+                peak = max(peak, (figures.high or 0) - (before.used or 0) - (nobodys.used or 0))
+            elif marked and figures.high and (figures.allocations is None or allocations):
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
-            use = replace(use, kept=kept, reserved=figures.unused - before.unused - self._nobodys(series).unused, peak=peak)
+            unused = figures.unused - before.unused - nobodys.unused
+            use = replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations)
             if use != MemoryUse(*series):
                 uses[series] = use
         # Where allocations were not seen one by one, the peak of all is at least that of each.

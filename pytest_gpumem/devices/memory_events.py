@@ -58,6 +58,8 @@ class Figures(NamedTuple):
     """The library's own high-water mark of what is in use; None where it has none."""
     single: bool = True
     """Its allocations are reported one by one."""
+    allocations: int | None = None
+    """Allocations up to now, where they are counted and not reported one by one."""
 
 
 @dataclass(eq=False)

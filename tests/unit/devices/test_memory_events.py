@@ -124,6 +124,7 @@ class Library(Source):
         self.single = True
         self.dead: set[int] = set()
         self.high: int | None = None
+        self.count: int | None = None
 
     def ready(self) -> bool:
         return True
@@ -146,11 +147,13 @@ class Library(Source):
 
     def figures(self) -> Mapping[Series, Figures]:
         used = sum(self.used.values())
-        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high, single=self.single)}
+        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high, single=self.single, allocations=self.count)}
 
     def take(self, address: int, nbytes: int) -> None:
         self.used[address] = nbytes
         self.reserved = max(self.reserved, sum(self.used.values()), 16 * MIB)
+        if self.count is not None:
+            self.count += 1
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
@@ -237,6 +240,29 @@ def test_a_library_without_single_allocations_has_its_own_high_water_mark(librar
     found = later.read()
     assert (found.peak, found.kept) == (MIB, MIB)
     assert any("below an earlier one" in why for why in found.not_watched)
+
+
+def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(library: Library) -> None:
+    library.single, library.high, library.count = False, 0, 0
+    footprints = Footprints(None, (library,), lambda: None)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    with footprints.paused():  # a fixture of the module
+        library.take(1, 6 * MIB)
+        library.take(2, 2 * MIB)
+        library.free(1)
+    found = watch.read()
+    assert (found.peak, found.kept, found.uses) == (0, 0, ())
+    library.take(3, MIB)
+    library.free(3)
+    found = watch.read()
+    assert any("below an earlier one" in why for why in found.not_watched)
+    library.take(4, 7 * MIB)
+    (use,) = watch.read().uses
+    assert (use.peak, use.kept, use.allocations) == (7 * MIB, 7 * MIB, 2)
+    watch.close()
+    idle = footprints.watch()
+    assert (idle.read().uses, idle.read().not_watched) == ((), ("CuPy: its history is off",))
 
 
 def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Footprints) -> None:

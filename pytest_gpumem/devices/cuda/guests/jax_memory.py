@@ -41,4 +41,6 @@ class JaxMemory(Source):
             return {}
         used = int(statistics["bytes_in_use"])
         pool = int(statistics.get("pool_bytes", used))
-        return {(NAME, "device"): Figures(used, pool - used, pool, int(statistics.get("peak_bytes_in_use", used)), single=False)}
+        high, made = int(statistics.get("peak_bytes_in_use", used)), statistics.get("num_allocs")
+        made = None if made is None else int(made)
+        return {(NAME, "device"): Figures(used, pool - used, pool, high, single=False, allocations=made)}

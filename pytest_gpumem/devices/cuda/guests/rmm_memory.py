@@ -1,12 +1,13 @@
-"""RMM's pool: the statistics of `rmm.statistics`, which are switched on where RMM is in use.
+"""RMM's pool: the counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool.
 
-Memory of RMM that comes from no pool of its own is the driver's, which reports it. Source: rmm.statistics, rmm.mr.PoolMemoryResource.
+What a pool gave out before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory.
+Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -23,31 +24,56 @@ class RmmMemory(Source):
 
     def __init__(self, index: int) -> None:
         self._index = index
+        self._pool: Any = None
+        """The pool whose allocations are counted."""
+        self._adaptor: Any = None
+        """What counts them."""
+        self._size = 0
+        """Of the pool, when its allocations began to be counted."""
 
-    def _pool(self) -> Any:
-        """The pool that RMM allocates from; None where it has none."""
+    def _resources(self) -> Iterator[Any]:
+        """The device's resource, what that allocates from, and so on."""
         rmm = sys.modules.get("rmm")
-        if rmm is None or not hasattr(rmm, "mr"):
-            return None
-        resource = rmm.mr.get_per_device_resource(self._index)
-        while resource is not None and not isinstance(resource, rmm.mr.PoolMemoryResource):
+        resource = rmm.mr.get_per_device_resource(self._index) if rmm is not None and hasattr(rmm, "mr") else None
+        while resource is not None:
+            yield resource
             resource = getattr(resource, "upstream_mr", None)
-        return resource
+
+    def _to_pool(self) -> list[Any]:
+        """The device's resource, what that allocates from, and so on to its pool; empty where it has none."""
+        resources = list(self._resources())
+        if not resources or isinstance(resources[-1], _mr().ManagedMemoryResource):
+            return []
+        return next((resources[: at + 1] for at, one in enumerate(resources) if isinstance(one, _mr().PoolMemoryResource)), [])
 
     def ready(self) -> bool:
-        return self._pool() is not None
+        return bool(self._to_pool())
 
     def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        import importlib
-
-        # A submodule of what the user has imported.
-        importlib.import_module("rmm.statistics").enable_statistics()
+        self.drain()
         return None
 
+    def drain(self) -> None:
+        """Count the allocations of the pool, if the user has set another one."""
+        resources = self._to_pool()
+        if self._pool is not None and any(one is self._adaptor for one in resources) and resources[-1] is self._pool:
+            return
+        self._pool = self._adaptor = None  # a pool that is no longer used must not live because of this
+        if resources:
+            self._adaptor = next((one for one in resources if isinstance(one, _mr().StatisticsResourceAdaptor)), None)
+            if self._adaptor is None:
+                self._adaptor = _mr().StatisticsResourceAdaptor(resources[0])
+                _mr().set_per_device_resource(self._index, self._adaptor)
+            self._pool, self._size = resources[-1], int(resources[-1].pool_size())
+
     def figures(self) -> Mapping[Series, Figures]:
-        pool, module = self._pool(), sys.modules.get("rmm.statistics")
-        statistics = module.get_statistics() if module is not None else None
-        if pool is None or statistics is None:
+        if self._pool is None:
             return {}
-        used, size = int(statistics.current_bytes), int(pool.pool_size())
-        return {(NAME, "device"): Figures(used, size - used, size, int(statistics.peak_bytes), single=False)}
+        counts, size = self._adaptor.allocation_counts, int(self._pool.pool_size()) - self._size
+        used, high, made = int(counts.current_bytes), int(counts.peak_bytes), int(counts.total_count)
+        return {(NAME, "device"): Figures(used, size - used, size, high, single=False, allocations=made)}
+
+
+def _mr() -> Any:
+    """The module `rmm.mr`, once RMM is imported."""
+    return sys.modules["rmm"].mr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -125,12 +127,12 @@ def test_jax_is_read_by_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(
         platform="gpu",
         local_hardware_id=0,
-        memory_stats=lambda: {"bytes_in_use": 100, "peak_bytes_in_use": 300, "pool_bytes": 1000},
+        memory_stats=lambda: {"bytes_in_use": 100, "peak_bytes_in_use": 300, "pool_bytes": 1000, "num_allocs": 5},
     )
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))  # type: ignore[arg-type]
     assert JaxMemory(0).ready()
-    assert JaxMemory(0).figures() == {("JAX", "device"): Figures(100, 900, 1000, 300, single=False)}
+    assert JaxMemory(0).figures() == {("JAX", "device"): Figures(100, 900, 1000, 300, single=False, allocations=5)}
     assert not JaxMemory(1).ready()
 
 
@@ -143,3 +145,89 @@ def test_numba_frees_what_it_has_put_off(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(current_context=lambda: context))  # type: ignore[arg-type]
     NumbaMemory().settle()
     assert pending == [[], []]
+
+
+class Resource:
+    """A resource of RMM, above another one."""
+
+    def __init__(self, upstream_mr: Resource | None = None) -> None:
+        self.upstream_mr = upstream_mr
+        self.size = 0
+        self.allocation_counts = SimpleNamespace(current_bytes=0, peak_bytes=0, total_count=0)
+
+    def pool_size(self) -> int:
+        return self.size
+
+
+class Rmm(ModuleType):
+    """RMM with one device."""
+
+    class Pool(Resource):
+        pass
+
+    class Statistics(Resource):
+        pass
+
+    class Managed(Resource):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("rmm")
+        self.current = Resource()
+        self.mr = SimpleNamespace(
+            PoolMemoryResource=self.Pool,
+            StatisticsResourceAdaptor=self.Statistics,
+            ManagedMemoryResource=self.Managed,
+            get_per_device_resource=lambda index: self.current,
+            set_per_device_resource=lambda index, resource: setattr(self, "current", resource),
+        )
+
+
+@pytest.fixture
+def rmm(monkeypatch: pytest.MonkeyPatch) -> Rmm:
+    made = Rmm()
+    monkeypatch.setitem(sys.modules, "rmm", made)
+    return made
+
+
+def test_the_pool_of_rmm_is_counted_from_when_it_is_found(rmm: Rmm) -> None:
+    source = RmmMemory(0)
+    assert not source.ready()
+    pool = rmm.current = Rmm.Pool(Resource())
+    pool.size = 1000
+    assert source.ready()
+    source.start(MemoryLog(), stacks=False)
+    assert source.figures() == {("RMM", "device"): Figures(0, 0, 0, 0, single=False, allocations=0)}  # the driver's
+    rmm.current.allocation_counts = SimpleNamespace(current_bytes=100, peak_bytes=300, total_count=4)
+    pool.size = 1500
+    source.drain()
+    assert source.figures() == {("RMM", "device"): Figures(100, 400, 500, 300, single=False, allocations=4)}
+
+
+def test_another_pool_of_rmm_is_counted_and_the_first_is_let_go(rmm: Rmm) -> None:
+    rmm.current = Rmm.Pool(Resource())
+    source = RmmMemory(0)
+    source.start(MemoryLog(), stacks=False)
+    rmm.current.allocation_counts.current_bytes = 100
+    first = weakref.ref(rmm.current.upstream_mr)
+    assert isinstance(first(), Rmm.Pool)
+    rmm.current = Rmm.Pool(Resource())
+    source.drain()
+    gc.collect()
+    assert first() is None
+    assert isinstance(rmm.current, Rmm.Statistics)
+    assert source.figures()["RMM", "device"].used == 0
+
+
+def test_statistics_that_the_user_has_switched_on_are_read(rmm: Rmm) -> None:
+    rmm.current = theirs = Rmm.Statistics(Resource(Rmm.Pool(Rmm.Statistics(Resource()))))
+    source = RmmMemory(0)
+    source.start(MemoryLog(), stacks=False)
+    theirs.allocation_counts.current_bytes = 7
+    assert rmm.current is theirs
+    assert source.figures()["RMM", "device"].used == 7
+
+
+def test_a_pool_of_managed_memory_is_the_drivers(rmm: Rmm) -> None:
+    rmm.current = Rmm.Pool(Rmm.Managed())
+    assert not RmmMemory(0).ready()
