@@ -17,7 +17,7 @@ class PageEvent(NamedTuple):
     kind: str
     """`TO_DEVICE`, `TO_HOST` or `BETWEEN_DEVICES` for pages that moved, `GPU_FAULT`, `CPU_FAULT` or `MAPPED`."""
     value: int
-    """Bytes that moved or were mapped; faults on one page that the driver handled together; 0 for a CPU fault."""
+    """Bytes that moved or were mapped; faults on one page that the driver handled together; of a CPU fault it means nothing."""
     start: int
     """Nanoseconds."""
     end: int

@@ -17,16 +17,14 @@ from pytest_gpumem.devices.protocol import Launch
 from pytest_gpumem.devices.simulated import allocations, timing
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.devices.simulated.device import SimulatedDevice, SimulatedL2, SimulatedManaged
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
 from pytest_gpumem.devices.simulated.l2 import L2, Lines
 from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.managed import SimulatedManaged
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages, Touched
 from pytest_gpumem.devices.simulated.streams import SimulatedStreams, Step
 from pytest_gpumem.devices.simulated.timing import Timing
-from pytest_gpumem.devices.simulated.windows import SimulatedL2
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.memory import l2

@@ -19,9 +19,9 @@ from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cycle import random_cycle
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
+from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.device import DeviceFacts
 
 SOURCE = r"""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from pytest_gpumem.devices.cuda import activity, modules, what_ran
+from pytest_gpumem.devices.cuda import modules, what_ran
+from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, together, use_of
 from pytest_gpumem.devices.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, MAPPED, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
 from pytest_gpumem.records.migrations import PageCounts
@@ -47,23 +48,6 @@ _KINDS = {
 """CUpti_ActivityUnifiedMemoryCounterKind in our words."""
 
 
-class Event(NamedTuple):
-    """One record of a counter."""
-
-    kind: str
-    """Name of its CUpti_ActivityUnifiedMemoryCounterKind, such as "GPU_PAGE_FAULT"."""
-    value: int
-    """Bytes moved or mapped; of GPU faults how many the driver took together on one page; of a CPU fault the program counter."""
-    start: int
-    """Nanoseconds."""
-    end: int
-    """Nanoseconds."""
-    address: int
-    """First page."""
-    why: str
-    """Why bytes moved, or what access faulted."""
-
-
 class MovedOnPurpose(Protocol):
     """The interface of `managed.Beacon`."""
 
@@ -87,7 +71,7 @@ class CudaCounters:
         self._awake = False
         self._cupti: Any = None
         self._errors: tuple[type[Exception], ...] = ()
-        self._events: list[Event] = []
+        self._events: list[PageEvent] = []
         self._failed: Exception | None = None
         self._receive: Callable[[Any, Any], None] | None = None
         self._others = 0
@@ -115,7 +99,7 @@ class CudaCounters:
             )
         self._awake = True
         self._refuse_losses(cupti)
-        return counted([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
+        return page_counts([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
 
     def activity(self, work: Callable[[], None]) -> Activity:
         """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it queues.
@@ -126,15 +110,15 @@ class CudaCounters:
         seen: list[KernelUse | CopyUse] = []
 
         def receive(cupti: Any, record: Any) -> None:
-            use = activity.use_of(cupti, record)
+            use = use_of(cupti, record)
             if use is not None:
                 seen.append(use)
 
-        for _ in range(activity.PASSES):
-            self.watch(activity.KINDS, receive, work)
+        for _ in range(PASSES):
+            self.watch(USE_KINDS, receive, work)
             if seen:
-                return activity.together(seen)
-        raise NotCounted(f"CUPTI told of no kernel, copy or memset in {activity.PASSES} passes")
+                return together(seen)
+        raise NotCounted(f"CUPTI told of no kernel, copy or memset in {PASSES} passes")
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
@@ -263,11 +247,11 @@ class CudaCounters:
 
     def _seen(self) -> int:
         """Moves of the beacon to the device and back that were recorded whole."""
-        moved = dict.fromkeys(NEEDED, 0)
+        moved = {TO_DEVICE: 0, TO_HOST: 0}
         for one in self._events:
             if one.kind in moved and self._beacon.holds(one.address):
                 moved[one.kind] += one.value
-        return min(moved["BYTES_TRANSFER_HTOD"], moved["BYTES_TRANSFER_DTOH"]) // self._beacon.nbytes
+        return min(moved.values()) // self._beacon.nbytes
 
     def _load(self) -> Any:
         if self._cupti is None:
@@ -314,7 +298,8 @@ class CudaCounters:
             for activity in activities:
                 kind = int(activity.kind)
                 if kind == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
-                    self._events.append(event(self._cupti, activity))
+                    if (one := event(self._cupti, activity)) is not None:
+                        self._events.append(one)
                 elif (listener := self._listeners.get(kind)) is not None:
                     self._others += 1
                     listener(self._cupti, activity)
@@ -334,28 +319,16 @@ class CudaCounters:
             raise NotCounted(f"CUPTI dropped {int(dropped[0])} records")
 
 
-def event(cupti: Any, activity: Any) -> Event:
-    """A record of CUPTI as plain values."""
+def event(cupti: Any, activity: Any) -> PageEvent | None:
+    """A record of CUPTI as plain values; None for one of another counter."""
     kind = cupti.ActivityUnifiedMemoryCounterKind(int(activity.counter_kind)).name
-    causes = cupti.ActivityUnifiedMemoryAccessType if kind == "GPU_PAGE_FAULT" else cupti.ActivityUnifiedMemoryMigrationCause
-    known = {int(member): member.name for member in causes}
-    why = known.get(int(activity.flags_), "UNKNOWN")
-    return Event(kind, int(activity.value), int(activity.start), int(activity.end), int(activity.address), why)
-
-
-def counted(events: Sequence[Event], *, maps: bool) -> PageCounts:
-    """Add records up.
-
-    Args:
-        events: all records, in any order.
-        maps: True if the counters included mappings.
-    """
-    return page_counts([_plain(one) for one in events if one.kind in _KINDS], maps=maps)
-
-
-def _plain(one: Event) -> PageEvent:
-    why = one.why.lower() if one.kind == "GPU_PAGE_FAULT" else CAUSES.get(one.why, "unknown")
-    return PageEvent(_KINDS[one.kind], one.value, one.start, one.end, one.address, why)
+    if kind not in _KINDS:
+        return None
+    faulted = kind == "GPU_PAGE_FAULT"
+    known = cupti.ActivityUnifiedMemoryAccessType if faulted else cupti.ActivityUnifiedMemoryMigrationCause
+    name = {int(member): member.name for member in known}.get(int(activity.flags_), "UNKNOWN")
+    why = name.lower() if faulted else CAUSES.get(name, "unknown")
+    return PageEvent(_KINDS[kind], int(activity.value), int(activity.start), int(activity.end), int(activity.address), why)
 
 
 def _text(error: Exception) -> str:

@@ -18,8 +18,8 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
-from pytest_gpumem.devices.cuda.callbacks import CALLBACKS
 from pytest_gpumem.devices.cuda.counters import CudaCounters
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryEvent, MemoryLog, Series

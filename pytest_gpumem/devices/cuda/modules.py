@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from pytest_gpumem.devices.cuda.callbacks import CALLBACKS
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.cuda import activity
+from pytest_gpumem.devices.cuda.cupti import copy_use, memory_kind, memset_use
 from pytest_gpumem.devices.cuda.modules import Launch, UnknownCode
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
@@ -165,9 +165,9 @@ def memory_step(cupti: Any, kind: str, record: Any) -> Step:
     """A record of a copy, a memset, or of memory that is allocated or freed."""
     if kind == "MEMORY2":
         freed = cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
-        memory = activity.memory(cupti, record.memory_kind)
+        memory = memory_kind(cupti, record.memory_kind)
         return Step(StepKind.FREE if freed else StepKind.ALLOCATION, memory=memory, nbytes=int(record.bytes), stream=_stream(record))
-    use = activity.memset(cupti, record) if kind == "MEMSET" else activity.copy(cupti, record)
+    use = memset_use(cupti, record) if kind == "MEMSET" else copy_use(cupti, record)
     name = "" if kind == "MEMSET" else use.kind
     return Step(
         StepKind.MEMSET if kind == "MEMSET" else StepKind.COPY,

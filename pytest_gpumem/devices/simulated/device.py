@@ -3,20 +3,117 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
+from pytest_gpumem.devices import protocol
+from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import Device, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, Device, DeviceError, Managed, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
+from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.counters import SimulatedCounters
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.filling import SimulatedContent
+from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
 from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.managed import SimulatedManaged
-from pytest_gpumem.devices.simulated.streams import CALL, SimulatedGraphs, SimulatedStreams, Timeline
-from pytest_gpumem.devices.simulated.windows import SimulatedL2
+from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.streams import ALLOCATE, CALL, LAUNCH, SimulatedGraphs, SimulatedStreams, Step, Timeline, own_stream
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+
+
+class SimulatedL2:
+    """The set-aside of the model's L2, and windows."""
+
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        self._timeline = timeline
+        self._machine = machine
+
+    def set_aside(self) -> int:
+        return self._machine.l2.set_aside
+
+    def request_set_aside(self, nbytes: int) -> int:
+        reason = unsupported(self._machine.facts, self.set_aside)
+        if reason is not None:
+            raise Unsupported(reason)
+        if nbytes < 0:
+            raise DeviceError(f"a set-aside of {nbytes} bytes: at least 0 is needed")
+        self._timeline.forbid_capture("it changes the set-aside")
+        self._timeline.run()
+        self._timeline.host += ALLOCATE
+        return self._machine.l2.request_set_aside(nbytes)
+
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        own = own_stream(stream)
+        self._timeline.host += CALL
+        if window is not None:
+            check_window(window, self._machine.facts)
+        self._timeline.windows[own] = window
+
+    def window(self, stream: Stream) -> WindowSpec | None:
+        self._timeline.host += CALL
+        return self._timeline.windows.get(own_stream(stream))
+
+    def reset_persisting(self) -> None:
+        self._timeline.forbid_capture("it resets persisting lines")
+        self._timeline.run()
+        self._timeline.host += CALL
+        self._machine.l2.reset_persisting()
+
+
+class SimulatedManaged:
+    """Moves pages and takes advice."""
+
+    def __init__(self, timeline: Timeline, machine: Machine, memory: SimulatedMemory) -> None:
+        self._timeline = timeline
+        self._machine = machine
+        self._memory = memory
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        pages = self._pages_of(allocation, "prefetched")
+        self._timeline.forbid_capture("a prefetch cannot be captured")
+        self._timeline.called("cudaMemPrefetchAsync")
+        duration = partial(self._run_prefetch, allocation, pages, to_host)
+        engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
+        self._timeline.queue(own_stream(stream), Step(Work(engine, duration)), LAUNCH)
+
+    def _run_prefetch(self, allocation: Allocation, pages: Pages, to_host: bool, start: float) -> float:
+        if to_host:
+            moved = pages.to_host()
+            seconds = self._machine.timing.pages.prefetched_to_host(moved)
+        else:
+            touched = pages.to_device()
+            moved = touched.moved
+            seconds = self._machine.timing.pages.prefetched(touched)
+        if moved:
+            self._machine.l2.forget(allocation)
+        seconds += self._machine.sheet.launch
+        return seconds * self._machine.noise.sample(seconds)
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        pages = self._pages_of(allocation, "advised about")
+        self._timeline.called("cudaMemAdvise")
+        self._timeline.run()  # at once on the host's clock, but not before what was queued
+        self._timeline.host += CALL
+        pages.advise(advice, to_host, on=on)
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        pages = self._pages_of(allocation, "discarded")
+        self._timeline.forbid_capture("a discard cannot be captured")
+        self._timeline.called("cudaMemDiscardBatchAsync")
+        self._timeline.queue(own_stream(stream), Step(Work(COMPUTE, partial(self._run_discard, pages))), LAUNCH)
+
+    def _run_discard(self, pages: Pages, start: float) -> float:
+        pages.discard()
+        return self._machine.sheet.launch
+
+    def _pages_of(self, allocation: Allocation, done: str) -> Pages:
+        if not allocation.kind.managed:
+            raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+        return self._machine.pages[id(allocation)]
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        return self._memory.oversubscribe(nbytes)
 
 
 class SimulatedDevice:
@@ -69,4 +166,4 @@ class SimulatedDevice:
         self.kernels.clear()
 
 
-_: type[Device] = SimulatedDevice
+_: tuple[type[protocol.L2], type[Managed], type[Device]] = (SimulatedL2, SimulatedManaged, SimulatedDevice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.cycle import random_cycle
+from pytest_gpumem.kernels.latency import random_cycle
 
 
 def walked(following: np.ndarray, steps: int, start: int = 0) -> list[int]:

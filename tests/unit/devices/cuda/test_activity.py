@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda.activity import KINDS
 from pytest_gpumem.devices.cuda.counters import CudaCounters
+from pytest_gpumem.devices.cuda.cupti import USE_KINDS
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
@@ -81,7 +81,7 @@ def copy(cupti: FakeCupti, way: str, source: str, destination: str, nbytes: int,
 
 def watched(cupti: FakeCupti, *records: Any) -> Activity:
     def work() -> None:
-        assert cupti.on == set(KINDS)
+        assert cupti.on == set(USE_KINDS)
         cupti.queued = list(records)
 
     return CudaCounters(0, SimpleNamespace()).activity(work)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda.callbacks import Callbacks
+from pytest_gpumem.devices.cuda.cupti import Callbacks
 from pytest_gpumem.devices.protocol import NotCounted
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda import comparing, content, holds
+from pytest_gpumem.devices.cuda import comparing, content, streams
 from pytest_gpumem.devices.cuda.comparing import mismatch_on_host, rule_of
 from pytest_gpumem.devices.cuda.content import fill_on_host, plain_type, start_of
 from pytest_gpumem.devices.protocol import Unsupported
@@ -114,7 +114,7 @@ def test_the_devices_own_kernels_compile(arch: str) -> None:
     fills = [f"gpumem_fill_random<{t}>" for t in content._FILLED_AS.values()]
     rules = {d: rule_of(d)[2] for d in comparing._TYPES}
     compares = [f"gpumem_mismatch<{t}, {rules[d]}<{t}>>" for d, t in comparing._TYPES.items()]
-    for source, entries in ((holds.SOURCE, ["gpumem_hold"]), (content.SOURCE, fills), (comparing.SOURCE, compares)):
+    for source, entries in ((streams.SOURCE, ["gpumem_hold"]), (content.SOURCE, fills), (comparing.SOURCE, compares)):
         program = core.Program(source, "c++", core.ProgramOptions(arch=arch, std="c++17"))
         code = program.compile("cubin", name_expressions=tuple(entries))
         assert sorted(code.symbol_mapping) == sorted(entries)

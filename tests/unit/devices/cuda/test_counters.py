@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from pytest_gpumem.devices.cuda.counters import CudaCounters, Event, counted
-from pytest_gpumem.devices.page_events import busy
+from pytest_gpumem.devices.cuda.counters import CudaCounters
+from pytest_gpumem.devices.page_events import GPU_FAULT, TO_DEVICE, PageEvent, busy, page_counts
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
 
@@ -241,13 +241,13 @@ def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(cupt
 
 
 def test_totals_count_all_groups_and_the_first_are_shown() -> None:
-    events = [Event("GPU_PAGE_FAULT", 2, i, i, i << 16, "READ") for i in range(2 * SHOWN_GROUPS)]
-    counts = counted(events, maps=False)
+    events = [PageEvent(GPU_FAULT, 2, i, i, i << 16, "read") for i in range(2 * SHOWN_GROUPS)]
+    counts = page_counts(events, maps=False)
     assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (4 * SHOWN_GROUPS, 2 * SHOWN_GROUPS, SHOWN_GROUPS)
 
 
 def test_copies_beside_each_other_take_their_time_once() -> None:
-    copies = [Event("BYTES_TRANSFER_HTOD", 1, start, end, 0, "USER") for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))]
+    copies = [PageEvent(TO_DEVICE, 1, start, end, 0, "prefetch") for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))]
     assert busy(copies) == pytest.approx(13e-9)
 
 

@@ -11,7 +11,7 @@ from known_devices import H100
 from msgspec import structs
 
 from pytest_gpumem.devices import opening
-from pytest_gpumem.devices.cuda import facts, facts_process
+from pytest_gpumem.devices.cuda import facts
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, link_words, peak_bandwidth, read_facts, split_mig
 from pytest_gpumem.devices.opening import NoDevice
 
@@ -172,8 +172,8 @@ def test_an_interpreter_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_process, "SECONDS", 0.01)
-    monkeypatch.setattr(facts_process, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(facts, "SECONDS", 0.01)
+    monkeypatch.setattr(facts, "_PROGRAM", "import time; time.sleep(600)")
     monkeypatch.setattr(facts, "_installed", lambda module: True)
     with pytest.raises(CudaUnavailable, match=r"^the NVIDIA driver did not answer within 0 s$"):
         read_facts(0)

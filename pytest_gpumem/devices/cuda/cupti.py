@@ -1,0 +1,182 @@
+"""CUPTI through `cupti-python` (the extra `cupti13`): activity records of kernels, copies and memsets, and callbacks.
+
+Records need no permission for counters. They hold names, times and launch shapes, no hardware counts. All callbacks of the process come
+through one subscriber, because CUPTI serves one at a time.
+Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind; Callback API,
+`cuptiSubscribe`, `cuptiEnableCallback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse
+
+USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
+"""CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
+
+PASSES = 2
+"""Attempts while CUPTI delivers no record: the first records of a process may be lost."""
+
+_MEMORY = {
+    "PAGEABLE": "pageable",
+    "PINNED": "pinned",
+    "DEVICE": "device",
+    "ARRAY": "array",
+    "MANAGED": "managed",
+    "DEVICE_STATIC": "device",
+    "MANAGED_STATIC": "managed",
+}
+
+
+def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
+    """A record as plain values; None for one that is of no kernel, copy or memset."""
+    kind = cupti.ActivityKind(int(record.kind)).name
+    if kind == "CONCURRENT_KERNEL":
+        return kernel_use(record)
+    if kind in ("MEMCPY", "MEMCPY2"):
+        return copy_use(cupti, record)
+    return memset_use(cupti, record) if kind == "MEMSET" else None
+
+
+def together(seen: Iterable[KernelUse | CopyUse]) -> Activity:
+    """Single records added up: kernels of one name and shape, copies of one kind."""
+    kernels: dict[tuple[Any, ...], KernelUse] = {}
+    copies: dict[tuple[str, str, str], CopyUse] = {}
+    for one in seen:
+        if isinstance(one, KernelUse):
+            key = (one.name, one.grid, one.block, one.registers, one.shared, one.local)
+            had = kernels.get(key)
+            kernels[key] = one if had is None else replace(had, launches=had.launches + 1, nanoseconds=had.nanoseconds + one.nanoseconds)
+        else:
+            way = (one.kind, one.source, one.destination)
+            before = copies.get(way, replace(one, count=0, nbytes=0, nanoseconds=0))
+            copies[way] = replace(
+                before, count=before.count + 1, nbytes=before.nbytes + one.nbytes, nanoseconds=before.nanoseconds + one.nanoseconds
+            )
+    longest = sorted(copies.values(), key=lambda each: -each.nanoseconds)
+    return Activity(
+        kernels=tuple(kernels.values()),
+        copies=tuple(each for each in longest if each.kind != "memset"),
+        memsets=tuple(each for each in longest if each.kind == "memset"),
+        source="CUPTI",
+    )
+
+
+def kernel_use(record: Any) -> KernelUse:
+    """A record of a kernel as plain values."""
+    return KernelUse(
+        name=str(record.name),
+        grid=(int(record.grid_x), int(record.grid_y), int(record.grid_z)),
+        block=(int(record.block_x), int(record.block_y), int(record.block_z)),
+        launches=1,
+        nanoseconds=max(0, int(record.end) - int(record.start)),
+        registers=int(record.registers_per_thread),
+        shared=int(record.static_shared_memory) + int(record.dynamic_shared_memory),
+        local=int(record.local_memory_per_thread),
+    )
+
+
+def copy_use(cupti: Any, record: Any) -> CopyUse:
+    """A record of a copy as plain values."""
+    name = cupti.ActivityMemcpyKind(int(record.copy_kind)).name  # "HTOD", "PTOP"
+    kind = name.replace("TO", "2")
+    return CopyUse(
+        kind=kind if kind in COPY_KINDS else "other",
+        source=memory_kind(cupti, record.src_kind),
+        destination=memory_kind(cupti, record.dst_kind),
+        count=1,
+        nbytes=int(record.bytes),
+        nanoseconds=max(0, int(record.end) - int(record.start)),
+    )
+
+
+def memset_use(cupti: Any, record: Any) -> CopyUse:
+    """A record of a memset as plain values."""
+    time = max(0, int(record.end) - int(record.start))
+    return CopyUse("memset", "", memory_kind(cupti, record.memory_kind), 1, int(record.bytes), time)
+
+
+def memory_kind(cupti: Any, kind: int) -> str:
+    """CUPTI's kind of memory in our words."""
+    known = {int(member): member.name for member in cupti.ActivityMemoryKind}
+    return _MEMORY.get(known.get(int(kind), ""), "unknown")
+
+
+Receive = Callable[[int, Any], None]
+"""A receiver. CUPTI calls it with the id of a callback and its data, in the calling thread, before the call returns.
+
+CUPTI ignores the errors of a receiver.
+"""
+
+_IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
+"""By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
+
+
+class Callbacks:
+    """Hands CUPTI's callbacks to their receivers; subscribed while there are any, so that other tools can have CUPTI otherwise."""
+
+    def __init__(self) -> None:
+        self._cupti: Any = None
+        self._subscriber: Any = None
+        self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
+
+    def add(self, domain: str, names: Sequence[str], receive: Receive) -> Callable[[], None]:
+        """Have `receive` called for these callbacks; gives the function that ends it.
+
+        Args:
+            domain: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
+            names: as in cupti-python; those that the installed version lacks are left out.
+            receive: must be quick, and call nothing of CUDA.
+
+        Raises:
+            NotCounted: cupti-python or CUPTI is missing, or another tool holds it.
+        """
+        try:
+            from cupti import cupti
+        except ImportError as error:
+            raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
+        errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
+        ids = getattr(cupti, _IDS[domain])
+        keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]
+        self._cupti = cupti
+        try:
+            if self._subscriber is None:
+                self._subscriber = cupti.subscribe(self._called, None)
+            for key in keys:
+                first = key not in self._receivers
+                self._receivers[key] = (*self._receivers.get(key, ()), receive)
+                if first:
+                    cupti.enable_callback(1, self._subscriber, *key)
+        except errors as error:
+            self._remove(keys, receive)
+            raise NotCounted(f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}") from error
+        return lambda: self._remove(keys, receive)
+
+    def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
+        cupti = self._cupti
+        for key in keys:
+            left = tuple(one for one in self._receivers.pop(key, ()) if one is not receive)
+            if left:
+                self._receivers[key] = left
+            elif self._subscriber is not None:
+                with suppress(cupti.cuptiError):  # after a lost context
+                    cupti.enable_callback(0, self._subscriber, *key)
+        if not self._receivers and self._subscriber is not None:
+            subscriber, self._subscriber = self._subscriber, None
+            with suppress(cupti.cuptiError):
+                cupti.unsubscribe(subscriber)
+
+    def _called(self, _data: Any, domain: Any, cbid: Any, data: Any) -> None:
+        for receive in self._receivers.get((int(domain), int(cbid)), ()):
+            with suppress(Exception):  # it would end in CUPTI's own code
+                receive(int(cbid), data)
+
+
+CALLBACKS = Callbacks()
+"""The callbacks of this process."""
