@@ -116,6 +116,13 @@ def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> No
         assert judge(bench.measurement(traffic=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.PASS
 
 
+@pytest.mark.parametrize(("traffic", "outcome"), [(Traffic(0, 2**28), Outcome.PASS), (Traffic(2**28, 0), Outcome.FAIL)])
+def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts, traffic: Traffic, outcome: Outcome) -> None:
+    latency = 2**28 / (1.02 * h100.peak_bandwidth)
+    row = bench.measurement(latency, traffic=traffic, footprint=2**28)
+    assert judge(row, Limits(), h100, [], strict=False).outcome is outcome
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
