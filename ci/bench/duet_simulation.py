@@ -29,7 +29,7 @@ from gate_simulation import interval
 from record_file import write_record
 
 from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
-from pytest_gpumem.judging.suite import ALPHA
+from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
 RECORDS = (Path("ci/records/nvidia-h200/peers.json"), Path("ci/records/nvidia-h200/peers_random.json"))

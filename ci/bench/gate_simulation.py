@@ -38,8 +38,7 @@ from pytest_gpumem.baselines.acceptance import refusal
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.screen import LOOKS
-from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
+from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.row import Row, Verdict

@@ -25,9 +25,8 @@ from pytest_benchmark.utils import parse_compare_fail
 
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import Paired, judge_pairs
-from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.screen import LOOKS, Family
 from pytest_gpumem.judging.spread import corrected_latencies, readings
-from pytest_gpumem.judging.suite import Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Traffic

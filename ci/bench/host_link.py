@@ -34,8 +34,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import ALLOCATORS, Device
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.overlap import overlap_of
+from pytest_gpumem.measuring.conductor import Conductor, overlap_of
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import Works

@@ -16,7 +16,7 @@ from pytest_gpumem import MiB
 from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, NotCounted, Stream, WindowSpec
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.measuring.l2_sweep import grid
 from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.target import padding

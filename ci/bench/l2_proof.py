@@ -41,7 +41,7 @@ from triad_bench import prepared
 from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import WindowSpec
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.nsight import counting, ncu

@@ -11,8 +11,7 @@ from pytest_gpumem.baselines.context import changes
 from pytest_gpumem.baselines.history import Accepted
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, merged
 from pytest_gpumem.judging.judge import comparable, judge
-from pytest_gpumem.judging.screen import baseline_latency
-from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.judging.screen import Family, baseline_latency
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict

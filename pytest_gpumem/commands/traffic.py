@@ -35,7 +35,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.nsight.tools import ToolMissing
-    from pytest_gpumem.reporting.traffic import table
+    from pytest_gpumem.reporting.table import traffic_table
 
     if file is not None and (why := unwritable(file)) is not None:
         raise click.UsageError(f"--json: {file}: {why}.")
@@ -49,7 +49,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
     width = shutil.get_terminal_size((120, 24)).columns
-    click.echo(table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    click.echo(traffic_table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
     if failed := sum(row.failed for row in found.rows):
         click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
     if file is not None:

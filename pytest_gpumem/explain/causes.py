@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.explain import rules_link, rules_memory
 from pytest_gpumem.explain.figures import Evidence, Figures
-from pytest_gpumem.explain.model import BaseAndHead
+from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
-from pytest_gpumem.explain.rule import Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.what_ran import Difference, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement

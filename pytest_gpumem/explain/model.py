@@ -4,13 +4,15 @@ The rules about memory use this model: DRAM bytes = bytes that the threads need 
 lengthens a launch, at most in proportion, because every byte costs what the average byte costs. Together they account for at most
 T (1 - 1 / product) of a launch of T seconds, each for its part by logarithm. For a kernel that is not bound by memory that is too much, so
 further bytes are never slower than `SLOWEST` of the peak.
+
+To add a cause: a function and its row in `rules_link` or `rules_memory`, and its sentence in `text.SENTENCES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pytest_gpumem.explain.figures import Figures
@@ -218,3 +220,53 @@ class BaseAndHead:
         moved = self.kernels.head.dram if self.head.counted else self.head.compulsory
         peak = self.head.facts.peak_bandwidth
         return min(1.0, moved / peak / self.head.latency) if moved and peak else 0.0
+
+
+Pair = tuple[float | None, float | None]
+"""A figure of base and of head; None where unknown."""
+
+GAP_SECONDS = 1.5e-6
+"""Seconds that one more kernel or copy costs on a stream besides its own work: an empty kernel between two events takes 2 us."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The change that a rule found, and its cost."""
+
+    seconds: float
+    """Seconds of the slow-down that it accounts for."""
+    figures: Mapping[str, Pair] = field(default_factory=dict)
+    """By name: bytes, hertz, seconds, counts and shares."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """Codes and names, such as of a kernel."""
+    open: bool = False
+    """`seconds` is a lower bound: it may account for all that no other cause does."""
+    reserve: float = 0.0
+    """Further seconds at most, because it only lengthens waiting. They come out of the rest that all other causes leave."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Evidence that a rule requires."""
+
+    words: str
+    """How to get it."""
+    met: Callable[[BaseAndHead], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table of rules."""
+
+    name: str
+    """Code of the cause, also in JSON."""
+    looks_at: str
+    threshold: float
+    """Second argument of `find`."""
+    means: str
+    """The quantity that the threshold limits."""
+    estimate: str
+    """How the seconds are estimated."""
+    needs: tuple[Need, ...]
+    find: Callable[[BaseAndHead, float], Estimate | None]
+    """None below the threshold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.explain.rule import GAP_SECONDS, Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.model import GAP_SECONDS, Estimate, Need, Pair, Rule
 from pytest_gpumem.records.uses import CopyUse
 
 if TYPE_CHECKING:

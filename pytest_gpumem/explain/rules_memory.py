@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.explain.model import GAP_SECONDS, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import base_name, base_names
-from pytest_gpumem.explain.rule import GAP_SECONDS, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
 from pytest_gpumem.units import MB

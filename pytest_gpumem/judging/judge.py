@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from pytest_gpumem.judging import drift, screen
 from pytest_gpumem.judging.finding import Finding, against, counted, find, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
-from pytest_gpumem.judging.screen import LOOKS, allowed, compared, decidable, judge_change
+from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import difference
-from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts

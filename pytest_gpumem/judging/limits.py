@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import Finding, basis, counted, find
-from pytest_gpumem.judging.peak import no_share_text
 from pytest_gpumem.judging.spread import of_repetition
+from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from pytest_gpumem.judging.finding import between, change, counted
-from pytest_gpumem.judging.suite import ALPHA
+from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import GROSS
 from pytest_gpumem.units import format_share

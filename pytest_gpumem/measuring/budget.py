@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_gpumem.measuring.flush import FLUSH_FACTOR
+from pytest_gpumem.measuring.harness import FLUSH_FACTOR
 from pytest_gpumem.measuring.samplers import batch_of, untimed_of
 from pytest_gpumem.measuring.stopping import MOST_SAMPLES
 from pytest_gpumem.records.device import DeviceFacts

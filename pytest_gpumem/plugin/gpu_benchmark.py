@@ -15,8 +15,7 @@ from msgspec import structs
 from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.conductor import Passes
-from pytest_gpumem.measuring.overlap import overlap_note, overlap_of
+from pytest_gpumem.measuring.conductor import Passes, overlap_note, overlap_of
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.replay import Replay, check_timer

@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, Hol
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor

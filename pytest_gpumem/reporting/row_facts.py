@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
-from pytest_gpumem.judging.peak import no_share_text
-from pytest_gpumem.judging.traffic import Account, account, size
+from pytest_gpumem.judging.traffic import Account, account, no_share_text, size
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable

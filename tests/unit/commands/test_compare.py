@@ -18,7 +18,7 @@ from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.judging.judge import judge as judging
-from pytest_gpumem.judging.suite import Family
+from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
 from pytest_gpumem.records.row import Verdict

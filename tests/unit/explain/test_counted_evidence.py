@@ -12,7 +12,7 @@ import pytest
 from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
-from pytest_gpumem.explain.profiling import NotProfiled, SideRun, count
+from pytest_gpumem.explain.processes import NotProfiled, SideRun, count
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nsys_sqlite import Export
 
 from pytest_gpumem.explain.figures import Evidence
-from pytest_gpumem.explain.profiling import NotProfiled, SideRun, trace, trace_needed
+from pytest_gpumem.explain.processes import NotProfiled, SideRun, trace, trace_needed
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations

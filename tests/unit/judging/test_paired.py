@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pytest_gpumem.judging.paired import ALARM, MISS, ROUNDS, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
-from pytest_gpumem.judging.suite import ALPHA
+from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
 DELTA = 0.01

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.screen import LOOKS, baseline_latency, compared, decidable, judge_change
+from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, baseline_latency, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
-from pytest_gpumem.judging.suite import ALONE, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from pytest_gpumem.judging.judge import judge
-from pytest_gpumem.judging.suite import ALONE, ALPHA, Family
+from pytest_gpumem.judging.screen import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits

@@ -21,7 +21,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.measuring import l2_sweep
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.flush import Flush
+from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.measuring.l2_sweep import HIT_RATIOS, grid, sweep
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting

@@ -9,7 +9,7 @@ import pytest
 from bench import QUICK, Bench
 from msgspec.structs import replace
 
-from pytest_gpumem.measuring.overlap import TRIES, overlap_of
+from pytest_gpumem.measuring.conductor import TRIES, overlap_of
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.records.measurement import Measurement

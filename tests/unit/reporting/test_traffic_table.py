@@ -11,7 +11,7 @@ from pytest_gpumem.records.measurement import Counted, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.table import table as results
-from pytest_gpumem.reporting.traffic import table
+from pytest_gpumem.reporting.table import traffic_table
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
@@ -22,7 +22,7 @@ TWICE = Counted(1024 * MiB, 256 * MiB, None, None, 5, "ncu")
 
 
 def draw(rows: list[Row], facts: DeviceFacts, width: int = 150) -> list[str]:
-    return table(rows, facts, width=width, colour=False).splitlines()
+    return traffic_table(rows, facts, width=width, colour=False).splitlines()
 
 
 def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -71,8 +71,8 @@ def test_names_give_way_and_figures_do_not(facts: DeviceFacts, make_row: MakeRow
 
 def test_plain_text_is_ascii(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row(counted=HALF)]
-    assert table(rows, facts, width=100, colour=False).isascii()
-    assert "\x1b[1;31mdeclared too much" in table(rows, facts, width=100, colour=True)
+    assert traffic_table(rows, facts, width=100, colour=False).isascii()
+    assert "\x1b[1;31mdeclared too much" in traffic_table(rows, facts, width=100, colour=True)
 
 
 def test_the_results_always_say_a_wrong_declaration_and_the_rest_with_the_notes(facts: DeviceFacts, make_row: MakeRow) -> None:
