@@ -262,15 +262,16 @@ def _report(output: Path, document: Document, decision: Decision) -> str:
     shown = load_results(output / RESULTS)
     history = Path(str(document.settings.get("baseline") or DEFAULT_STORAGE)).expanduser()
     try:
-        past = earlier(history, document.device.key, document.rows, output / RESULTS).past
+        before = earlier(history, document.device.key, document.rows, output / RESULTS)
     except ResultsError:  # there is no history yet
-        past = {}
+        before = None
     return page(
         decision.rows,
         document.device,
         document.settings,
         utc=shown.utc,
-        past=past,
+        past=before.past if before is not None else None,
+        footprints=before.footprints if before is not None else None,
         sweeps=shown.sweeps,
         revision=shown.revision,
         remarks=decision.remarks,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from pytest_gpumem.baselines.layout import LayoutError, read
 from pytest_gpumem.commands import examples
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.schema import SchemaError, footprint_from_json
 from pytest_gpumem.reporting.plots.samples import Past
 from pytest_gpumem.result_files import FileError, ResultsError, content, parsed, revision_of, time_of
 
@@ -41,6 +45,7 @@ class _Row(msgspec.Struct):
     label: str = ""
     failed: bool = False
     measurement: _Measured | None = None
+    footprint: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Document(msgspec.Struct):
@@ -63,8 +68,11 @@ class _Found:
     """A row of another run."""
 
     key: str
-    mode: str
-    past: Past
+    utc: datetime
+    mode: str = ""
+    past: Past | None = None
+    footprint: Footprint | msgspec.Raw | None = None
+    """As it is in the file: decoding takes time, and only the newest is shown."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,8 @@ class Earlier:
 
     past: dict[str, list[Past]]
     """By `Row.key` as it is printed, oldest first."""
+    footprints: dict[str, Footprint]
+    """By the same, of the newest run."""
     files: int
     """Number of files of this device."""
     left_out: tuple[str, ...]
@@ -93,6 +103,7 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     """
     modes = {printable(row.key): row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}
+    newest: dict[str, _Found] = {}
     files = others = foreign = 0
     for path in _paths(folder):
         if path.resolve() == own.resolve():
@@ -105,11 +116,25 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
         else:
             files += 1
             for one in content_of[1]:
-                if modes.get(name := printable(one.key)) == one.mode:
+                name = printable(one.key)
+                if one.past is not None and modes.get(name) == one.mode:
                     found.setdefault(name, []).append(one.past)
+                if one.footprint is not None and (name not in newest or one.utc >= newest[name].utc):
+                    newest[name] = one
     why = ((others, f"of other devices than {key}"), (foreign, "without results of this plugin"))
     left_out = tuple(f"{counted(count, 'file')} {reason} left out" for count, reason in why if count)
-    return Earlier({name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}, files, left_out)
+    past = {name: sorted(past, key=lambda one: one.utc)[-MOST:] for name, past in found.items()}
+    return Earlier(past, {name: _footprint(one) for name, one in newest.items()}, files, left_out)
+
+
+def _footprint(found: _Found) -> Footprint:
+    if isinstance(found.footprint, Footprint):
+        return found.footprint
+    assert found.footprint is not None
+    try:
+        return printable(footprint_from_json(msgspec.json.decode(found.footprint)))
+    except SchemaError as error:
+        raise ResultsError(f"the footprint of {found.key}: {error}") from None
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -162,30 +187,39 @@ def _decoded(text: bytes) -> _File:
 def _of_results(path: Path, file: _File, document: _Document) -> Iterator[_Found]:
     utc, revision = time_of(file.datetime, path), revision_of(file.commit_info)
     for row in document.rows:
-        if not row.failed and (one := row.measurement) is not None and is_time(one.latency):
+        key, one = key_of(row.nodeid, row.label), row.measurement
+        footprint = None if bytes(row.footprint) == b"null" else row.footprint
+        if not row.failed and one is not None and is_time(one.latency):
             past = Past(utc, one.latency, one.half_width, revision, file=True)
-            yield _Found(key_of(row.nodeid, row.label), one.mode, past)
+            yield _Found(key, utc, one.mode, past, footprint)
+        elif footprint is not None:
+            yield _Found(key, utc, footprint=footprint)
 
 
 def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
     stored = read(text)
     pasts = ((row, Past(row.process.utc, row.measurement.latency, row.measurement.half_width, row.process.revision)) for row in stored.rows)
-    return stored.key, (_Found(row.key, row.measurement.mode, past) for row, past in pasts)
+    rows = (_Found(row.key, past.utc, row.measurement.mode, past) for row, past in pasts)
+    return stored.key, chain(rows, (_Found(one.key, one.process.utc, footprint=one.footprint) for one in stored.footprints))
 
 
-def _against(base: str, results: Path, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a run, judged against other results; those that only the other results have come last."""
+def _against(base: str, results: Path, key: str, rows: Sequence[Row]) -> tuple[list[Row], dict[str, Footprint]]:
+    """The rows of a run, judged against other results, and the footprints of these; rows that only the other results have come last."""
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import SideError, side
     from pytest_gpumem.units import QuantityError
 
     try:
-        compared = compare_sides(side(base), side(str(results)), None, force=False)
+        other = side(base)
+        compared = compare_sides(other, side(str(results)), None, force=False)
     except (SideError, QuantityError) as error:
         raise click.ClickException(f"--base: {error}") from None
     judged = {row.key: row for row in compared.rows}
     own = [replace(row, verdict=judged[row.key].verdict) if row.key in judged and not row.failed else row for row in rows]
-    return [*own, *(row for row in compared.rows if row.measurement is None and row.key not in {one.key for one in rows})]
+    footprints: dict[str, Footprint] = {}
+    for file in other.files:
+        footprints |= earlier(file.path, key, rows, results).footprints
+    return [*own, *(row for row in compared.rows if row.measurement is None and row.key not in {one.key for one in rows})], footprints
 
 
 @click.command(short_help="Make an HTML report of result files.", epilog=examples("gpumem report out.json"))
@@ -221,13 +255,20 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
         found = earlier(history, document.device.key, document.rows, results) if history is not None else None
     except ResultsError as error:
         raise click.ClickException(str(error)) from None
-    rows = document.rows if base is None else _against(base, results, document.rows)
+    rows: Sequence[Row] = document.rows
+    footprints = found.footprints if found is not None else {}
+    try:
+        if base is not None:
+            rows, footprints = _against(base, results, document.device.key, rows)
+    except ResultsError as error:
+        raise click.ClickException(f"--base: {error}") from None
     text = page(
         rows,
         document.device,
         document.settings,
         utc=shown.utc,
         past=found.past if found is not None else None,
+        footprints=footprints,
         sweeps=shown.sweeps,
         revision=shown.revision,
     )

@@ -22,6 +22,7 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting import markdown
@@ -45,6 +46,8 @@ class Run:
     """Of the code that was measured; None if unknown."""
     past: Mapping[str, Sequence[Past]]
     """By `Row.key`, measurements of earlier runs, oldest first."""
+    footprints: Mapping[str, Footprint]
+    """By `Row.key`, of the newest run of the baseline."""
     sweeps: Sequence[tuple[str, Sweep]]
     """Of persisting L2, each with its test's id."""
     places: Mapping[str, Place]
@@ -63,7 +66,16 @@ def _report(run: Run) -> str | None:
         return None
     from pytest_gpumem.reporting import html  # here: most runs write no report, and Jinja2 takes long to import
 
-    return html.page(run.rows, run.facts, run.settings, utc=run.utc, past=run.past, sweeps=run.sweeps, revision=run.revision)
+    return html.page(
+        run.rows,
+        run.facts,
+        run.settings,
+        utc=run.utc,
+        past=run.past,
+        footprints=run.footprints,
+        sweeps=run.sweeps,
+        revision=run.revision,
+    )
 
 
 def _code_quality(run: Run) -> str:
@@ -148,6 +160,7 @@ class OutputHooks(SummaryHooks):
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             revision=replay.revision(gpu.config),
             past=past,
+            footprints={key: found[-1].footprint for key, found in gpu.baseline.footprints.items()},
             sweeps=gpu.sweeps,
             places=self._places(),
             remarks=missing_lines(gpu.missing),

@@ -128,6 +128,15 @@ def row_from_json(value: object) -> Row:
     return row
 
 
+def footprint_from_json(value: object) -> Footprint:
+    """The footprint of a row that `row_to_json` wrote.
+
+    Raises:
+        SchemaError: a value that does not fit, with its path.
+    """
+    return from_plain(_without_derived(value, Footprint), Footprint, "$.footprint")
+
+
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
     """A device as plain values, with its baseline key.
 

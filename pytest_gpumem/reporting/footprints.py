@@ -169,13 +169,19 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
     return lines
 
 
-def growth_lines(base: Footprint, head: Footprint) -> list[str]:
-    """What changed in the memory of a test, and the lines that grew; empty if nothing did."""
+def growths(base: Footprint, head: Footprint) -> list[str]:
+    """Peak and kept memory of a test, as far as they changed."""
     lines = []
     for title, name in (("peak memory", "peak"), ("kept memory", "kept")):
         was, now = getattr(base, name), getattr(head, name)
         if was != now:
             lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
+    return lines
+
+
+def growth_lines(base: Footprint, head: Footprint) -> list[str]:
+    """What changed in the memory of a test, and the lines that grew; empty if nothing did."""
+    lines = growths(base, head)
     if lines and base.sites and head.sites:
         for name in ("at_peak", "kept"):
             lines += _changes(site_changes(base.sites, head.sites, lambda site, name=name: int(getattr(site, name))))[1:]  # type: ignore[misc]

@@ -19,10 +19,11 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import caption_of, families
-from pytest_gpumem.reporting.footprints import peak_stack, site_lines
+from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.l2_sweep import l2_grid, sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
@@ -32,7 +33,7 @@ from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, mem
 from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
 from pytest_gpumem.reporting.plots.suite import Load, roofline, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
@@ -63,6 +64,7 @@ def page(
     *,
     utc: str,
     past: Mapping[str, Sequence[Past]] | None = None,
+    footprints: Mapping[str, Footprint] | None = None,
     sweeps: Sequence[tuple[str, Sweep]] = (),
     revision: str | None = None,
     remarks: Sequence[str] = (),
@@ -75,11 +77,13 @@ def page(
         settings: plain values that the run was taken under.
         utc: when, as ISO 8601.
         past: by `Row.key`, measurements of other runs, oldest first.
+        footprints: by `Row.key`, of the newest run of the baseline.
         sweeps: of persisting L2, each with its test's id.
         revision: of the code that was measured; None if unknown.
         remarks: what decided a gate, a sentence each.
     """
     rows, facts, sweeps, past, revision, remarks = printable((list(rows), facts, list(sweeps), dict(past or {}), revision, list(remarks)))
+    footprints = printable(dict(footprints or {}))
     groups = ordered(rows, facts)
     shown = row_facts([row for _, of in groups for row in of], facts)
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
@@ -104,9 +108,9 @@ def page(
         summary=counts_text(rows),
         remedies=remedies(rows),
         concerns=list(_concerns(shown)),
-        rows=[_line(one, kinds[function_of(one.row)].value, headings) for one in shown],
-        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, sweeps)],
-        sections=[_section(one, past.get(one.row.key, ())) for one in shown],
+        rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.key)) for one in shown],
+        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, sweeps, footprints)],
+        sections=[_section(one, past.get(one.row.key, ()), footprints.get(one.row.key)) for one in shown],
     )
 
 
@@ -133,19 +137,19 @@ def _failed_otherwise(one: RowFacts) -> bool:
     return one.row.failed and one.row.verdict.outcome is not Outcome.FAIL
 
 
-def _line(one: RowFacts, kind: str, headings: Sequence[str]) -> dict[str, object]:
-    """One row of the table of results. Its figures have a text and a value to sort by."""
+def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:
+    """One row of the table of results. Its figures have a text, a value to sort by, and what it was in the baseline."""
+    was = {"change": _base(one), **dict(_memory_before(one.row.footprint, before))}
     share = one.figures[HEADINGS.index("of peak")].value
     return {
         "name": one.name,
         "target": anchor(one.row),
         "kind": kind,
         "figures": [
-            (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}")
+            (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}", was.get(heading, ""))
             for heading, figure in zip(HEADINGS, one.figures, strict=True)
             if heading in headings
         ],
-        "base": _base(one),
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "verdict": one.verdict,
         "style": one.css,
@@ -162,9 +166,18 @@ def _base(one: RowFacts) -> str:
     return f"{format_time(base / accesses)}/access" if accesses else format_time(base)
 
 
-def _section(one: RowFacts, past: Sequence[Past]) -> dict[str, object]:
+def _memory_before(now: Footprint | None, before: Footprint | None) -> Iterator[tuple[str, str]]:
+    """By heading: the bytes of the baseline where they differ."""
+    for heading, name in zip(OF_MEMORY, ("peak", "kept"), strict=True):
+        if now is not None and before is not None and getattr(now, name) != getattr(before, name):
+            yield heading, short_bytes(getattr(before, name))
+
+
+def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> dict[str, object]:
     """The section of one row."""
     figures = []
+    now = one.row.footprint
+    changed = [("since the baseline", line) for line in growths(before, now)] if before is not None and now is not None else []
     measurement = one.row.measurement
     if measurement is not None:
         figures.append(_Figure("samples and medians", strip(measurement.placements, measurement.medians)))
@@ -172,21 +185,23 @@ def _section(one: RowFacts, past: Sequence[Past]) -> dict[str, object]:
             figures.append(_Figure(f"history: {origin(past)}", history(past, measurement.latency, measurement.half_width)))
         if measurement.overlap is not None:
             figures.append(_Figure("parts alone and together", timeline(measurement.overlap, measurement.latency)))
-    if (footprint := one.row.footprint) is not None and footprint.timeline:
-        caption = f"memory in use over the test, at most {short_bytes(footprint.peak)}"
-        notes = (*site_lines(footprint), *peak_stack(footprint))
-        figures.append(_Figure(caption, memory_course(footprint), legend(footprint), notes=notes))
+    if now is not None and now.timeline:
+        caption = f"memory in use over the test, at most {short_bytes(now.peak)}"
+        notes = (*site_lines(now, before), *peak_stack(now))
+        figures.append(_Figure(caption, memory_course(now), legend(now), notes=notes))
     return {
         "target": anchor(one.row),
         "name": one.name,
         "verdict": one.verdict,
         "style": one.css,
-        "details": [("test", one.row.key), ("verdict", one.row.verdict.reason), *one.facts()],
+        "details": [("test", one.row.key), ("verdict", one.row.verdict.reason), *one.facts(), *changed],
         "figures": figures,
     }
 
 
-def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tuple[str, Sweep]]) -> Iterator[_Figure]:
+def _figures(
+    rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tuple[str, Sweep]], footprints: Mapping[str, Footprint]
+) -> Iterator[_Figure]:
     """The plots over several rows."""
     if deltas := [delta for one in rows if (delta := _delta(one)) is not None]:
         most = f": the {MOST} of {len(deltas)} rows that changed most" if len(deltas) > MOST else ""
@@ -201,19 +216,22 @@ def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tupl
         yield _Figure(f"{_short(family.function)}: {caption_of(family)}", plot, legend, targets[family.function])
     if len(rungs := [rung for one in rows if (rung := _rung(one)) is not None]) > 1:
         yield _Figure("latency of one access", ladder(rungs))
-    yield from _memory(rows)
+    yield from _memory(rows, footprints)
     for nodeid, sweep in sweeps:
         yield _Figure(f"{_short(nodeid)}: persisting L2 of {sweep.target}", l2_grid(sweep), notes=sweep_sentences(sweep))
 
 
-def _memory(rows: Sequence[RowFacts]) -> Iterator[_Figure]:
+def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterator[_Figure]:
     """The tests that take most memory, and those that keep some."""
+    note = ("The mark is the baseline.",)
     watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
     for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
-        taken = [Taken(one.name, anchor(one.row), getattr(footprint, name)) for one, footprint in watched]
+        was = {key: getattr(footprint, name) for key, footprint in before.items()}
+        taken = [Taken(one.name, anchor(one.row), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
-            yield _Figure(f"{caption}{most}", memory_bars(taken))
+            marked = any(one.before not in (None, one.nbytes) for one in taken)
+            yield _Figure(f"{caption}{most}", memory_bars(taken), notes=note if marked else ())
 
 
 def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, Sequence[Past]]) -> Iterator[_Figure]:

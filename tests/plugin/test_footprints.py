@@ -205,6 +205,12 @@ def test_a_growth_against_the_baseline_fails_and_nothing_else_does(blocks: Calla
     assert blocks(22, "5% + 1 MiB")[0] == "PASS"
 
 
+def test_the_report_has_the_memory_of_the_baseline(pytester: pytest.Pytester, blocks: Callable[..., tuple[str, str]]) -> None:
+    blocks(20, "0 B", "--gpumem-save")
+    blocks(21, "5%", "--gpumem-report=out.html")
+    assert "peak memory 20 MiB -&gt; 21 MiB (+1 MiB)" in (pytester.path / "out.html").read_text()
+
+
 def test_small_steps_do_not_add_up_and_a_gain_stays(blocks: Callable[..., tuple[str, str]]) -> None:
     assert blocks(20, "5%", "--gpumem-save")[0] == "NEW"
     assert blocks(21, "5%", "--gpumem-save")[0] == "PASS"

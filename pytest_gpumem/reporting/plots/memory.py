@@ -122,18 +122,25 @@ class Taken:
     target: str
     """Element of the page that its name links to."""
     nbytes: int
+    before: int | None = None
+    """Bytes in the baseline; None if unknown."""
 
 
 def memory_bars(tests: Sequence[Taken]) -> Markup:
-    """A bar for each test, the largest first; at most `MOST`."""
+    """A bar for each test, the largest first, with a mark at the bytes of the baseline where they differ; at most `MOST` tests."""
     shown = sorted(tests, key=lambda one: -one.nbytes)[:MOST]
-    height, room = 30.0 * len(shown) + 8, WIDTH - 90.0
-    most = max(one.nbytes for one in shown)
+    height, room = 30.0 * len(shown) + 8, WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)
+    most = max(max(one.nbytes, one.before or 0) for one in shown)
     parts = []
     for index, one in enumerate(shown):
         top = 30.0 * index + 4
         width = room * one.nbytes / most
         parts.append(link(one.target, text(0, top + 10, fitted(one.name, WIDTH))))
         parts.append(box(0, top + 14, width, 9, "s0 bar"))
-        parts.append(text(width + 5, top + 22, short_bytes(one.nbytes)))
+        if one.before is None or one.before == one.nbytes:
+            parts.append(text(width + 5, top + 22, short_bytes(one.nbytes)))
+            continue
+        mark = room * one.before / most
+        parts.append(line(mark, top + 12, mark, top + 25, "ceiling"))
+        parts.append(text(max(width, mark) + 5, top + 22, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
     return drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")

@@ -137,3 +137,19 @@ def test_the_page_has_the_plot_the_lines_and_the_totals(make_row: MakeRow, facts
     assert "model.py:12 in forward: y = &lt;a&gt; * b" in text
     assert "test_model.py:3 in test_it" in text
     assert text.count(f'href="#{anchor(row)}"') >= 3
+
+
+def test_the_page_has_the_memory_of_the_baseline_where_it_differs(make_row: MakeRow, facts: DeviceFacts) -> None:
+    base_site = replace(SITE, at_peak=GiB // 2, code="y = a")
+    was = replace(FOOTPRINT, uses=(replace(FOOTPRINT.uses[0], kept=0),), peak=GiB // 2, sites=(base_site,), timeline=())
+    grown = replace(make_row("a.py::test_grown", measured=False), footprint=FOOTPRINT)
+    same = replace(make_row("a.py::test_same", measured=False), footprint=FOOTPRINT)
+    new = replace(make_row("a.py::test_new", measured=False), footprint=FOOTPRINT)
+    text = page([grown, same, new], facts, {}, utc="2026-11-21T12:00:00+00:00", footprints={grown.key: was, same.key: FOOTPRINT})
+    assert text.count("<small>from 512 MiB</small>") == text.count("<small>from 0 B</small>") == 1  # in the table
+    assert text.count("1.062 GiB, was 512 MiB") == text.count("4 KiB, was 0 B") == 1  # in the plots
+    assert text.count("The mark is the baseline.") == 2
+    assert "<dt>since the baseline</dt><dd>peak memory 512 MiB -&gt; 1.062 GiB (+576 MiB)</dd>" in text
+    assert "+512 MiB  model.py:12 in forward: y = &lt;a&gt; * b" in text
+    assert text.count("<dt>since the baseline</dt>") == 2
+    assert "was" not in memory_bars([Taken("test", "t", MiB, MiB)])
