@@ -47,6 +47,7 @@ SENTENCES: Mapping[str, str] = {
     "other work": "{finding}; the measurement itself has changed, {changed}",
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
+    "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure more placements",
     "device changed": "{finding}; the device has changed since the baseline: {control} that runs no code of the project takes {share}",
     "device changes": "{finding}; {change}",
 }

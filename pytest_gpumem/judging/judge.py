@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
-from pytest_gpumem.judging.finding import Finding, against, counted, find, window_text
+from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import difference
@@ -58,10 +58,9 @@ def judge(
     if doubts := list(unreliable(measurement)):
         # What runs does not depend on the conditions.
         exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
-        others = not exact or any(getattr(limits, name) is not None for name in OF_MEASUREMENT if name not in STEPS)
-        doubt = [find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))] if others else []
-        return _verdict([*doubt, *exact], None, facts, strict)
-    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, past)]
+        doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))
+        return _verdict([doubt, *exact] if _judges_time(limits) else exact, None, facts, strict)
+    findings = [*_too_wide(measurement, limits), *physical(measurement, facts), *absolute(measurement, limits, facts, siblings, past)]
     alike = [m for m in past if comparable(measurement, m)]
     if not alike:
         if limits.max_regression is not None:
@@ -98,6 +97,8 @@ def judge(
     return _verdict(findings, comparison, facts, strict)
 
 
+WIDEST = 0.5
+"""Half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing."""
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles."""
 LOOKS_LIKE_NONE = 0.5
@@ -215,6 +216,19 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
             f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "
             f"({format_time(measurement.floor)}), as if nothing was launched on the timed stream"
         )
+
+
+def _judges_time(limits: Limits) -> bool:
+    """True unless all limits are on exact counts of a launch; with no limit the time is what the verdict is about."""
+    given = [name for name in OF_MEASUREMENT if getattr(limits, name) is not None]
+    return not given or any(name not in STEPS for name in given)
+
+
+def _too_wide(measurement: Measurement, limits: Limits) -> Iterator[Finding]:
+    """UNDECIDED for a latency that is hardly known, whatever the limits say of it."""
+    noise = measurement.noise
+    if noise is not None and noise > WIDEST and _judges_time(limits):
+        yield find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement))
 
 
 def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: str, no_history: str | None) -> Finding:

@@ -131,7 +131,7 @@ class Reading(NamedTuple):
     latency: float
     """Seconds: the mean of the medians."""
     medians: tuple[float, ...]
-    """Seconds: one for each placement."""
+    """Seconds: one for each placement that counts."""
     overhead: float | None
     """Seconds of launch overhead in `latency`; None if unknown."""
     sampler: str
@@ -142,8 +142,8 @@ class Reading(NamedTuple):
 
 def readings(measurement: Measurement) -> list[Reading]:
     """One reading a process of a run; the first process comes first."""
-    first = (measurement.medians, measurement.overhead)
-    every = [first, *((repeat.medians, repeat.overhead) for repeat in measurement.further)]
+    first = (measurement.counting, measurement.overhead)
+    every = [first, *((measurement.counting_of(repeat.medians), repeat.overhead) for repeat in measurement.further)]
     return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.provenance) for medians, over in every]
 
 

@@ -15,7 +15,6 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
 from pytest_gpumem.measuring.staging import StagedCopy
-from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
@@ -195,7 +194,7 @@ class Conductor:
             sampler=sampler,
             sampler_reason=sampling.choice.reason,
             placements=tuple(sampling.placements),
-            half_width=half_width(sampling.medians),
+            half_width=sampling.half_width,
             traffic=target.traffic,
             footprint=target.footprint,
             floor=floors.empty / sampling.batch if sampler == "batched" else floors.empty,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,7 +41,7 @@ from pytest_gpumem.measuring.stopping import (
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.timed_stream import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import Conditions
+from pytest_gpumem.records.measurement import Conditions, without_exceptions
 from pytest_gpumem.units import format_share, format_time
 
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
@@ -109,6 +109,15 @@ class Sampling:
         """Median of each placement in seconds."""
         return [float(np.median(p)) for p in self.placements]
 
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval of the latency over placements, in seconds."""
+        return half_width(self._counting(self.medians))
+
+    def _counting(self, medians: Sequence[float]) -> Sequence[float]:
+        """Medians that the latency is the mean of (`Measurement.counting`)."""
+        return medians if self.target.window is None else without_exceptions(medians)
+
     def sample(self) -> None:
         """Warm up, then fill `placements`."""
         if self._harness.profiled:
@@ -131,7 +140,7 @@ class Sampling:
                 self._fill(wanted, cost, begun, budget)
                 spent = self._device.now() - begun
                 seen = [float(np.median(p)) for p in (*self.placements, *self._throttled)]
-                if not go_on(seen, wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget):
+                if not go_on(self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget):
                     break
         if not self.placements:
             # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.
@@ -270,7 +279,7 @@ class Sampling:
             if (
                 enough(both, wanted=self._plan.precision, spent=spent, budget=budget)
                 if together
-                else enough_in_turn(both[0], self.medians, wanted=self._plan.precision, placements=wanted, most=quota)
+                else enough_in_turn(both[0], self._counting(self.medians), wanted=self._plan.precision, placements=wanted, most=quota)
             ):
                 break
         self.discarded += sum(map(len, self._lost))
@@ -281,10 +290,9 @@ class Sampling:
         self._kept, self._lost = [[] for _ in range(self.target.places)], [[] for _ in range(self.target.places)]
 
     def _note_precision(self, wanted: int) -> None:
-        medians = self.medians
-        width = half_width(medians)
-        if len(medians) < wanted:
-            self.notes.append(f"{len(medians)} of {wanted} placements")
+        if len(self.placements) < wanted:
+            self.notes.append(f"{len(self.placements)} of {wanted} placements")
+        medians, width = self._counting(self.medians), self.half_width
         if width is not None and not precise(medians, self._plan.precision):
             share = format_share(width / float(np.mean(medians)))
             self.notes.append(

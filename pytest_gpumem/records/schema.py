@@ -45,7 +45,7 @@ SWEEPS_KEY = "gpumem_l2_sweeps"
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
     Missing: ("key",),
-    Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread"),
+    Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread", "modes"),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }

@@ -50,6 +50,16 @@ def test_absolute_limits(bench: Any, h100: DeviceFacts, limits: dict[str, str], 
     assert (verdict.outcome, verdict.code) == (outcome, Code.NOISY if outcome is Outcome.UNDECIDED else None)
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_latency": "1 s"}, {"max_regression": "5%"}])
+def test_a_latency_that_is_hardly_known_passes_nothing(bench: Any, h100: DeviceFacts, limits: dict[str, str]) -> None:
+    known, hardly = (bench.measurement(half_width=share * 268e-6) for share in (0.4, 1.51))
+    assert judge(known, held(**limits), h100, bench.baseline(3), strict=False).outcome is Outcome.PASS
+    verdict = judge(hardly, held(**limits), h100, [hardly], strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+    assert "± 151 %" in verdict.reason
+    assert judge(hardly, held(max_latency="1 us"), h100, [], strict=False).outcome is Outcome.FAIL
+
+
 def test_the_sentence_has_figure_limit_origin_distance_margin_and_samples(bench: Any, h100: DeviceFacts) -> None:
     verdict = judge(bench.measurement(samples=3), held(min_bandwidth="3.2 TB/s"), h100, [], strict=False)
     assert verdict.reason.startswith("3005 GB/s is below min_bandwidth 3200 GB/s (marker) by 6.10 %, margin 0.2")
