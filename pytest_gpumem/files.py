@@ -11,9 +11,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
 
     The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
-
-    Raises:
-        OSError: the folder is missing or not writable; `path` is unchanged.
+    Raises `OSError`: the folder is missing or not writable; `path` is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     if _is_special(path):
@@ -35,9 +33,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def append_whole(path: Path, text: str) -> None:
     """Append `text` to a file in one write, so that text which other processes append does not end up inside it.
-
-    Raises:
-        OSError: the file is not writable.
+    Raises `OSError`: the file is not writable.
     """
     with open(path, "ab", buffering=0) as file:
         file.write(text.encode())

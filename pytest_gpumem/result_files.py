@@ -40,11 +40,7 @@ class Results:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        FileError: it cannot be read, or is too large.
-    """
+    """The bytes of a file. Raises `FileError`: it cannot be read, or is too large."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):
@@ -59,11 +55,7 @@ def content(path: Path) -> bytes:
 
 
 def parsed(text: bytes) -> Any:
-    """The JSON value of a file.
-
-    Raises:
-        FileError: it is not JSON.
-    """
+    """The JSON value of a file. Raises `FileError`: it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,11 +63,7 @@ def parsed(text: bytes) -> Any:
 
 
 def document_in(value: object) -> Document:
-    """The run in the value of a file.
-
-    Raises:
-        FileError: it holds none, or impossible values.
-    """
+    """The run in the value of a file. Raises `FileError`: it holds none, or impossible values."""
     if not isinstance(value, Mapping) or "gpumem" not in value:
         raise FileError("holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them")
     try:
@@ -88,9 +76,7 @@ def document_in(value: object) -> Document:
 
 def load(path: Path) -> Document | None:
     """The run in a file; None where the file is empty, as pytest-benchmark leaves it where nothing was measured.
-
-    Raises:
-        FileError: the file cannot be read, or holds no run.
+    Raises `FileError`: the file cannot be read, or holds no run.
     """
     text = content(path)
     return document_in(parsed(text)) if text.strip() else None
@@ -98,9 +84,7 @@ def load(path: Path) -> Document | None:
 
 def load_results(path: Path) -> Results:
     """Everything that a session with `--gpumem` wrote to the file of `--benchmark-json`.
-
-    Raises:
-        ResultsError: the file cannot be read, is something else, or holds impossible values.
+    Raises `ResultsError`: the file cannot be read, is something else, or holds impossible values.
     """
     try:
         value = parsed(content(path))

@@ -581,10 +581,7 @@ def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[s
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Variables for a pytest that a command starts: these options have their defaults, whatever its arguments, the ini file and the
     environment say. So a command that judges saves nothing, even if `addopts` asks for it.
-
-    Args:
-        environment: all environment variables.
-        names: of options, or `ANNOUNCE`.
+    `names`: of options, or `ANNOUNCE`.
     """
     return {**environment, SWITCHED_OFF: ",".join(sorted({*switched_off(environment), *names}))}
 
@@ -646,9 +643,7 @@ def resolve(
 
 def marker_keywords(marks: Iterable[Mark]) -> dict[str, Any]:
     """The keywords of several `gpumem` marks of one test, the closest mark (first, as `iter_markers` gives them) winning.
-
-    Raises:
-        SettingsError: a mark has positional arguments.
+    Raises `SettingsError`: a mark has positional arguments.
     """
     merged: dict[str, Any] = {}
     for mark in marks:
@@ -659,11 +654,7 @@ def marker_keywords(marks: Iterable[Mark]) -> dict[str, Any]:
 
 
 def marker_gpus(keywords: Mapping[str, Any]) -> int | None:
-    """How many GPUs a marker asks for; None if it does not say.
-
-    Raises:
-        SettingsError: an unknown keyword, or no whole number.
-    """
+    """How many GPUs a marker asks for; None if it does not say. Raises `SettingsError`: an unknown keyword, or no whole number."""
     found: int | None = _parsed_keywords(keywords, "marker").get("gpus")
     return found
 
@@ -673,9 +664,7 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
 
     A limit that is given as None is lifted: it stands in `origin` with the value None, and no default takes its place.
     Numbers are taken as seconds and bytes per second.
-
-    Raises:
-        SettingsError: an unknown keyword, or a value that cannot be read.
+    Raises `SettingsError`: an unknown keyword, or a value that cannot be read.
     """
     from pytest_gpumem.records.measurement import Limits
 
@@ -696,9 +685,7 @@ def _refuse_contradictions(limits: Mapping[str, str | None], origins: Mapping[st
 
 def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Overrides:
     """The settings of a marker or of a single measurement besides limits.
-
-    Raises:
-        SettingsError: an unknown keyword, a value that cannot be read, or a budget for the whole run.
+    Raises `SettingsError`: an unknown keyword, a value that cannot be read, or a budget for the whole run.
     """
     given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in Overrides._fields}
     if (budget := given.get("budget")) is not None:
@@ -737,7 +724,6 @@ def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings,
 
     Args:
         call, marker: what they set.
-        settings: of the session.
         names: the limits that apply.
     """
     from pytest_gpumem.records.measurement import Limits

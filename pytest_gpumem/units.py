@@ -83,11 +83,7 @@ class Budget(NamedTuple):
 
 
 def parse_bytes(value: str | int) -> int:
-    """Bytes of a size such as "64 MiB", or of a plain int.
-
-    Raises:
-        QuantityError: not a size, negative, or not a whole number of bytes.
-    """
+    """Bytes of a size such as "64 MiB", or of a plain int. Raises `QuantityError`: not a size, negative, or not a whole number of bytes."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
         if operator.index(value) < 0:
             raise _refused(value, SIZES_ACCEPTED, "is negative")
@@ -99,11 +95,7 @@ def parse_bytes(value: str | int) -> int:
 
 
 def parse_time(value: str | float) -> float:
-    """Seconds of a time such as "12 us", or of a plain number of seconds.
-
-    Raises:
-        QuantityError: not a time, negative or not finite.
-    """
+    """Seconds of a time such as "12 us", or of a plain number of seconds. Raises `QuantityError`: not a time, negative or not finite."""
     if _is_number(value):
         return _finite(value, TIMES_ACCEPTED, value)
     return _finite(value, TIMES_ACCEPTED, _exact(value, _TIMES, TIMES_ACCEPTED) / 10**9)
@@ -111,9 +103,7 @@ def parse_time(value: str | float) -> float:
 
 def parse_rate(value: str | float) -> float | Share:
     """Bytes per second of a rate such as "2.4 TB/s" or of a plain number; a `Share` for "85% of peak".
-
-    Raises:
-        QuantityError: not a rate, negative, not finite, or above 100% of peak.
+    Raises `QuantityError`: not a rate, negative, not finite, or above 100% of peak.
     """
     if _is_number(value):
         return _finite(value, RATES_ACCEPTED, value)
@@ -129,9 +119,7 @@ def parse_share(value: str) -> float:
     """The share of a text such as "0.1%": 0.001.
 
     A plain number is refused: 0.1 could mean 10 % or 0.1 %.
-
-    Raises:
-        QuantityError: not a share, or negative.
+    Raises `QuantityError`: not a share, or negative.
     """
     match = re.fullmatch(_SHARE, value.strip()) if isinstance(value, str) else None
     if match is None:
@@ -160,9 +148,7 @@ def _sum(value: str, parts: list[str], parse: Callable[[str], Number], accepted:
 
 def parse_margin(value: str) -> Margin:
     """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us".
-
-    Raises:
-        QuantityError: not a margin, the same kind of part twice, or zero.
+    Raises `QuantityError`: not a margin, the same kind of part twice, or zero.
     """
     # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
     parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
@@ -174,9 +160,7 @@ def parse_margin(value: str) -> Margin:
 
 def parse_growth(value: str) -> tuple[float, int]:
     """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB": its share and its bytes.
-
-    Raises:
-        QuantityError: not a growth, or the same kind of part twice.
+    Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
     parts = value.split("+") if isinstance(value, str) else []
     relative, absolute = _sum(value, parts, parse_bytes, GROWTHS_ACCEPTED)
@@ -187,13 +171,8 @@ def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float,
     """The allowed growth of a text such as "baseline", "baseline + 2" or "baseline + 5% + 64 KiB": its share and its amount.
 
     None for a text that does not begin with "baseline".
-
-    Args:
-        value: the text.
-        parse: of an amount.
-
-    Raises:
-        QuantityError: not a growth, or the same kind of part twice.
+    `parse`: of an amount.
+    Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
     base, *parts = value.split("+")
     if not base.strip().startswith("baseline"):
@@ -206,9 +185,7 @@ def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float,
 
 def parse_claim(value: str) -> tuple[float, str]:
     """The factor and the label of a claim such as "20 x faulting"; the factor of "faulting" is 1.
-
-    Raises:
-        QuantityError: no label, or a factor below 1.
+    Raises `QuantityError`: no label, or a factor below 1.
     """
     match = re.fullmatch(_CLAIM, value.strip()) if isinstance(value, str) else None
     if match is None:
@@ -224,9 +201,7 @@ def parse_budget(value: str | float) -> Budget:
 
     Times in ns, us, ms and s are for each measurement, times in min and h for the whole run, unless "total" or "each" follows the time.
     A plain number is seconds for each measurement.
-
-    Raises:
-        QuantityError: not a budget, or zero.
+    Raises `QuantityError`: not a budget, or zero.
     """
     if _is_number(value):
         written, word, seconds = "", "each", _finite(value, BUDGETS_ACCEPTED, value)

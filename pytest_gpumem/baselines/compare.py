@@ -59,7 +59,6 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
 
     Args:
         base: the side that serves as the baseline.
-        head: the other side.
         max_regression: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
         force: compare results of different GPUs too.
 
@@ -137,11 +136,7 @@ def _refuse_same_file(base: Side, head: Side) -> None:
 
 
 def _incomparable(base: Side, head: Side) -> str | None:
-    """Why the sides are of different GPUs; None if they are of one kind.
-
-    Raises:
-        SideError: one is simulated and one is real.
-    """
+    """Why the sides are of different GPUs; None if they are of one kind. Raises `SideError`: one is simulated and one is real."""
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
         raise SideError("simulated results are never compared with a GPU's")

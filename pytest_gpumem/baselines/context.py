@@ -29,8 +29,6 @@ def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | Non
     An unknown value on either side is no difference. A change is reported until the window has moved past it.
 
     Args:
-        measurement: of this run.
-        facts: the device of this run.
         test_source: as `Row.test_source`.
         window: the runs to compare with, oldest first.
     """

@@ -166,10 +166,7 @@ class Baseline:
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
         """The newest runs of a row since its reset.
-
-        Args:
-            row_key: `Row.key` of a measurement.
-            comparable: True for a past measurement that can be compared. Where there is none, the window holds the others.
+        `comparable`: True for a past measurement that can be compared. Where there is none, the window holds the others.
         """
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if comparable(one.measurement))
@@ -217,7 +214,6 @@ def assemble(
     """Build a baseline from the files that count.
 
     Args:
-        rows: in any order.
         resets: in any order; the last one of a row counts.
         processes: number of processes in the files.
         window: newest runs of a row to compare with.

@@ -166,11 +166,7 @@ def digest(content: object) -> str:
 
 
 def read(text: bytes) -> Content:
-    """Read what `written` wrote.
-
-    Raises:
-        LayoutError: not JSON, another version, a wrong digest, or impossible values.
-    """
+    """Read what `written` wrote. Raises `LayoutError`: not JSON, another version, a wrong digest, or impossible values."""
     if text.startswith(_LFS):
         raise LayoutError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
     try:

@@ -105,9 +105,7 @@ class Side:
 
 def side(given: str) -> Side:
     """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
-
-    Raises:
-        SideError: no file, a file that cannot be used, a copy, or nothing was measured.
+    Raises `SideError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
     seen: dict[str, Path] = {}
     files = []

@@ -115,9 +115,7 @@ class Store:
         """Write the rows that passed into a new file.
 
         Args:
-            rows: the judged rows of this run.
             revision: revision of the measured code, such as a commit id; None if unknown.
-            settings: the session's settings as plain values.
             baseline: the baseline that they were judged against; None: load it.
 
         Raises:
@@ -203,11 +201,6 @@ def reset(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, re
 
     Args:
         folder: holds a folder for each device key.
-        key: key of the device.
-        rows: keys of the rows.
-        reason: why.
-        who: who accepts it.
-        revision: revision of the accepted code.
 
     Returns:
         The new file.
@@ -223,11 +216,7 @@ def reset(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, re
 
 
 def row_keys(folder: Path, key: str) -> dict[str, str]:
-    """By row key, the node id of every row in the files of one kind of device.
-
-    Raises:
-        BaselineError: as `Store.load`.
-    """
+    """By row key, the node id of every row in the files of one kind of device. Raises `BaselineError`: as `Store.load`."""
     found: dict[str, str] = {}
     for _, content in _files(place(folder, key)):
         found |= {row.key: row.nodeid for row in content.rows}
@@ -236,11 +225,7 @@ def row_keys(folder: Path, key: str) -> dict[str, str]:
 
 
 def load_file(path: Path) -> Content:
-    """Read one file and check it.
-
-    Raises:
-        BaselineError: as `Store.load`.
-    """
+    """Read one file and check it. Raises `BaselineError`: as `Store.load`."""
     try:
         # Reading a pipe would wait, reading a device never end.
         if not stat.S_ISREG(path.stat().st_mode):

@@ -23,11 +23,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def python_stack(skip: int = 0) -> tuple[Frame, ...]:
-    """The Python frames of this thread, the innermost last.
-
-    Args:
-        skip: innermost frames to leave out, besides that of this function.
-    """
+    """The Python frames of this thread, the innermost last. `skip`: innermost frames to leave out, besides that of this function."""
     found: list[Frame] = []
     frame = sys._getframe(skip + 1)
     while frame is not None:
@@ -62,7 +58,6 @@ def sites(accounts: Accounts, root: Path, referrers: Callable[[Allocated], tuple
 
     Args:
         accounts: of the test; its allocations have stacks.
-        root: pytest's root folder.
         referrers: tells what refers to an allocation that is kept.
     """
     groups: dict[tuple[str, int, str, str, MemoryPlace], _Group] = {}

@@ -16,11 +16,7 @@ def below_context(nbytes: int, own: int) -> str:
 
 
 def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
-    """Check that a part is not empty and lies within its allocation.
-
-    Raises:
-        DeviceError: names the part and the allocation.
-    """
+    """Check that a part is not empty and lies within its allocation. Raises `DeviceError`: names the part and the allocation."""
     if allocation.freed:
         raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
@@ -34,10 +30,7 @@ MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
     """Why the set-aside cannot be changed on a device, or None.
-
-    Args:
-        facts: the device.
-        set_aside: reads the bytes that are set aside now; called under MPS only.
+    `set_aside`: reads the bytes that are set aside now; called under MPS only.
     """
     if facts.mig_profile is not None:
         return f"{facts.name} (MIG profile {facts.mig_profile}) has no persisting L2: the set-aside is disabled in MIG mode"
@@ -60,9 +53,7 @@ def fixed_by_mps(amount: str) -> str:
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
     """Check a window before it reaches the driver.
-
-    Raises:
-        DeviceError: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.
+    Raises `DeviceError`: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.
     """
     if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
         raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible")
@@ -74,9 +65,7 @@ def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
 
 def nodes_of(allocation: Allocation, node_bytes: int) -> int:
     """Number of nodes of a cycle that fills an allocation.
-
-    Raises:
-        DeviceError: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31 - 1.
+    Raises `DeviceError`: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31 - 1.
     """
     if node_bytes % 4 or node_bytes <= 0:
         raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")

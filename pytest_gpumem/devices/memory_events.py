@@ -209,12 +209,7 @@ class Accounts:
 
 
 def account(steps: Sequence[Step], begin: float) -> Accounts:
-    """Add up the steps of an interval.
-
-    Args:
-        steps: in their order.
-        begin: when the interval began, on the steps' clock.
-    """
+    """Add up the steps of an interval. `begin`: when the interval began, on the steps' clock."""
     found: dict[Series, _Account] = {}
     device = peak = driver = driver_peak = 0
     peak_index = -1
@@ -269,7 +264,6 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
     """Give a pool that reports only the sum of its segments the allocations of the driver that make it up.
 
     Args:
-        steps: of the interval.
         library: the pool's.
         nbytes: by which its segments grew over the interval, beyond those that are known.
 
@@ -292,7 +286,6 @@ def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> 
     """Give a library the allocations of the driver that belong to its handles.
 
     Args:
-        steps: of the interval.
         library: whose handles.
         sizes: bytes of each allocation that one handle makes.
 

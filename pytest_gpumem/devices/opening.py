@@ -61,9 +61,7 @@ def choose(choice: str, *, seed: int = 0) -> Chosen:
 
 def look(pci_bus_id: str | None) -> Card:
     """The state of the card at a PCI bus id, or of the first one, from the driver; without a context, and without CuPy.
-
-    Raises:
-        NoDevice: there is no driver or no such card, or nvidia-ml-py is not installed.
+    Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed.
     """
     try:
         from pytest_gpumem.devices.cuda.nvml import NvmlUnavailable, read_card

@@ -29,12 +29,7 @@ class PageEvent(NamedTuple):
 
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
-    """Add events up.
-
-    Args:
-        events: all events, in any order.
-        maps: True if mappings are recorded too.
-    """
+    """Add events up. `maps`: True if mappings are recorded too."""
     by_kind: dict[str, list[PageEvent]] = {}
     for one in sorted(events, key=lambda e: e.start):
         by_kind.setdefault(one.kind, []).append(one)

@@ -36,10 +36,7 @@ class _Way(NamedTuple):
 
 def referrers_of(target: Any, ignored: Collection[int] = ()) -> tuple[str, ...]:
     """How an object is reached, such as "`cache['x'][3]` of the module app"; at most `MOST`, the shortest ways first.
-
-    Args:
-        target: the object.
-        ignored: `id` of objects that refer to it and do not count. Frames of this package never do.
+    `ignored`: `id` of objects that refer to it and do not count. Frames of this package never do.
     """
     seen = {id(target), *ignored}
     found: list[str] = []

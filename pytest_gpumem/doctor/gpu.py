@@ -48,7 +48,6 @@ def identity(machine: Machine, facts: DeviceFacts | None, reason: str, card: Car
     """Driver and GPU.
 
     Args:
-        machine: the examined machine.
         facts: the GPU as CUDA describes it; None if no GPU can be used.
         reason: why `facts` is None.
         card: the card as NVML describes it; None if NVML does not answer.

@@ -84,9 +84,7 @@ def load(given: str) -> SideEvidence:
     """The evidence in a file, a folder of files or a quoted pattern, as for `gpumem compare`.
 
     Of a single file all rows count, also throttled ones and those of failed tests: their fault may be the cause.
-
-    Raises:
-        ExplainError: there is no file, or one that cannot be used.
+    Raises `ExplainError`: there is no file, or one that cannot be used.
     """
     try:
         found = side(given)
@@ -124,13 +122,7 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
 
 
 def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
-    """The file of some measurements of a side.
-
-    Args:
-        one: the side.
-        keys: of the measurements.
-        utc: when, as ISO 8601.
-    """
+    """The file of some measurements of a side. `keys`: of the measurements."""
     verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
     rows = []
     for key in keys:

@@ -230,9 +230,7 @@ _OPENS, _CLOSES = "<([{", ">)]}"
 
 def base_name(name: str) -> str:
     """The function alone, without return type, namespaces, template arguments and parameters, as Nsight's base names.
-
-    Args:
-        name: demangled, or mangled as CUPTI reports it (Itanium C++ ABI); any other name is returned as it is.
+    `name`: demangled, or mangled as CUPTI reports it (Itanium C++ ABI); any other name is returned as it is.
     """
     if name.startswith("_Z"):
         return _mangled(name) or name

@@ -73,8 +73,6 @@ def results_of(results: Path, finished: child.Finished, *, problem: str | None =
     """The measurements of a child.
 
     Args:
-        results: its results file.
-        finished: the run.
         problem: the cause in the profiler's output, if there is one.
         under: the profiler, for the message; empty without one.
 
@@ -103,13 +101,7 @@ def trace_needed(measured: Iterable[Measurement]) -> bool:
 
 def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]:
     """Run one side under Nsight Systems: kernels, copies and pages of its measured launches, by row key.
-
-    Args:
-        run: the side's tests.
-        echo: receives each line that pytest and nsys print.
-
-    Raises:
-        NotProfiled: nsys is missing, or wrote no report that can be read.
+    Raises `NotProfiled`: nsys is missing, or wrote no report that can be read.
     """
     program = _program(NSYS, run)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -132,14 +124,8 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
 
 def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
     """Run one side under Nsight Compute: counters of its measured launches, by row key.
-
-    Args:
-        run: the side's tests.
-        echo: receives each line that pytest and ncu print.
-        hot: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
-
-    Raises:
-        NotProfiled: ncu is missing, may not count, or saw no kernel.
+    `hot`: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
+    Raises `NotProfiled`: ncu is missing, may not count, or saw no kernel.
     """
     program = _program(NCU, run)
     for further in (ACCESS_METRICS, ()):  # if ncu refuses them, sectors per request alone tell the access pattern
@@ -296,11 +282,7 @@ def _no_tests(tests: Sequence[str]) -> str:
 
 
 def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo) -> SideEvidence:
-    """Measure head alone, for a base that was measured before.
-
-    Raises:
-        NothingMeasured: it measured none of the tests.
-    """
+    """Measure head alone, for a base that was measured before. Raises `NothingMeasured`: it measured none of the tests."""
     rows: list[Row] = []
     run = SideRun(tree, tree, (*WATCH, *request.arguments), request.tests, environment)
     for number in range(request.pairs):

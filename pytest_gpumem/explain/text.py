@@ -20,13 +20,7 @@ RATE_VARIES = 0.01
 
 
 def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
-    """The explanation of one measurement: its slow-down, each cause with its part, and the rest.
-
-    Args:
-        key: `Row.key` of the measurement.
-        explanation: of it.
-        width: of a line, in characters.
-    """
+    """The explanation of one measurement: its slow-down, each cause with its part, and the rest. `key`: `Row.key` of the measurement."""
     key, explanation = printable(key), printable(explanation)
     slow_down = explanation.slow_down
     ends = f"{change(slow_down.low / slow_down.base)} to {change(slow_down.high / slow_down.base)}, {100 * slow_down.confidence:.0f} %"

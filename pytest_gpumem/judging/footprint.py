@@ -133,8 +133,6 @@ def judge_footprint(
     """One finding for each limit that is set.
 
     Args:
-        footprint: of this run.
-        limits: of the row.
         past: the accepted runs of the row, oldest first.
         names: the limits to judge.
         no_history: why there is no accepted run.

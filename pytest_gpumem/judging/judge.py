@@ -37,9 +37,6 @@ def judge(
     """Judge one measurement.
 
     Args:
-        measurement: of this run.
-        limits: its limits.
-        facts: its device.
         history: accepted rows of the same test and label, one a run. Rows of another mode are left out; if the others were measured
             differently, the verdict is UNDECIDED.
         strict: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
@@ -114,7 +111,6 @@ def same_code(measurement: Measurement, alike: Sequence[Measurement], comparison
     Never for rows by the host's clock: what the host does between its calls was not watched.
 
     Args:
-        measurement: of this run.
         alike: the accepted runs that it is compared with.
         comparison: their difference.
         delta: allowed slow-down, as a share.
@@ -144,15 +140,7 @@ def _lowest(measurement: Measurement, name: str) -> float | None:
 def repeatable(
     measurement: Measurement, limits: Limits, verdict: Verdict, history: Sequence[Measurement], first: Measurement | None = None
 ) -> bool:
-    """True if further processes of this run may decide an undecided row.
-
-    Args:
-        measurement: of this run.
-        limits: its limits.
-        verdict: its verdict so far.
-        history: as for `judge`.
-        first: as for `judge`.
-    """
+    """True if further processes of this run may decide an undecided row."""
     if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
         return False
     if verdict.code is Code.CONDITIONS:
@@ -262,9 +250,6 @@ def _of_this_device(
 
     Args:
         found: about a change against the baseline.
-        measurement: of this run.
-        facts: its device.
-        changes: as for `judge`.
         beyond: share by which the bound of the row's change lies beyond its limit.
         sign: 1 for a slow-down, -1 for a gain.
     """
@@ -323,7 +308,6 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
 
     Args:
         measurement: this process's.
-        key: `Row.key`.
         further: rows of each further process by their key.
     """
     every = [measurement, *(rows[key].measurement if key in rows else None for rows in further)]

@@ -141,7 +141,6 @@ def _exact(
 
     Args:
         count: of a measurement, or why it has none.
-        words: a count in words.
         causes: what adds up to the count, in words.
     """
 
@@ -308,11 +307,7 @@ def absolute(
     past: Sequence[Measurement] = (),
     names: Collection[str] = tuple(RULES),
 ) -> Iterator[Finding]:
-    """One finding for each limit that is set and among `names`.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
-    """
+    """One finding for each limit that is set and among `names`. Raises `QuantityError`: a limit that cannot be read."""
     for name in names:
         if (written := getattr(limits, name)) is not None:
             finding = RULES[name](_Judged(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past))

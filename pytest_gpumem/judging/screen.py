@@ -79,7 +79,6 @@ def since(found: Difference, now: Measurement, first: Measurement) -> Difference
 
     Args:
         found: the run against its baseline.
-        now: the run.
         first: the first accepted run.
     """
     alone = difference(now, [first])
@@ -87,11 +86,7 @@ def since(found: Difference, now: Measurement, first: Measurement) -> Difference
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
-    """The slow-down that `max_regression` allows, as a share; 0 without a limit.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
-    """
+    """The slow-down that `max_regression` allows, as a share; 0 without a limit. Raises `QuantityError`: a limit that cannot be read."""
     return parse_margin(written).over(baseline_latency(history)) if written is not None else 0.0
 
 
@@ -117,8 +112,6 @@ def judge_change(
     """The finding about a slow-down against the baseline.
 
     Args:
-        measurement: of this run.
-        found: its difference from the baseline.
         comparison: `found` as shares (`compared`).
         delta: allowed slow-down, as a share.
         limit: the limit's name, value and origin.
@@ -154,9 +147,7 @@ def judge_creep(
 
 def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding | None:
     """The finding about a gain that makes the baseline stale; None without one beyond doubt.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
+    Raises `QuantityError`: a limit that cannot be read.
     """
     variance, limit = found.variance(), math.log1p(-parse_share(written))
     if not _known(found) or found.log + variance.reach(LOWER) >= limit or variance.chance(limit - found.log) > family.threshold:

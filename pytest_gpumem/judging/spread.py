@@ -58,9 +58,7 @@ def placement_spread(latency: float) -> float:
     """Expected spread between buffer placements of one process, as a share of the latency.
 
     Measured: 0.16 % at 183 us, 0.29 % at 24.8 us, 0.94 % at 5.4 us.
-
-    Args:
-        latency: seconds, above 0.
+    `latency`: seconds, above 0.
     """
     return _interpolated(_BETWEEN_PLACEMENTS, latency)
 
@@ -69,9 +67,7 @@ def session_spread(latency: float) -> float:
     """Expected spread between sessions (another hour, another card of the same kind), as a share of the latency.
 
     0.25 % at 5.4 us, 0.07 % at 24.8 us, from three sessions on two cards; 0.04 % at 183 us is assumed.
-
-    Args:
-        latency: seconds, above 0.
+    `latency`: seconds, above 0.
     """
     return _interpolated(_BETWEEN_SESSIONS, latency)
 

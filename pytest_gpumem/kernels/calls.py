@@ -183,11 +183,7 @@ def requested_bytes(accesses: Sequence[Access]) -> int:
 
 
 def sectors_per_request(accesses: Sequence[Access]) -> float:
-    """Mean sectors of the requests of one launch: 4 if all are coalesced, up to 32.
-
-    Raises:
-        ValueError: no access asks for anything.
-    """
+    """Mean sectors of the requests of one launch: 4 if all are coalesced, up to 32. Raises `ValueError`: no access asks for anything."""
     asked = requested_bytes(accesses)
     if not asked:
         raise ValueError("no access asks for a byte: there is no request whose sectors could be counted")
@@ -199,8 +195,6 @@ def predicted_share(accesses: Sequence[Access]) -> float:
 
     A prediction, not a bound. Sectors that neighbouring warps share are moved once, so a misaligned copy is faster; DRAM that moves more
     than a sector at a time makes wide strides slower.
-
-    Raises:
-        ValueError: no access asks for anything.
+    Raises `ValueError`: no access asks for anything.
     """
     return SECTORS_COALESCED / sectors_per_request(accesses)

@@ -81,14 +81,7 @@ class _Symbol:
 
 
 class Cubin:
-    """The kernels of a cubin.
-
-    Args:
-        content: the file.
-
-    Raises:
-        NotACubin: also by every other member, where a section is damaged.
-    """
+    """The kernels of a cubin. Raises `NotACubin`: also by every other member, where a section is damaged."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -117,14 +110,7 @@ class Cubin:
         return tuple(sorted(self._kernels))
 
     def kernel(self, name: str) -> MachineCode:
-        """One kernel.
-
-        Args:
-            name: mangled name.
-
-        Raises:
-            NoSuchKernel: there is none of that name.
-        """
+        """One kernel. Raises `NoSuchKernel`: there is none of that name."""
         if name not in self._kernels:
             raise NoSuchKernel(name)
         symbol = self._kernels[name]

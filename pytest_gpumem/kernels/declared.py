@@ -58,9 +58,7 @@ _CUDA, _TRITON = ("source", "entries", "options"), ("triton", "signature", "num_
 
 def project(folder: Path) -> Project:
     """The declarations in `pyproject.toml`; none where there is no such file or table.
-
-    Raises:
-        BadDeclaration: the file cannot be read, or something in its table cannot be used.
+    Raises `BadDeclaration`: the file cannot be read, or something in its table cannot be used.
     """
     file = folder / "pyproject.toml"
     try:
@@ -87,11 +85,7 @@ def project(folder: Path) -> Project:
 
 
 def check_architecture(text: str, where: str) -> None:
-    """That a text is an architecture of machine code.
-
-    Raises:
-        BadDeclaration: it is not.
-    """
+    """That a text is an architecture of machine code. Raises `BadDeclaration`: it is not."""
     if not re.fullmatch(r"sm_[0-9]{2,3}[af]?", text):
         raise BadDeclaration(f'{where}: {text!r} is no architecture; accepted is such as "sm_90"')
 

@@ -68,12 +68,8 @@ def plateau(bandwidths: Sequence[float]) -> float:
 
     It is the median of the bandwidths that lie nearer to the highest than to the last, which belongs to a footprint too large for the
     cache. Footprints so small that the launch's own time shows are slower and do not count; nor does a single fast one.
-
-    Args:
-        bandwidths: by ascending footprint, in one unit.
-
-    Raises:
-        ValueError: no bandwidths, or no fall: the last is the highest.
+    `bandwidths`: by ascending footprint, in one unit.
+    Raises `ValueError`: no bandwidths, or no fall: the last is the highest.
     """
     if not bandwidths:
         raise ValueError("a sweep without a bandwidth has no plateau")

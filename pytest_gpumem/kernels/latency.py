@@ -85,9 +85,7 @@ def _starts_inside(call: Call) -> str | None:
 
 def _reached(nodes: Any, node: int, steps: int) -> int:
     """The node reached, by squaring the map from node to next node: log2(steps) gathers in place of a walk on the host.
-
-    Raises:
-        ValueError: an index points outside the nodes; they hold no cycle.
+    Raises `ValueError`: an index points outside the nodes; they hold no cycle.
     """
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
@@ -167,11 +165,7 @@ def random_cycle(nodes: int, seed: int, length: int | None = None) -> Any:
     """For each node the next one, as 32-bit integers: a single random cycle through `length` nodes, one of each of as many equal blocks.
 
     Node 0 is on the cycle, and every node that is not leads there: a walk may start anywhere.
-
-    Args:
-        nodes: number of nodes.
-        seed: of the order.
-        length: of the cycle; default and most: all nodes. A cycle of a few is made in a fraction of the time.
+    `length`: of the cycle; default and most: all nodes. A cycle of a few is made in a fraction of the time.
     """
     random = np.random.default_rng(seed)
     if length is None or length >= nodes:

@@ -37,9 +37,7 @@ def folder() -> Path:
 
     An editable install, or a checkout as the working directory, has no shipped copy: setuptools' `package-dir` mapping takes effect
     only when a wheel is built.
-
-    Raises:
-        SourceMissing: there is neither.
+    Raises `SourceMissing`: there is neither.
     """
     shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
     for candidate in (shipped, checkout):
@@ -50,9 +48,7 @@ def folder() -> Path:
 
 def read(name: str) -> str:
     """Text of the source file `name`, such as "stream.cu".
-
-    Raises:
-        SourceMissing: there is no such file; the message names the folder and what is in it.
+    Raises `SourceMissing`: there is no such file; the message names the folder and what is in it.
     """
     path = folder() / name
     try:

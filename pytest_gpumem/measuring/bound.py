@@ -46,20 +46,14 @@ class BoundKernel:
         return self.kernel.name
 
     def with_grid(self, blocks: int) -> BoundKernel:
-        """The same kernel launched with `blocks` blocks.
-
-        Raises:
-            BadCall: `blocks` is not a positive integer.
-        """
+        """The same kernel launched with `blocks` blocks. Raises `BadCall`: `blocks` is not a positive integer."""
         if isinstance(blocks, bool) or not isinstance(blocks, Integral) or blocks <= 0:
             raise BadCall(f"with_grid() takes a positive number of blocks, not {blocks!r}")
         return replace(self, blocks=int(blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
         """The same kernel, whose untimed calls run on a persisting stream, under its window.
-
-        Raises:
-            BadWindow: it is not the stream that carries the window, or its block has ended.
+        Raises `BadWindow`: it is not the stream that carries the window, or its block has ended.
         """
         if stream.closed:
             raise BadWindow("a persisting stream whose `with` block has ended has no window, which an untimed call could run under")
@@ -80,9 +74,7 @@ class BoundKernel:
 
     def arguments(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Sort a call's arguments into buffers and scalars by parameter name.
-
-        Raises:
-            BadCall: too many, missing, unknown or ill-typed arguments, or arrays of different or unsupported element types.
+        Raises `BadCall`: too many, missing, unknown or ill-typed arguments, or arrays of different or unsupported element types.
         """
         kernel = self.kernel
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
@@ -133,11 +125,7 @@ class BoundKernel:
             raise BadCall(f"{signature} takes arrays of {', '.join(self.kernel.dtypes)}, not {', '.join(types)}")
 
     def call(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Call:
-        """The call's facts: its arrays' shapes and its scalars.
-
-        Raises:
-            BadCall: the kernel refuses the sizes.
-        """
+        """The call's facts: its arrays' shapes and its scalars. Raises `BadCall`: the kernel refuses the sizes."""
         call = Call({name: buffer.facts for name, buffer in buffers.items()}, dict(values), self.blocks)
         wrong = self.kernel.check(call) if self.kernel.check is not None else None
         if wrong:
@@ -146,9 +134,7 @@ class BoundKernel:
 
     def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
         """The accesses of one launch with these arguments, which are those of a call; launches nothing.
-
-        Raises:
-            BadCall: the arguments do not fit.
+        Raises `BadCall`: the arguments do not fit.
         """
         return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
 
@@ -162,11 +148,7 @@ class BoundKernel:
                 buffer.written = True
 
     def expected(self, arrays: Mapping[str, Any], values: Mapping[str, int | float]) -> Mapping[str, Any]:
-        """The reference's result.
-
-        Raises:
-            BadCall: the reference refuses the content of the arguments.
-        """
+        """The reference's result. Raises `BadCall`: the reference refuses the content of the arguments."""
         assert self.kernel.reference is not None
         try:
             return self.kernel.reference(arrays, values)
@@ -177,9 +159,7 @@ class BoundKernel:
         self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
     ) -> Launch:
         """The launch for the device, with the buffers where they now are, or with `copies` of some of them.
-
-        Raises:
-            Unsupported: a block needs more shared memory than the device has for one.
+        Raises `Unsupported`: a block needs more shared memory than the device has for one.
         """
         call, facts = self.call(buffers, values), self.device.facts
         shape = self.kernel.shape(facts, call)
@@ -195,9 +175,7 @@ class BoundKernel:
 
 class Kernels:
     """The catalogue on one device: `kernels.triad` is a `BoundKernel`.
-
-    Raises:
-        NoSuchKernel: no kernel of that name; the message names the nearest.
+    Raises `NoSuchKernel`: no kernel of that name; the message names the nearest.
     """
 
     def __init__(self, device: Device) -> None:

@@ -69,9 +69,7 @@ class Conductor:
         moved: int | None = None,
     ) -> Target:
         """Describe what the short form measures: a kernel of the catalogue, work or any callable, with its arguments.
-
-        Raises:
-            BadCall: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
+        Raises `BadCall`: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
         """
         if stream is not None and not isinstance(stream, PersistingStream):
             raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
@@ -100,7 +98,6 @@ class Conductor:
 
         Args:
             build: makes the case at each placement.
-            arena: the test's.
             persisting: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
         """
         if not callable(build):

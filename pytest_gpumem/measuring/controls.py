@@ -35,10 +35,7 @@ def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
 
     One element would not do: the address of a written line changes the reading by as much as processes differ (standard deviation 52 ns
     on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
-
-    Args:
-        facts: of the device.
-        memory: any device memory, for the kernel's argument.
+    `memory`: any device memory, for the kernel's argument.
     """
     kernel = CATALOGUE["write"]
     call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
@@ -80,7 +77,6 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
     """Read all controls, and free the memory. The device's clocks must be up.
 
     Args:
-        device: the device.
         latency: read the latency of DRAM too, which does not change while a card is in use.
 
     Raises:
@@ -170,7 +166,6 @@ def readings(
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
 
     Args:
-        device: the device.
         streams: read one after another in each round.
         launches: kernels that are loaded already; none for an empty interval.
         rounds: readings on each stream, including the one that is left out.

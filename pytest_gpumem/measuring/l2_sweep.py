@@ -77,7 +77,6 @@ def sweep(
     Args:
         measure: measures a setting for the search.
         facts: the device, which has persisting L2.
-        nbytes: bytes under the window.
         target: name of what is launched, for the result.
         again: measures a setting for the rounds; default: `measure`.
         spent: seconds since the sweep began.

@@ -300,15 +300,8 @@ class Choice:
 
 def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choice:
     """Choose a sampler.
-
-    Args:
-        requested: "auto" or a sampler's name.
-        target: what is measured.
-        mode: state of the cache before each sample.
-        profiled: a profiler is attached.
-
-    Raises:
-        BadCall: the requested sampler cannot measure the target in this mode.
+    `requested`: "auto" or a sampler's name.
+    Raises `BadCall`: the requested sampler cannot measure the target in this mode.
     """
     pages_move = bool(target.managed)
     if profiled:

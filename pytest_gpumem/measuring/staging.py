@@ -32,12 +32,9 @@ class StagedCopy(Work):
     """A copy to the device, a kernel there, and a copy back, chunk by chunk over several streams.
 
     Args:
-        device: where it runs.
         source, target: host buffers; `target` None: nothing is copied back.
         there: device buffer that the kernel updates in place.
         kernel: of the catalogue, with one array, which it updates element by element.
-        scalars: its other arguments.
-        streams: number of streams.
         chunks: number of chunks, which begin at multiples of 256 bytes; None: one for each stream. The last may be shorter.
 
     Raises:

@@ -129,7 +129,6 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     Args:
         cost: seconds that one sample takes, with its flush.
         budget: seconds for the whole measurement.
-        placements: number of placements that are wanted.
     """
     if cost <= 0:
         return max(FEW_SAMPLES // placements, ENOUGH_SAMPLES)
@@ -144,7 +143,6 @@ def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted
         samples: of the placement so far, in seconds.
         medians: of the placements before it, in seconds.
         wanted: half-width of the interval over placements, as a share of the latency.
-        placements: number of placements that are wanted.
         most: samples that it takes at most.
     """
     if len(samples) >= most:

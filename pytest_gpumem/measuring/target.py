@@ -96,9 +96,7 @@ class Target:
 
 def declared_bytes(name: str, moved: object) -> int | None:
     """The compulsory bytes that a user declares for one launch, or None.
-
-    Raises:
-        BadCall: `moved`, which the user gave as `name`, is no positive integer.
+    Raises `BadCall`: `moved`, which the user gave as `name`, is no positive integer.
     """
     if moved is None:
         return None
@@ -124,7 +122,6 @@ def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
 
     Args:
         set_bytes: bytes of the buffers of one placement.
-        wanted: number that is wanted.
         most: largest number where they are small.
         free: bytes of device memory that are free.
     """

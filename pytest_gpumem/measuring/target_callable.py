@@ -32,9 +32,6 @@ def callable_target(
 
     Args:
         function: launches work on the current stream.
-        arguments, keywords: of the call.
-        arena: the test's.
-        stream: where it runs.
         window: the persisting stream, if `stream` is one.
         moved: compulsory bytes of one call, as declared.
 

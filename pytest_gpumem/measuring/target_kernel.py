@@ -37,10 +37,7 @@ def kernel_target(
     """Describe a launch of a kernel, compiled and with its content filled in.
 
     Args:
-        bound: the kernel.
         arguments, keywords: of the call; buffers, arrays over them, NumPy arrays and numbers.
-        arena: the test's.
-        stream: where it runs.
         window: the persisting stream, if `stream` is one.
 
     Raises:

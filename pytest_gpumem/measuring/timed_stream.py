@@ -63,7 +63,6 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
 
     Args:
-        device: where it runs.
         prepare: restores the work's inputs.
         launch: queues the work once; it ran before, so that nothing is compiled now.
         own: the current stream of the launch.

@@ -43,11 +43,6 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised.
 
     Inputs and pages are put back first, as before a sample, outside the pass.
-
-    Args:
-        device: where it runs.
-        target: launched on its first placement.
-        profiled: a profiler is attached, which uses CUPTI itself.
     """
     set_aside = device.l2.set_aside() if device.facts.persisting_l2_max_bytes else None
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
@@ -68,11 +63,8 @@ def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], lat
     digest of one would say nothing of the others. A launch of `LONG` or longer is watched once.
 
     Args:
-        device: where it runs.
-        target: launched on its first placement.
         managed: the managed buffers of the test.
         latency: of one launch, in seconds.
-        profiled: a profiler is attached, which uses CUPTI itself.
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
@@ -115,11 +107,6 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
     """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised.
 
     Pages are put back before the launch, as before a sample. Counting slows faults down, so the pass is not timed.
-
-    Args:
-        device: where it runs.
-        target: launched on its first placement.
-        profiled: a profiler is attached, which uses the counters itself.
     """
     if profiled:
         return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")

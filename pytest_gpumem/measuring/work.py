@@ -120,10 +120,8 @@ class Launched(Work):
     """A kernel of the catalogue on buffers.
 
     Args:
-        device: where it runs.
         kernel: `verify` compares with its reference.
         buffers: array arguments by parameter name.
-        scalars: the other arguments.
         blocks: grid; None: the kernel's own.
 
     Raises:
@@ -270,10 +268,8 @@ class InTurn(_Several):
 
 class Together(_Several):
     """Pieces of work on separate data, at once: each on a stream of its own, work of the host after all others are queued.
-
-    Raises:
-        Unsupported: copies in both directions where the device has one copy engine, or copies at all where it has none
-            (`asyncEngineCount`).
+    Raises `Unsupported`: copies in both directions where the device has one copy engine, or copies at all where it has none
+    (`asyncEngineCount`).
     """
 
     def __init__(self, device: Device, works: Sequence[Work]) -> None:
@@ -304,9 +300,7 @@ def bound(
     blocks: int | None = None,
 ) -> Launch:
     """A launch of `kernel` on memory that holds elements of the buffers' type: the whole of each buffer, or a part.
-
-    Raises:
-        BadWork: the kernel refuses the arguments.
+    Raises `BadWork`: the kernel refuses the arguments.
     """
     values = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
     missing = [name for name, value in values.items() if value is None] + [name for name in scalars if name not in values]
@@ -327,9 +321,7 @@ def bound(
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
     """Offset and length of `pieces` pieces of `nbytes` bytes, at multiples of 256 bytes; the last gets the rest.
-
-    Raises:
-        BadWork: `pieces` is not positive, or there are fewer multiples of 256 bytes than pieces.
+    Raises `BadWork`: `pieces` is not positive, or there are fewer multiples of 256 bytes than pieces.
     """
     at_least_one("pieces", pieces)
     grains = -(-nbytes // GRAIN)
@@ -340,11 +332,7 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
 
 
 def check_engines(device: Device, engines: frozenset[str]) -> None:
-    """Refuse work that the device cannot do at once.
-
-    Raises:
-        Unsupported: the device has too few copy engines.
-    """
+    """Refuse work that the device cannot do at once. Raises `Unsupported`: the device has too few copy engines."""
     facts, ways = device.facts, engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}
     if ways and facts.async_engines < 1:
         raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")

@@ -38,9 +38,6 @@ class Watch:
     What it finds when it is made is where the process started, whoever set it. Each look costs one call for the limit and one for each
     stream that can be seen: the two default streams, the current one, and a handful of the device's own. Nothing is watched where the
     set-aside cannot be changed (compute capability below 8.0, MIG, MPS).
-
-    Args:
-        device: the open device.
     """
 
     def __init__(self, device: Device) -> None:
@@ -69,11 +66,7 @@ class Watch:
             self._found = found
 
     def fresh(self) -> None:
-        """Reset persisting lines, which no call can list, unless a live owner keeps a window.
-
-        Raises:
-            DeviceError: the device is lost.
-        """
+        """Reset persisting lines, which no call can list, unless a live owner keeps a window. Raises `DeviceError`: the device is lost."""
         if self._works and not any(self._kept.values()) and not open_streams(self._device):
             self._device.l2.reset_persisting()
 

@@ -34,9 +34,7 @@ class PinnedCap:
 
     def check(self, device: Device, nbytes: int) -> None:
         """Refuse `nbytes` more of page-locked memory if they would pass the cap.
-
-        Raises:
-            TooMuchPinned: names what was asked for, what is locked already, the cap and where it was set.
+        Raises `TooMuchPinned`: names what was asked for, what is locked already, the cap and where it was set.
         """
         memory = device.memory.host()
         cap = int(self.share * memory.total)

@@ -58,11 +58,7 @@ def count(
     """Run pytest under Nsight Compute and count the bytes of each measurement's launches.
 
     Args:
-        arguments: pytest's.
         tests: node ids; empty for all tests that the arguments select.
-        environment: all environment variables; the child gets them.
-        echo: receives each line that pytest and ncu print.
-        day: such as "2026-11-21"; part of the source of the counts.
 
     Raises:
         CallError: --benchmark-json, the simulated device, or arguments that pytest does not accept.
@@ -156,7 +152,6 @@ def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Cou
 
     Args:
         kernels: all kernels of all launches; a launch may have several.
-        launches: their number.
         source: the tool and the day.
     """
 
@@ -239,11 +234,7 @@ class StoredCounts:
 
 
 def load(path: Path) -> StoredCounts:
-    """Read a file that `gpumem traffic --json` wrote.
-
-    Raises:
-        BadFile: it cannot be read, or is another kind of file.
-    """
+    """Read a file that `gpumem traffic --json` wrote. Raises `BadFile`: it cannot be read, or is another kind of file."""
     try:
         plain = parsed(content(path))
         if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:

@@ -75,9 +75,7 @@ class CountedKernel:
 
 def kernels_in(page: str) -> tuple[CountedKernel, ...]:
     """The kernels in the log of `tools.counting_command`, in the order of their launches; none without a table.
-
-    Raises:
-        BadReport: a column, the ranges or a kernel's DRAM bytes are missing, a unit is unknown, or a figure is no number.
+    Raises `BadReport`: a column, the ranges or a kernel's DRAM bytes are missing, a unit is unknown, or a figure is no number.
     """
     kernels = tuple(_csv_kernels(page, (DRAM_READ, DRAM_WRITE), ranges=True) or ())
     for one in kernels:
@@ -88,9 +86,7 @@ def kernels_in(page: str) -> tuple[CountedKernel, ...]:
 
 def read_csv(page: str) -> Recording:
     """The measurements in the output or log of `ncu --csv --page raw`, in base units or others.
-
-    Raises:
-        BadReport: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
+    Raises `BadReport`: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
     """
     kernels = _csv_kernels(page)
     if kernels is None:
@@ -100,9 +96,7 @@ def read_csv(page: str) -> Recording:
 
 def module(program: Path | None) -> Any:
     """The module `ncu_report`: importable already, beside the program, or in a usual folder. None if there is none, or it fails.
-
-    Args:
-        program: the command line of Nsight Compute, whose folder has the module of the same version.
+    `program`: the command line of Nsight Compute, whose folder has the module of the same version.
     """
     folders = [] if program is None else [str(parent / "extras" / "python") for parent in program.resolve().parents]
     for pattern in MODULE_FOLDERS:
@@ -125,13 +119,7 @@ def module(program: Path | None) -> Any:
 
 def read_report(ncu_report: Any, path: Path) -> Recording:
     """The measurements in a report file.
-
-    Args:
-        ncu_report: the module.
-        path: a `.ncu-rep`.
-
-    Raises:
-        BadReport: the file cannot be loaded, a unit is unknown, or no kernel is in a range of a test.
+    Raises `BadReport`: the file cannot be loaded, a unit is unknown, or no kernel is in a range of a test.
     """
     try:
         context = ncu_report.load_report(str(path))
@@ -306,9 +294,7 @@ class PageLine:
 
     def figure(self, metric: str) -> float | None:
         """A metric in bytes, sectors, seconds, hertz or as a share; None for "n/a", or without such a column.
-
-        Raises:
-            BadReport: it is no number, or its unit is unknown.
+        Raises `BadReport`: it is no number, or its unit is unknown.
         """
         written = self.cells.get(metric, "")
         # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".
@@ -369,9 +355,7 @@ _BASES = {"byte": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01, **dict.fro
 def unit(written: str, metric: str) -> float:
     """The factor of a unit to bytes, seconds, hertz, a share or a count: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz", 1 for
     "block" and "sector/request".
-
-    Raises:
-        BadReport: the unit is not known.
+    Raises `BadReport`: the unit is not known.
     """
     plain = written.strip().lower()
     if not plain:

@@ -39,11 +39,7 @@ _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
 
 
 def read_sqlite(tables: Tables) -> Recording:
-    """The measurements in an export.
-
-    Raises:
-        BadReport: the file is broken, of an unknown schema, or has no range of a test.
-    """
+    """The measurements in an export. Raises `BadReport`: the file is broken, of an unknown schema, or has no range of a test."""
     ranges = ranges_of(tables)
     if not ranges:
         raise BadReport("no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx, as `gpumem profile nsys` does")

@@ -43,12 +43,7 @@ def process_of(global_id: int) -> int:
 
 class Tables:
     """An exported SQLite file, opened for reading.
-
-    Args:
-        path: the file.
-
-    Raises:
-        BadReport: it is missing, no SQLite, truncated, empty, not of Nsight Systems, or of a newer schema.
+    Raises `BadReport`: it is missing, no SQLite, truncated, empty, not of Nsight Systems, or of a newer schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +96,6 @@ class Tables:
         """The rows of a table; none without the table.
 
         Args:
-            table: its name.
             needed: columns that every known version has.
             wanted: further columns; None if this version does not have them.
             where: a condition in SQL.

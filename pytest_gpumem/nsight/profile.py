@@ -62,15 +62,8 @@ def select(
     arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]
 ) -> tuple[SelectedTest, ...]:
     """The tests that pytest would run, in its order. A process of its own collects them, without a device.
-
-    Args:
-        arguments: pytest's.
-        tests: node ids, as on its command line; empty for all that the arguments select.
-        environment: all environment variables.
-        echo: receives each line of pytest's output if it fails.
-
-    Raises:
-        CallError: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
+    `tests`: node ids, as on its command line; empty for all that the arguments select.
+    Raises `CallError`: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
     """
     for test in tests:
         if test.startswith("-"):
@@ -168,9 +161,6 @@ def systems(
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run.
 
     Args:
-        request: the run and the report.
-        environment: all environment variables; the child gets them.
-        echo: receives each line that pytest and nsys print.
         managed: record page faults of managed memory; None: if a selected test uses `managed_buffer` or `prefetched_buffer`.
 
     Raises:

@@ -28,7 +28,6 @@ def read(path: Path, environment: Mapping[str, str]) -> Recording:
 
     Args:
         path: a report; its name and its content tell its kind.
-        environment: all environment variables; they name the tools.
 
     Raises:
         BadReport: one line with the file, its fault and, if there is one, the remedy.

@@ -31,9 +31,7 @@ class RangePlace(NamedTuple):
 
 def place_of(ranges: Sequence[str]) -> RangePlace | None:
     """The place in a stack of ranges of the domain `gpumem`; None without any.
-
-    Args:
-        ranges: their names, outermost first. The test's own range may be missing, if only a part of it was recorded.
+    `ranges`: their names, outermost first. The test's own range may be missing, if only a part of it was recorded.
     """
     if not ranges:
         return None

@@ -59,14 +59,7 @@ NSYS = Tool("nsys", "Nsight Systems", "GPUMEM_NSYS", "part of the CUDA Toolkit, 
 
 def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | None = None) -> Path:
     """The command line of a tool: the program that its variable names, else on the PATH, else in one of the usual folders.
-
-    Args:
-        tool: the tool.
-        environment: all environment variables.
-        folders: patterns of the usual folders; default: the tool's.
-
-    Raises:
-        ToolMissing: there is none, or the variable names no program.
+    Raises `ToolMissing`: there is none, or the variable names no program.
     """
     folders = tool.folders if folders is None else folders
     chosen = environment.get(tool.variable, "")
@@ -93,9 +86,7 @@ def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | No
 
 def check_version(tool: Tool, program: Path, environment: Mapping[str, str]) -> str:
     """The version that a tool prints, such as "2025.3.2".
-
-    Raises:
-        ToolMissing: it cannot be started, prints no version, or one that is too old.
+    Raises `ToolMissing`: it cannot be started, prints no version, or one that is too old.
     """
     try:
         answer = subprocess.run(
@@ -163,10 +154,8 @@ def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | 
     """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU.
 
     Args:
-        nsys: the program.
         child: the command that it runs and watches.
         report: its output; it is overwritten.
-        name: of the range to record; None for the whole run.
         managed: record page faults of managed memory too, which slows them down.
     """
     command = [str(nsys), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
@@ -197,7 +186,6 @@ def ncu_command(
     """The command that profiles the measured launches of a child into a report.
 
     Args:
-        program: of ncu.
         child: the command that it runs and watches, with all its child processes.
         report: its output; it is overwritten.
         names: of the tests' ranges; empty for all tests.
@@ -222,7 +210,6 @@ def counting_command(
     mode, and several kernels of one launch share nothing through L2.
 
     Args:
-        program: of ncu.
         child: the command that it runs and watches, with all its child processes.
         log: file for the output of ncu, CSV included.
         warm: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
@@ -239,10 +226,7 @@ def counting_command(
 
 def filters(name: str, *, measures: bool) -> dict[str, str]:
     """By tool, the options that select one test: while it is recorded, and in a report of a whole run.
-
-    Args:
-        name: of the test's range.
-        measures: the test has measured launches, the only ones that Nsight Compute profiles.
+    `measures`: the test has measured launches, the only ones that Nsight Compute profiles.
     """
     found = {
         "nsys": f"nsys profile --trace=cuda,nvtx {shlex.join(captured(name))}",
@@ -278,8 +262,6 @@ def nsys_trouble(output: str, report: Path, name: str | None, *, collected: bool
 
     Args:
         output: of nsys and its child.
-        report: the missing file.
-        name: of the range to record; None for the whole run.
         collected: it left a recording that is not yet imported beside the report.
     """
     if collected or "Importer error" in output:

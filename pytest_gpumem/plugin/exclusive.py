@@ -51,7 +51,6 @@ def exclusive(
     The lock ends with the process, however that ends. An interrupt ends the wait.
 
     Args:
-        facts: the device.
         tell: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds; for another
             worker of the same run the first line comes after `REPEAT` seconds too.
         test: the test that needs the GPU, named to those who wait for it.
@@ -104,9 +103,7 @@ def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None]
 
 def lock_file(uuid: str) -> Path:
     """The lock of a GPU, in a folder that only this user can write to.
-
-    Raises:
-        LockUnusable: there is no such folder, or the lock cannot be opened.
+    Raises `LockUnusable`: there is no such folder, or the lock cannot be opened.
     """
     folder = Path()
     try:

@@ -30,9 +30,7 @@ SECTION = "gpumem: out of memory"
 
 def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
     """Refuse a limit that cannot be kept, before anything is opened.
-
-    Raises:
-        pytest.UsageError: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
+    Raises `pytest.UsageError`: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
     """
     if settings.memory_limit is None or is_worker(config):  # the controller of xdist has checked it
         return

@@ -47,9 +47,7 @@ def beginning_with(gpu: str | None, chosen: Chosen) -> str | None:
 
 def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
     """UUIDs of the GPUs that a test has for itself: one, two if it uses `peer_buffer`, or as many as its marker says.
-
-    Raises:
-        Unsupported: the marker asks for more than there are.
+    Raises `Unsupported`: the marker asks for more than there are.
     """
     asked = marker_gpus(marker_keywords(marks_of(item)))
     there = max(1, len(chosen.gpus))

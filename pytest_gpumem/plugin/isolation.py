@@ -29,9 +29,7 @@ _ALIVE = "alive"
 
 def isolate(config: pytest.Config) -> None:
     """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
-
-    Raises:
-        pytest.UsageError: pytest-xdist is not installed, or is switched off.
+    Raises `pytest.UsageError`: pytest-xdist is not installed, or is switched off.
     """
     if is_worker(config):
         return

@@ -99,8 +99,6 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     """Judge the measurements of a test.
 
     Args:
-        item: the test, whose body has ended.
-        session: its session.
         error: what ended the body early, as pytest will report it; None if it passed.
 
     Returns:
@@ -171,7 +169,6 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
 
     Args:
         row: with its measurement and limits.
-        siblings: the measurements of its test by label.
         session: its session, whose family of compared rows counts it.
     """
     measurement, limits = row.measurement, row.limits

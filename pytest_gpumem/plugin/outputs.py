@@ -94,9 +94,7 @@ CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 
 class OutputHooks(SummaryHooks):
     """Writes at the session's end, and reports what it wrote.
-
-    Raises:
-        pytest.UsageError: a file cannot be written; raised before anything is measured.
+    Raises `pytest.UsageError`: a file cannot be written; raised before anything is measured.
     """
 
     def __init__(self, session: GpuSession) -> None:

@@ -48,9 +48,7 @@ def processes(
     watch: Callable[[int], None] | None = None,
 ) -> Iterator[Further]:
     """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own.
-
-    Args:
-        gpu: UUID of the GPU to measure on, for a worker of xdist had its own; None: that of this process.
+    `gpu`: UUID of the GPU to measure on, for a worker of xdist had its own; None: that of this process.
     """
     config = session.config
     own = [str(argument) for argument in config.invocation_params.args]

@@ -69,9 +69,7 @@ def attach_timer(item: pytest.Item) -> None:
 
 def check_timer(item: pytest.Item, benchmark: object) -> None:
     """See that `benchmark` reads our timer.
-
-    Raises:
-        NotOurTimer: it was set up before the test asked for `gpu_benchmark`, so that it would store host time.
+    Raises `NotOurTimer`: it was set up before the test asked for `gpu_benchmark`, so that it would store host time.
     """
     if _is_pytest_benchmarks(benchmark) and benchmark._timer is not item.stash.get(_TIMER, None):
         raise NotOurTimer(
@@ -187,10 +185,7 @@ TABLE_OPTIONS = tuple(
 @contextmanager
 def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
     """Leave the measurements of this plugin out of pytest-benchmark's table, unless one of its options asks for the table.
-
-    Args:
-        config: the session's.
-        always: leave them out even so.
+    `always`: leave them out even so.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     groups = getattr(session, "groups", None)

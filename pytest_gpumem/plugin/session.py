@@ -68,9 +68,8 @@ _SECTIONS = {
 
 def start(config: pytest.Config, settings: Settings) -> None:
     """Find the device, load the baseline, and register the hooks.
-
-    Raises:
-        pytest.UsageError: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched off.
+    Raises `pytest.UsageError`: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched
+    off.
     """
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
     if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
@@ -420,11 +419,7 @@ class LostHooks:
 
 
 def check_ini_file(config: pytest.Config) -> None:
-    """That the ini file in use is that of the tests.
-
-    Raises:
-        pytest.UsageError: a value of an option led pytest away from it.
-    """
+    """That the ini file in use is that of the tests. Raises `pytest.UsageError`: a value of an option led pytest away from it."""
     if config.option.inifilename is not None or is_worker(config):
         return
     tests = [str(given) for given in config.option.file_or_dir]
@@ -436,12 +431,7 @@ def check_ini_file(config: pytest.Config) -> None:
 
 def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None) -> str | None:
     """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
-
-    Args:
-        tests: the tests to run, as given.
-        arguments: the whole command line.
-        folder: where pytest was started.
-        used: the ini file in use; None if there is none.
+    `used`: the ini file in use; None if there is none.
     """
     values = [one for one in arguments if not one.startswith("-") and one not in tests and (folder / one).exists()]
     wanted = _ini_file(list(_folders(tests, folder)) or [folder])

@@ -159,9 +159,7 @@ class GpuSession:
 
     def output(self, name: str) -> Path | None:
         """The file that an option names, relative to where pytest was called; None if the option is not set.
-
-        Raises:
-            pytest.UsageError: it cannot be written.
+        Raises `pytest.UsageError`: it cannot be written.
         """
         if (written := getattr(self.settings, name)) is None:
             return None
@@ -216,9 +214,7 @@ class GpuSession:
 
     def make_room(self, *, unless_free: float = 1.0) -> None:
         """Give back the device memory that is kept for the next measurement of a kernel of the catalogue.
-
-        Args:
-            unless_free: share of the device's memory that, if it is free besides, lets the kept memory stay.
+        `unless_free`: share of the device's memory that, if it is free besides, lets the kept memory stay.
         """
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again

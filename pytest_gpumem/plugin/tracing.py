@@ -25,8 +25,6 @@ def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session:
     Args:
         footprint: as just read from `watch`.
         watch: of the test or of a part of it.
-        item: the test.
-        session: its session.
     """
     if session.settings.footprint != "trace":
         return footprint

@@ -75,13 +75,8 @@ class Document(msgspec.Struct, frozen=True):
 
 def to_plain(record: object, path: str = "$") -> Any:
     """A record as plain values, without derived figures.
-
-    Args:
-        record: any record.
-        path: place of the record in the document, for errors.
-
-    Raises:
-        SchemaError: a value that could not be read back.
+    `path`: place of the record in the document, for errors.
+    Raises `SchemaError`: a value that could not be read back.
     """
     plain = msgspec.to_builtins(record)
     from_plain(plain, type(record), path)
@@ -89,11 +84,7 @@ def to_plain(record: object, path: str = "$") -> Any:
 
 
 def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
-    """The record of `kind` that `to_plain` wrote.
-
-    Raises:
-        SchemaError: a value that does not fit, with its path.
-    """
+    """The record of `kind` that `to_plain` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
     _refuse_unplain(value, path)
     try:
         return msgspec.convert(value, kind)
@@ -105,9 +96,7 @@ def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """A row as plain values, with its derived figures.
-
-    Raises:
-        SchemaError: a number that is not finite, a measurement without samples or with an impossible time.
+    Raises `SchemaError`: a number that is not finite, a measurement without samples or with an impossible time.
     """
     plain: dict[str, Any] = to_plain(row)
     _refuse_other_label(row, "$")
@@ -118,49 +107,31 @@ def row_to_json(row: Row) -> dict[str, Any]:
 
 
 def row_from_json(value: object) -> Row:
-    """The row that `row_to_json` wrote.
-
-    Raises:
-        SchemaError: a value that does not fit, with its path.
-    """
+    """The row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
     row = from_plain(_without_derived(value, Row), Row)
     _refuse_other_label(row, "$")
     return row
 
 
 def footprint_from_json(value: object) -> Footprint:
-    """The footprint of a row that `row_to_json` wrote.
-
-    Raises:
-        SchemaError: a value that does not fit, with its path.
-    """
+    """The footprint of a row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
     return from_plain(_without_derived(value, Footprint), Footprint, "$.footprint")
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
-    """A device as plain values, with its baseline key.
-
-    Raises:
-        SchemaError: a number that is not finite.
-    """
+    """A device as plain values, with its baseline key. Raises `SchemaError`: a number that is not finite."""
     plain: dict[str, Any] = to_plain(facts)
     return plain | _derived(facts, "$")
 
 
 def device_from_json(value: object) -> DeviceFacts:
-    """The device that `device_to_json` wrote.
-
-    Raises:
-        SchemaError: a value that does not fit, with its path.
-    """
+    """The device that `device_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
     return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
 def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Missing] = ()) -> dict[str, Any]:
     """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
-
-    Raises:
-        SchemaError: a number that is not finite, or a setting that is no plain value.
+    Raises `SchemaError`: a number that is not finite, or a setting that is no plain value.
     """
     _refuse_unplain(dict(settings), "$.settings")
     return {
@@ -175,9 +146,7 @@ def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, obj
 
 def document_from_json(value: object) -> Document:
     """The run that `document` wrote. Further keys at the top level belong to the caller.
-
-    Raises:
-        SchemaError: another schema, simulated and real mixed, or a value that does not fit, with its path.
+    Raises `SchemaError`: another schema, simulated and real mixed, or a value that does not fit, with its path.
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
@@ -216,20 +185,12 @@ def _upgraded(row: object) -> object:
 
 
 def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
-    """Profiles as plain values, with the version of their layout.
-
-    Raises:
-        SchemaError: a number that is not finite.
-    """
+    """Profiles as plain values, with the version of their layout. Raises `SchemaError`: a number that is not finite."""
     return {"schema": PROFILE_SCHEMA, "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)]}
 
 
 def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
-    """The profiles that `profiles_to_json` wrote.
-
-    Raises:
-        SchemaError: another version, or a value that does not fit, with its path.
-    """
+    """The profiles that `profiles_to_json` wrote. Raises `SchemaError`: another version, or a value that does not fit, with its path."""
     if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
         raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem read --json` writes")
     if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
@@ -243,19 +204,13 @@ class _TestSweep(Record, frozen=True):
 
 
 def sweeps_to_json(sweeps: Iterable[tuple[str, Sweep]]) -> list[dict[str, Any]]:
-    """Each sweep with its test's id, as plain values.
-
-    Raises:
-        SchemaError: a number that is not finite.
-    """
+    """Each sweep with its test's id, as plain values. Raises `SchemaError`: a number that is not finite."""
     return [to_plain(_TestSweep(nodeid, sweep), f"$.{SWEEPS_KEY}[{index}].sweep") for index, (nodeid, sweep) in enumerate(sweeps)]
 
 
 def sweeps_from_json(value: object) -> tuple[tuple[str, Sweep], ...]:
     """The sweeps that `sweeps_to_json` wrote.
-
-    Raises:
-        SchemaError: a value that does not fit, with its path, or a map without a measurement of off, to which gains refer.
+    Raises `SchemaError`: a value that does not fit, with its path, or a map without a measurement of off, to which gains refer.
     """
     found = from_plain(value, tuple[_TestSweep, ...], f"$.{SWEEPS_KEY}")
     for index, one in enumerate(found):

@@ -81,12 +81,7 @@ class Columns:
         return min(longest, max(LEAST_NAME, width - self._others))
 
     def drawn(self, width: int, colour: bool) -> str:
-        """The table in lines without trailing blanks.
-
-        Args:
-            width: columns of the terminal.
-            colour: with ANSI escape sequences.
-        """
+        """The table in lines without trailing blanks."""
         name_width = self.name_width(width)
         headings = [self.figures[index].rjust(wide) for index, wide in zip(self.shown, self._widths, strict=True)]
         lines = [Text(_BLANK.join([self.name.ljust(name_width), *headings, self.last]), style="bold")]

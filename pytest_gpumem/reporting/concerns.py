@@ -140,10 +140,6 @@ def _check(row: Row) -> str:
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:
     """Append to GitHub's job summary, if there is one.
 
-    Args:
-        text: in Markdown.
-        environment: all environment variables.
-
     Returns:
         Why it was not written, as a sentence: no option asks for a summary, so a run does not fail by it. None if it was written, and
         if there is no summary.

@@ -72,14 +72,10 @@ def page(
     """The page.
 
     Args:
-        rows: of the run, failed ones too.
-        facts: the device that was measured.
         settings: plain values that the run was taken under.
-        utc: when, as ISO 8601.
         past: by `Row.key`, measurements of other runs, oldest first.
         footprints: by `Row.key`, of the newest run of the baseline.
         sweeps: of persisting L2, each with its test's id.
-        revision: of the code that was measured; None if unknown.
         remarks: what decided a gate, a sentence each.
     """
     rows, facts, sweeps, past, revision, remarks = printable((list(rows), facts, list(sweeps), dict(past or {}), revision, list(remarks)))

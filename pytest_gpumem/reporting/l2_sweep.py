@@ -97,12 +97,6 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
     """The map and its sentences as plain text, without a trailing line break. ASCII only.
 
     A figure is the gain against off, in percent. The best setting has a star.
-
-    Args:
-        name: the test.
-        sweep: what was found.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
     """
     grid = _Map(sweep)
     found = {(grid.row(point.setting), point.setting.set_aside): point for point in grid.points}
@@ -131,11 +125,7 @@ def l2_grid(sweep: Sweep) -> Markup:
 
 
 def l2_svg(sweeps: Sequence[tuple[str, Sweep]]) -> str:
-    """The maps of several tests as the text of one SVG file.
-
-    Args:
-        sweeps: each with its test's name; at least one.
-    """
+    """The maps of several tests as the text of one SVG file. `sweeps`: each with its test's name; at least one."""
     top, parts = 0.0, list[str]()
     for name, sweep in printable(list(sweeps)):
         grid = _Map(sweep)

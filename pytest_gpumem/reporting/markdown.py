@@ -30,7 +30,6 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
 
     Args:
         rows: in the order in which they are shown; failed ones too.
-        facts: the device that was measured.
         settings: plain values that the run was taken under.
         remarks: what decided a gate, a sentence each.
     """

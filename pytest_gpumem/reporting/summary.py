@@ -36,12 +36,6 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
 
     Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
     test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
-
-    Args:
-        rows: of the session.
-        facts: the device that was measured.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
     """
     rows, facts = printable(list(rows)), printable(facts)
     shown = row_facts(rows, facts)

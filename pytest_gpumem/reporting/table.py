@@ -50,11 +50,8 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
 
     Args:
         rows: in the order in which they are shown, unless `grouped`.
-        facts: the device that was measured.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
-        notes: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if
-            False, only the number of notes.
+        notes: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
+            only the number of notes.
         grouped: by kind of test; what got worse first, then the slowest.
     """
     if not rows:
@@ -199,12 +196,7 @@ _FIGURES = ("declared read + written", "DRAM read + written", "difference", "ask
 
 def traffic_table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
     """One line for each measurement, and a sentence for each whose figures differ, without a trailing line break. ASCII only.
-
-    Args:
-        rows: in the order in which they are shown.
-        facts: the device that was counted on.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
+    `rows`: in the order in which they are shown.
     """
     rows = printable(rows)
     lines, sentences = list[Line](), list[str]()

@@ -32,9 +32,8 @@ def header(
     """Lines about the device and the run, without colour.
 
     Args:
-        facts: the device under test.
-        settings: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds),
-            processes, max_regression, min_bandwidth, max_latency, memory_limit (bytes), strict. Missing names and None are left out.
+        settings: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
+            max_regression, min_bandwidth, max_latency, memory_limit (bytes), strict. Missing names and None are left out.
         baseline: one sentence about the baseline, as `baseline_line` makes it.
         fallback_reason: why the device is simulated, if nobody chose that.
         conditions: clocks and throttle reasons at the start.
@@ -104,7 +103,6 @@ def baseline_line(processes: int, catches: float | None, where: str) -> str:
     Args:
         processes: accepted processes that it holds for this device.
         catches: the smallest slow-down that it catches, as a share; None if it is not known yet.
-        where: its folder.
     """
     if processes == 0:
         return f"none in {where}; --gpumem-save makes one"

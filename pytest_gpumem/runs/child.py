@@ -48,7 +48,6 @@ def pytest_command(
         options: defaults of the command that starts it.
         tests: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
         results: the file for `--benchmark-json`.
-        python: the interpreter.
     """
     # Unbuffered, so that its lines come in the order in which they and a profiler's are printed.
     command = [python, "-u", "-m", "pytest", "--gpumem", *options]
@@ -100,9 +99,7 @@ def ending(code: int) -> str:
 
 def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:
     """Run a command to its end, in `folder` or the working directory; each line that it prints goes to `echo` at once.
-
-    Raises:
-        OSError: it cannot be started.
+    Raises `OSError`: it cannot be started.
     """
     lines = []
     try:
@@ -160,8 +157,6 @@ class Background:
 
         Args:
             command: knows the descriptors `reads` and `writes`, which it inherits.
-            environment: all its variables.
-            folder: its working directory.
             own_group: signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
         """
         self._has_group = own_group

@@ -132,8 +132,6 @@ def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged],
     """The rows; flagged ones have the duet's verdict, if it judged them.
 
     Args:
-        rows: of the screen.
-        facts: of the device.
         duet: its verdicts, by `Row.key`.
         strict: the screen failed every row that is no PASS.
     """
@@ -178,7 +176,6 @@ def decide(
     Args:
         code: pytest's exit code of the screen.
         failures: failures and errors that pytest counted.
-        rows: of the screen.
         facts: of the device; None if pytest wrote no results.
         duet: its verdicts, by `Row.key`; None without a duet.
         strict: green takes a PASS of every row, on a real GPU.

@@ -22,15 +22,7 @@ class Journal:
     """An open journal; no other duet can open it meanwhile."""
 
     def __init__(self, path: Path, arguments: Mapping[str, Any]) -> None:
-        """Open it, or begin it.
-
-        Args:
-            path: of the file; its folder must exist.
-            arguments: the duet's, as plain values.
-
-        Raises:
-            DuetError: it belongs to another user, a running duet or other arguments, or is no journal.
-        """
+        """Open it, or begin it. Raises `DuetError`: it belongs to another user, a running duet or other arguments, or is no journal."""
         self.path = path
         """Of the file."""
         self.lines: list[dict[str, Any]] = []

@@ -116,11 +116,7 @@ def _fails(key: str, row: Row | None, process: Process) -> bool:
 
 def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
     """Why a process should be repeated: it crashed, or a row that still matters is missing or was measured under bad conditions.
-
-    Args:
-        process: the process.
-        wanted: the measurements that are compared.
-        open_: keys that are still undecided; None before the first pair is complete.
+    `open_`: keys that are still undecided; None before the first pair is complete.
     """
     if process.error is not None:
         return process.error
@@ -145,11 +141,7 @@ def others_on_the_gpu(process: Process) -> bool:
 
 
 def check_alike(base: Process, head: Process) -> None:
-    """See that both sides measure in the same way on the same device.
-
-    Raises:
-        DuetError: a setting differs; names it and both values.
-    """
+    """See that both sides measure in the same way on the same device. Raises `DuetError`: a setting differs; names it and both values."""
     for name in MEASURING:
         if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
             flag = "--gpumem-budget" if name == "total_budget" else f"--gpumem-{name}"
@@ -161,11 +153,7 @@ def check_alike(base: Process, head: Process) -> None:
 
 
 def check_device(one: Process, other: Process) -> None:
-    """See that two processes ran on the same device.
-
-    Raises:
-        DuetError: they did not.
-    """
+    """See that two processes ran on the same device. Raises `DuetError`: they did not."""
     # A process without rows has seen none.
     if one.device and other.device and (one.device, one.uuid) != (other.device, other.uuid):
         names = (f"{process.device} {process.uuid or ''}".strip() for process in (one, other))
@@ -290,11 +278,7 @@ def log_ratio(base: Row, head: Row) -> float:
 
 def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unjudged:
     """The log-ratio of one measurement in one round that measured it, or why it has none.
-
-    Args:
-        key: `Row.key` of a measurement that is still open.
-        number: of the round.
-        sides: its two processes.
+    `key`: `Row.key` of a measurement that is still open.
     """
     rows = {side: next((row for row in sides[side].rows if row.key == key), None) for side in SIDES}
     for side, row in rows.items():

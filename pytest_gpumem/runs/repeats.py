@@ -68,11 +68,8 @@ def repeats(
     They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
 
     Args:
-        arguments: of pytest, as this process got them.
-        folder: where it was called.
         count: of processes.
         device: baseline key of this process's device, which the others must have too.
-        environment: variables of the processes.
         only: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
         watch: gets, every second, the number of tests that the process which measures has finished.
 

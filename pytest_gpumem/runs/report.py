@@ -84,14 +84,7 @@ def to_json(
     result: Result, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
 ) -> dict[str, Any]:
     """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
-
-    Args:
-        result: the duet's.
-        sides: by `BASE` and `HEAD`.
-        arguments: the duet's, as in the journal.
-        utc: when the duet ended, ISO 8601.
-        seconds: since the command was called.
-        code: the exit code.
+    `seconds`: since the command was called.
     """
     device = next((process for process in result.processes if process.device), None)
     return {

@@ -106,12 +106,7 @@ class Jury:
         return [key for key in self.family if key not in self.found]
 
     def take(self, number: int, sides: Mapping[str, Process]) -> None:
-        """Judge with one more round.
-
-        Args:
-            number: of the round.
-            sides: its two processes, which measured all that is open.
-        """
+        """Judge with one more round. `sides`: its two processes, which measured all that is open."""
         for key in self.open:
             pair = pair_of(key, number, sides)
             if isinstance(pair, Unjudged):
@@ -145,14 +140,10 @@ class Duet:
         """Nothing is run yet.
 
         Args:
-            sides: by `BASE` and `HEAD`.
-            workers: run the processes.
             journal: gives finished processes and gets new ones.
-            wanted: the measurements to compare.
             max_regression: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
             rounds_max: pairs at most.
             seed: of the order of base and head.
-            on_progress: called after each process and at each event.
 
         Raises:
             DuetError: the journal cannot be read.
@@ -182,11 +173,7 @@ class Duet:
         """Processes of the first pair that measured in different ways, and are left out."""
 
     def play(self) -> Result:
-        """Measure until everything is decided.
-
-        Raises:
-            DuetError: the sides cannot be compared, or head's files changed meanwhile.
-        """
+        """Measure until everything is decided. Raises `DuetError`: the sides cannot be compared, or head's files changed meanwhile."""
         self._check_rounds(max(1, len(self._wanted.names)))
         rounds: dict[int, dict[str, Process]] = defaultdict(dict)
         order = turns(self._seed)

@@ -88,11 +88,7 @@ class Process:
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Process:
-        """The process of a line that `to_json` wrote.
-
-        Raises:
-            DuetError: it is no such line.
-        """
+        """The process of a line that `to_json` wrote. Raises `DuetError`: it is no such line."""
         try:
             if unknown := sorted(plain.keys() - Process.__dataclass_fields__.keys()):
                 raise ValueError(f"{unknown[0]} is unknown")
@@ -103,11 +99,7 @@ class Process:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse arguments that a process of a duet does not accept.
-
-    Raises:
-        DuetError: names the argument and why.
-    """
+    """Refuse arguments that a process of a duet does not accept. Raises `DuetError`: names the argument and why."""
     for argument in arguments:
         if (why := REFUSED.get(name_of(argument))) is not None:
             raise DuetError(f"{argument} among pytest's arguments: {why}")
@@ -149,10 +141,7 @@ class Workers:
         """Nothing is started yet.
 
         Args:
-            sides: by `BASE` and `HEAD`.
-            arguments: pytest's.
             files: further test files to collect, on each side that has them.
-            environment: all environment variables.
             ahead: processes that get ready while one measures.
         """
         self._sides = sides

@@ -32,7 +32,6 @@ def from_source(
     """The kernels of a CUDA source.
 
     Args:
-        source: its text.
         name: its file, as messages and records name it.
         architecture: such as "sm_90".
         entries: C++ name expressions of kernels; empty: all that are no templates.

@@ -79,7 +79,6 @@ class CodeCache:
 
         Args:
             source, entry, options: what is compiled.
-            compile: compiles it.
             fresh: compile it again, because the cached code cannot be loaded.
 
         Raises:

@@ -22,11 +22,7 @@ _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Progra
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry.
-
-    Args:
-        capability: compute capability of the device.
-    """
+    """Compiled functions of one device, by source and instantiated entry. `capability`: compute capability of the device."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._cache = CodeCache(f"{capability[0]}.{capability[1]}, CuPy {cupy.__version__}")
@@ -35,9 +31,7 @@ class Compiler:
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
         """The kernel for an element type and a launch shape, allowed to use the shape's dynamic shared memory.
-
-        Raises:
-            DeviceError: no such element type, or the compiler's first error line.
+        Raises `DeviceError`: no such element type, or the compiler's first error line.
         """
         assert kernel.source is not None, "a copy has nothing to compile"
         entry = entry_for(kernel, dtype, shape)

@@ -59,11 +59,7 @@ class MovedOnPurpose(Protocol):
 
 class CudaCounters:
     """CUPTI's counters of unified memory and its records of activity, for one device.
-
-    Args:
-        index: the device.
-        beacon: moves to the device and back before and after the counted work. If CUPTI misses one of these moves, the count is
-            discarded.
+    `beacon`: moves to the device and back before and after the counted work. If CUPTI misses one of these moves, the count is discarded.
     """
 
     def __init__(self, index: int, beacon: MovedOnPurpose) -> None:
@@ -103,9 +99,7 @@ class CudaCounters:
 
     def activity(self, work: Callable[[], None]) -> Activity:
         """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it queues.
-
-        Raises:
-            NotCounted: as `watch`; or nothing was delivered.
+        Raises `NotCounted`: as `watch`; or nothing was delivered.
         """
         seen: list[KernelUse | CopyUse] = []
 
@@ -122,9 +116,7 @@ class CudaCounters:
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
-
-        Raises:
-            NotCounted: as `watch`, or as `modules.follow`; or CUPTI did not deliver all kernels.
+        Raises `NotCounted`: as `watch`, or as `modules.follow`; or CUPTI did not deliver all kernels.
         """
         codes, cupti = modules.follow(), self._load()
         seen, times = what_ran.Seen(), list[int]()
@@ -157,7 +149,6 @@ class CudaCounters:
         Args:
             kinds: names of `CUpti_ActivityKind`.
             receive: is given the module and each record, in CUPTI's own thread.
-            work: the recorded work.
 
         Raises:
             NotCounted: cupti-python or CUPTI is missing or too old, or another tool holds it.
@@ -172,9 +163,7 @@ class CudaCounters:
 
     def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
         """Have CUPTI's records of one kind delivered from now on, in CUPTI's own thread; gives the module.
-
-        Raises:
-            NotCounted: as `watch`.
+        Raises `NotCounted`: as `watch`.
         """
         cupti = self._load()
         number = getattr(cupti.ActivityKind, kind)

@@ -95,9 +95,7 @@ class CudaDevice:
 
 def _check_same(index: int, facts: DeviceFacts) -> None:
     """Another process read the facts, and another may hold the lock of that GPU.
-
-    Raises:
-        DeviceError: this process numbers the GPUs otherwise.
+    Raises `DeviceError`: this process numbers the GPUs otherwise.
     """
     try:
         now = uuid_of(index)

@@ -49,9 +49,7 @@ def is_sticky(error: Exception) -> bool:
 
 def check(result: Any, doing: str) -> Any:
     """Give the values of a cuda-bindings call, which returns (error, value, ...) and never raises.
-
-    Raises:
-        DeviceError: the call failed; the runtime's last error is cleared.
+    Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
     error, *values = result
     if int(error) != 0:
@@ -64,11 +62,7 @@ def check(result: Any, doing: str) -> Any:
 
 
 def check_driver(result: Any, doing: str) -> None:
-    """The same for a call of the driver API that gives no value.
-
-    Raises:
-        DeviceError: the call failed.
-    """
+    """The same for a call of the driver API that gives no value. Raises `DeviceError`: the call failed."""
     error = result[0]
     if int(error) != 0:
         name, text = D.cuGetErrorName(error)[1].decode(), D.cuGetErrorString(error)[1].decode()

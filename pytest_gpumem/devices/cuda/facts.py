@@ -52,9 +52,7 @@ def read_facts(index: int) -> Found:
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
     no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
     A profiler would follow that process: under one they are asked in this process.
-
-    Raises:
-        CudaUnavailable: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
+    Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
     """
     try:
         from pytest_gpumem.devices.cuda import nvml
@@ -125,11 +123,7 @@ def _elsewhere(index: int) -> Found:
 
 
 def query(index: int) -> Found:
-    """Ask the driver in this process, which calls cuInit.
-
-    Raises:
-        CudaUnavailable: there is no driver, no device or no such device.
-    """
+    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`: there is no driver, no device or no such device."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -150,11 +144,7 @@ def query(index: int) -> Found:
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a device as this process numbers them; calls cuInit.
-
-    Raises:
-        CudaUnavailable: there is no such device.
-    """
+    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`: there is no such device."""
     from cuda.bindings import driver
 
     if index >= (count := _device_count(driver)):
@@ -322,11 +312,7 @@ class NoAnswer(Exception):
 
 
 class FactsProcess:
-    """Runs `facts.answer(index)` in a process of its own; starts at once.
-
-    Raises:
-        NoAnswer: no process can be started.
-    """
+    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `NoAnswer`: no process can be started."""
 
     def __init__(self, index: int) -> None:
         command = [sys.executable, "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
@@ -336,11 +322,7 @@ class FactsProcess:
             raise NoAnswer(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
 
     def answer(self) -> bytes:
-        """The line that it printed.
-
-        Raises:
-            NoAnswer: it took longer than `SECONDS`, or ended without a line.
-        """
+        """The line that it printed. Raises `NoAnswer`: it took longer than `SECONDS`, or ended without a line."""
         try:
             out, errors = self._process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:

@@ -25,9 +25,7 @@ class _Range:
 
 def array(allocation: Allocation, dtype: str, size: int) -> Any:
     """A one-dimensional NumPy array over memory that the host sees; valid until the memory is freed.
-
-    Raises:
-        Unsupported: device memory.
+    Raises `Unsupported`: device memory.
     """
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")

@@ -81,9 +81,7 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
 
 def unpacked(value: Any) -> WindowSpec | None:
     """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back.
-
-    Raises:
-        DeviceError: an access property that is none of CUDA's three.
+    Raises `DeviceError`: an access property that is none of CUDA's three.
     """
     policy = value.accessPolicyWindow
     if not int(policy.num_bytes):

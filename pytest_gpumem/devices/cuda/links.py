@@ -89,9 +89,7 @@ def nearest_node(index: int) -> int | None:
 
 def peer_of(index: int) -> int:
     """The GPU that peer memory is allocated on: the first that this one can copy with directly, else the first other one.
-
-    Raises:
-        Unsupported: there is one GPU.
+    Raises `Unsupported`: there is one GPU.
     """
     with translated("looking for another GPU"):
         others = [other for other in range(runtime.getDeviceCount()) if other != index]
@@ -132,9 +130,7 @@ def set_bytes_on_peer(address: int, value: int, nbytes: int, peer: int) -> None:
 @contextmanager
 def peer_access(index: int, allowed: bool) -> Iterator[None]:
     """Peer access between device `index` and its peer, both ways, on or off inside the block; the state that was found is put back.
-
-    Raises:
-        Unsupported: there is one GPU, or the two cannot reach each other and access was asked for.
+    Raises `Unsupported`: there is one GPU, or the two cannot reach each other and access was asked for.
     """
     peer = peer_of(index)
     if allowed and not _reaches(index, peer):

@@ -113,9 +113,6 @@ class Beacon:
 
     CUPTI's counters of unified memory may deliver nothing: on an H200 (driver 580.159.04) the first two passes of a process do so. The
     beacon's known moves distinguish such a pass from one without migrations.
-
-    Args:
-        index: the device.
     """
 
     nbytes = BEACON_BYTES
@@ -125,11 +122,7 @@ class Beacon:
         self._address = 0
 
     def move(self) -> None:
-        """Prefetch to the device and back to the host, and wait.
-
-        Raises:
-            NotCounted: the device cannot prefetch managed memory.
-        """
+        """Prefetch to the device and back to the host, and wait. Raises `NotCounted`: the device cannot prefetch managed memory."""
         if not self._address:
             with translated("allocating managed memory to try the counters on"):
                 self._address = int(runtime.mallocManaged(BEACON_BYTES))

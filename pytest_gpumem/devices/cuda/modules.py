@@ -227,9 +227,7 @@ def loading() -> AbstractContextManager[object]:
 
 def follow() -> Modules:
     """Follow the modules of this process from now on; a second call gives what the first one gave.
-
-    Raises:
-        NotCounted: cupti-python is missing, or another tool is subscribed.
+    Raises `NotCounted`: cupti-python is missing, or another tool is subscribed.
     """
     global _followed
     if _followed is None:

@@ -172,9 +172,7 @@ class NvmlUnavailable(Exception):
 
 def read_card(pci_bus_id: str | None) -> Card:
     """The card at a PCI bus id; the first one that the driver manages where there is none to ask for.
-
-    Raises:
-        NvmlUnavailable: there is no driver, its library does not fit to it, or it manages no such card.
+    Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no such card.
     """
     try:
         pynvml.nvmlInit()

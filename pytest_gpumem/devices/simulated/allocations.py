@@ -118,7 +118,6 @@ class SimulatedMemory:
 
     Args:
         timeline: whose host allocates.
-        machine: whose memory it is.
         forget: is called with each allocation that is freed.
     """
 

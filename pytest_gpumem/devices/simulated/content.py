@@ -160,7 +160,6 @@ class Part(Content):
     Args:
         whole: content of the allocation.
         offset: first byte.
-        nbytes: length.
     """
 
     def __init__(self, whole: Content, offset: int, nbytes: int) -> None:
@@ -217,9 +216,7 @@ class Computation:
 
     A kernel's reference holds for prefixes. If one array of a call is backed in part, every array is cut to as many elements as the
     shortest of those has: a table that is smaller stays whole, a stream becomes its first elements.
-
-    Raises:
-        Unsupported: the kernel has no reference.
+    Raises `Unsupported`: the kernel has no reference.
     """
 
     def __init__(self, launch: Launch) -> None:

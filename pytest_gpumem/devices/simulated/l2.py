@@ -35,11 +35,7 @@ State: TypeAlias = tuple[int, tuple[tuple[int, float, float, float], ...]]
 
 
 class L2:
-    """Lines in L2, by allocation, and the set-aside.
-
-    Args:
-        datasheet: capacity, steps and limits.
-    """
+    """Lines in L2, by allocation, and the set-aside."""
 
     def __init__(self, datasheet: Datasheet) -> None:
         self._sheet = datasheet

@@ -172,11 +172,7 @@ class _Tally:
 
 
 class PageLog:
-    """Counts migrations and faults, and gives their time.
-
-    Args:
-        sheet: the device.
-    """
+    """Counts migrations and faults, and gives their time."""
 
     def __init__(self, sheet: Datasheet) -> None:
         self._sheet = sheet

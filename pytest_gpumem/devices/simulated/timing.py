@@ -93,7 +93,6 @@ def work_of(
     """Gather the accesses of a launch by allocation.
 
     Args:
-        sheet: the device.
         accesses: each with its allocation, the size of an element and, for managed memory, its pages.
         shape: grid and block.
         loads_in_flight: independent loads of one thread.

@@ -121,10 +121,7 @@ def ladder(rungs: Sequence[Rung]) -> Markup:
 
 def timeline(overlap: Overlap, latency: float) -> Markup:
     """Plot overlapping work: each part alone, their sum, the measured latency, and the bound of any overlap.
-
-    Args:
-        overlap: the parts, each measured alone, and bounds.
-        latency: seconds of the overlapping work.
+    `latency`: seconds of the overlapping work.
     """
     step = 26.0
     bars = [

@@ -66,11 +66,8 @@ def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[
 
     Args:
         series: each of at least one point.
-        x_unit: of the numbers.
-        unit: of the figures.
         ceilings: lines across.
         description: for screen readers.
-        y_name: of the figures.
     """
     frame = Frame(_HEIGHT)
     xs = sorted({point.x for one in series for point in one.points})

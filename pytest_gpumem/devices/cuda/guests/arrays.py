@@ -53,9 +53,7 @@ _GUESTS: dict[str, Callable[[Any, Allocation, str, int], Any]] = {
 
 def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
     """An array of the library `like` over an allocation; `view` gives the array that it is made of.
-
-    Raises:
-        Unsupported: no bridge to that library, or the library cannot take this memory or type.
+    Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
     """
     name = getattr(like, "__name__", None)
     if not isinstance(name, str) or name not in _GUESTS:
