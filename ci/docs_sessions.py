@@ -87,11 +87,17 @@ class Session:
         for words in (["add", "."], ["commit", "-qm", "state"]):
             subprocess.run(["git", *words], cwd=self.folder, env=self.environment, check=True)
 
-    def project(self) -> None:
-        """A repository with a baseline of three processes."""
+    def started(self) -> None:
+        """A repository with the tests."""
         subprocess.run(["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True)
         self.commit(TESTS)
-        self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes", "3", "-p", "no:cacheprovider")
+
+    def slowed(self) -> None:
+        """A repository with a baseline of three processes, and a slow-down in one test; as it is, if it is there already."""
+        if not (self.folder / ".git").exists():
+            self.started()
+            self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes", "3", "-p", "no:cacheprovider")
+            self.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
 
 
 def main_command(session: Session) -> str:
@@ -102,23 +108,20 @@ def main_command(session: Session) -> str:
 
 def failing(session: Session) -> str:
     """A slow-down in one test."""
-    session.project()
-    session.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
+    session.slowed()
     return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
 
 
 def undecided(session: Session) -> str:
     """A baseline of one run."""
-    subprocess.run(["git", "init", "-qb", "main"], cwd=session.folder, env=session.environment, check=True)
-    session.commit(TESTS)
+    session.started()
     session.run(*PYTEST, "--gpumem", "--gpumem-save", "-p", "no:cacheprovider")
     return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
 
 
 def gate(session: Session) -> str:
     """A pull request with a slow-down."""
-    session.project()
-    session.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
+    session.slowed()
     return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider")
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
+from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.units import KiB
+
+
+@pytest.fixture(autouse=True)
+def _little_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the simulated device computes decides no time here."""
+    monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)
+
 
 @pytest.fixture
 def bench() -> Bench:

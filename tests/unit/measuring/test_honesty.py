@@ -97,11 +97,11 @@ def test_a_chase_over_random_data_is_refused_before_it_runs(bench: Bench) -> Non
 
 
 def test_a_direct_chase_gets_its_cycle_and_a_users_own_is_kept(bench: Bench) -> None:
-    nodes, out = bench.memory.device(64 * 1024, "i4"), bench.memory.device((1,), "i4")
+    nodes, out = bench.memory.device(16 * 1024, "i4"), bench.memory.device((1,), "i4")
     bench.kernels.chase(nodes, out, 10)
-    own = bench.memory.device(64 * 1024, "i4")
-    ring = np.zeros((1024, 16), dtype="i4")
-    ring[:, 0] = np.roll(np.arange(1024), -1)
+    own = bench.memory.device(16 * 1024, "i4")
+    ring = np.zeros((256, 16), dtype="i4")
+    ring[:, 0] = np.roll(np.arange(256), -1)
     own.write(ring)
     bench.kernels.chase(own, out, 10)
     assert int(out.read()[0]) == 10

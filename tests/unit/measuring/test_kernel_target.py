@@ -13,13 +13,14 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Launch, OutOfMemory, Stream
+from pytest_gpumem.devices.simulated import content
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.units import GiB, KiB, MiB
 
 ELEMENTS = 1024
 
@@ -148,6 +149,7 @@ def test_a_kernel_with_another_reference_is_wrong(bench: Bench, monkeypatch: pyt
 
 
 def test_within_the_tolerance_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "BACKED_BYTES", 256 * KiB)
     a, sums = bench.memory.device(4 * tile_bytes("read")), bench.memory.device((ELEMENTS,), "f4")
     target = bench.kernel_target("read", a, sums)
     for factor, right in ((1 + 5e-6, True), (1 + 5e-5, False)):

@@ -1,18 +1,33 @@
-"""What a session costs that measures nothing, and what it leaves in an installation."""
+"""What an installation has, what a session costs that measures nothing, and what both leave behind."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
-from installing import copied, environment, needs_pip, pip
+from installing import ROOT, copied, environment, needs_pip, pip
+
+from pytest_gpumem.kernels.catalogue import CATALOGUE
 
 PROGRAM = """
 import sys, pytest
 assert pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider", "--gpumem-device", "sim", "test_it.py"]) == 0
 print(*sys.modules)
+"""
+
+
+REPORT = """
+import hashlib
+from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+print(sources.folder())
+for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
+    print(name, hashlib.sha256(sources.read(name).encode()).hexdigest())
 """
 
 
@@ -25,11 +40,40 @@ def modules_of_a_session(python: Path, folder: Path, *arguments: str) -> set[str
     return set(ran.stdout.splitlines()[-1].split())
 
 
+def expected() -> list[str]:
+    """The sources of the catalogue, with their digests."""
+    names = sorted({kernel.source for kernel in CATALOGUE.values() if kernel.source})
+    return [f"{name} {hashlib.sha256((ROOT / 'kernels' / name).read_bytes()).hexdigest()}" for name in names]
+
+
+def report(python: Path | str, working: Path, path: Path | None = None) -> tuple[Path, list[str]]:
+    """The folder and the sources that another interpreter finds, in another working directory."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | ({"PYTHONPATH": str(path)} if path else {})
+    ran = subprocess.run([str(python), "-c", REPORT], cwd=working, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    folder, *files = ran.stdout.splitlines()
+    return Path(folder), files
+
+
+def test_found_in_the_checkout_from_elsewhere(tmp_path: Path) -> None:
+    folder, files = report(sys.executable, tmp_path, ROOT)
+    assert folder == ROOT / "kernels"
+    assert files == expected()
+
+
 @needs_pip
-def test_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(tmp_path: Path) -> None:
-    python, site = environment(tmp_path / "venv")
+def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(tmp_path: Path) -> None:
     project = copied(tmp_path / "project")
-    pip("--python", str(python), "install", ".", cwd=project)
+    pip("wheel", ".", "-w", str(tmp_path), cwd=project)
+    (wheel,) = tmp_path.glob("pytest_gpumem-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"pytest_gpumem/kernels/cu/{path.name}" for path in (ROOT / "kernels").glob("*.cu")} <= set(archive.namelist())
+        assert not [name for name in archive.namelist() if name.startswith("kernels/")]
+        # what else the package reads at run time
+        assert {"pytest_gpumem/py.typed", "pytest_gpumem/reporting/templates/report.html"} <= set(archive.namelist())
+    python, site = environment(tmp_path / "venv")
+    pip("--python", str(python), "install", str(wheel), cwd=tmp_path)
+    assert report(python, tmp_path) == (site / "pytest_gpumem" / "kernels" / "cu", expected())
     names = modules_of_a_session(python, tmp_path, "--gpumem")
     assert "pytest_gpumem.plugin.session" in names
     assert not names & {"scipy", "jinja2", "cupy", "cuda", "numba", "torch"}
@@ -39,6 +83,7 @@ def test_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(t
     pip("--python", str(python), "uninstall", "-y", "pytest-gpumem", cwd=tmp_path)
     assert not (site / "pytest_gpumem").exists()  # else it would hide the editable install
     pip("--python", str(python), "install", "-e", ".", cwd=project)
+    assert report(python, tmp_path) == (project / "kernels", expected())
     assert "pytest_gpumem.plugin.session" in modules_of_a_session(python, tmp_path, "--gpumem")
 
 
