@@ -138,7 +138,7 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
 
 
 def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
-    """5 per cent more bytes, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
+    """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
     ini do not interfere."""
     document = run_of(project)
     project.write("run.json", flagged(document))
@@ -150,14 +150,13 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     project.write("kern.py", "NBYTES = 80 << 20\n")
     project.write(".gitignore", "run.json\nout.json\n.benchmarks\n__pycache__\n")
     project.commit()
-    project.write("kern.py", "NBYTES = 84 << 20\n")
+    project.write("kern.py", "NBYTES = 120 << 20\n")
     project.write("test_it.py", TESTS + NEW)
     journal = project.temporary / "killed.jsonl"
     asked = ("main", *ROUNDS, "--flagged", "run.json", "--journal", str(journal), "--json", "out.json")
     stages: list[Callable[[], bool]] = [
         lambda: project.worktrees == 2,
-        lambda: lines(journal) == 1,
-        *(lambda count=count: lines(journal) >= count for count in (2, 4, 20)),  # type: ignore[misc]
+        *(lambda count=count: lines(journal) >= count for count in (2, 6)),  # type: ignore[misc]
     ]
     before, told = b"", ""
     for reached in stages:
@@ -174,26 +173,26 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "FAIL (simulated) test_it.py::test_mine: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "with uncommitted changes" in done.stdout
-    assert "its traffic has changed from 160 MiB to 168 MiB" in done.stdout.replace("\n  ", " ")
+    assert "its traffic has changed from 160 MiB to 240 MiB" in done.stdout.replace("\n  ", " ")
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
     assert verdicts(project.folder / "out.json") == {"test_it.py::test_mine": "FAIL", "test_it.py::test_same": "PASS"}
-    assert document["resumed"] >= 19
+    assert document["resumed"] >= 5
     processes = document["processes"]
-    assert len({process["pid"] for process in processes}) == 22
-    assert len({(process["round"], process["side"]) for process in processes}) == 22
+    assert len({process["pid"] for process in processes}) == 16
+    assert len({(process["round"], process["side"]) for process in processes}) == 16
     starts = [process["utc"] for process in processes]
     assert starts == sorted(starts)
     # A decided test is not measured again.
     assert {process["round"] for process in processes if "test_it.py::test_same" in process["rows"]} == {*range(1, 9)}
-    assert {process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]} == {*range(1, 12)}
+    assert {process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]} < {*range(1, 8)}
     assert project.worktrees == 1
     assert not [name for name in project.left() if name.startswith("gpumem-duet-")]
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
 
     # A journal that is complete gives its verdict again; that of other arguments is refused.
     again = project.duet(*asked)
-    assert "22 of them from the journal" in again.stdout
+    assert "16 of them from the journal" in again.stdout
     other = project.duet(*asked[:-2], "--seed", "1")
     assert f"journal {journal} is of other arguments: seed was 0 and is now 1" in complaint(other)
     project.write("kern.py", "NBYTES = 1 << 20\n")
@@ -291,12 +290,8 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
 
-def test_a_test_that_fails_in_head_alone_is_red_and_so_is_one_that_hides_behind_a_sampler(project: Project) -> None:
-    changed = TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1")
-    hidden = "import pytest\n" + changed.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace(
-        "64 <<", "80 <<"
-    )
-    project.write("test_it.py", hidden + NEW)
+def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
+    project.write("test_it.py", TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<") + NEW)
     done = project.duet("main", *ROUNDS, "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
     found = {one["key"].partition("::")[2]: one for one in json.loads((project.folder / "out.json").read_text())["verdicts"]}
@@ -306,16 +301,15 @@ def test_a_test_that_fails_in_head_alone_is_red_and_so_is_one_that_hides_behind_
         "test_new": (None, True),
     }
     assert "assert 67108864 == 1" in found["test_mine"]["sentence"]
-    assert found["test_same"]["paired"]["change"] == pytest.approx(0.25, abs=0.05)
-    assert found["test_same"]["sentence"].endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
+    assert found["test_same"]["paired"]["change"] > 0.9
 
 
 def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(project: Project) -> None:
     """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
     save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", *QUICKLY, "-k", "test_same"]
     subprocess.run(save, cwd=project.folder, env=project.environment, check=True, capture_output=True)
-    project.write("kern.py", "NBYTES = 80 << 20\n")
-    hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "80 <<")
+    project.write("kern.py", "NBYTES = 128 << 20\n")
+    hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")
     project.write("test_it.py", "import pytest\n" + hidden + NEW)
     command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
     done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
@@ -326,6 +320,9 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
         "test_it.py::test_same": "FAIL",
         "test_it.py::test_new": None,
     }
+    found = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())["verdicts"]
+    (same,) = (one["sentence"] for one in found if one["key"] == "test_it.py::test_same")
+    assert same.endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
     assert done.stdout.splitlines()[-1] == "gpumem gate: red: 2 of 3 rows fail"
 
 
