@@ -43,12 +43,14 @@ def inside(markdown: str, folder: Path, docs: Path, repository: str | None) -> s
     """
 
     def led(link: re.Match[str]) -> str:
-        text, target = link[1], (folder / link[2].partition("#")[0]).resolve()
+        text, (path, _, place) = link[1], link[2].partition("#")
+        target = (folder / path).resolve()
         if target.is_relative_to(docs.resolve()):
             return link[0]
         if not target.exists():
             log.warning("link to %s in %s: there is no such file", link[2], folder)
-        return f"[{text}]({repository.rstrip('/')}/blob/main/{target.relative_to(ROOT)})" if repository else text
+        address = f"{(repository or '').rstrip('/')}/blob/main/{target.relative_to(ROOT)}{place and f'#{place}'}"
+        return f"[{text}]({address})" if repository else text
 
     parts, at = [], 0
     for block in CODE.finditer(markdown):

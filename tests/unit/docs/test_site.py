@@ -75,7 +75,8 @@ def test_a_marker_without_a_table_ends_the_build(hooks: ModuleType) -> None:
     ("text", "repository", "expected"),
     [
         ("see [the README](../README.md#options).", None, "see the README."),
-        ("see [the README](../README.md).", "https://example.org/x/", "see [the README](https://example.org/x/blob/main/README.md)."),
+        ("[see](../README.md).", "https://example.org/x/", "[see](https://example.org/x/blob/main/README.md)."),
+        ("[see](../README.md#a).", "https://example.org/x/", "[see](https://example.org/x/blob/main/README.md#a)."),
         ("[a page](gate.md) ![a picture](../docs/images/peers.svg)", None, "[a page](gate.md) ![a picture](../docs/images/peers.svg)"),
         ("```python\n[x](../README.md)\n```\n", None, "```python\n[x](../README.md)\n```\n"),
     ],
