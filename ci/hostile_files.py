@@ -250,7 +250,8 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.store import BaselineError, Store
+    from pytest_gpumem.baselines.storage import BaselineError
+    from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.devices.opening import choose
     from pytest_gpumem.judging.judge import comparable, judge
     from pytest_gpumem.plugin.terminal import catches

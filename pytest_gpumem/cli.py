@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
+from pytest_gpumem.commands.baseline import baseline
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.completion import completion
@@ -31,7 +32,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 TASKS = {
-    "Decide": ("gate", "duet", "compare", "diff", "code", "accept"),
+    "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "completion"),
@@ -104,6 +105,7 @@ def main() -> None:
 
 COMMANDS = (
     accept,
+    baseline,
     code,
     compare,
     completion,

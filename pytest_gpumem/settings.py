@@ -376,10 +376,17 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "baseline",
         Role.JUDGING,
-        _path("folder", ".benchmarks"),
+        _path("folder or URL", ".benchmarks or s3://bucket/baselines"),
         None,
-        "Folder of the baselines. Default: pytest-benchmark's storage.",
-        "FOLDER",
+        "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
+        "PLACE",
+    ),
+    Option(
+        "baseline_offline",
+        Role.JUDGING,
+        _flag,
+        False,
+        "Do not ask the store of --gpumem-baseline: compare with this machine's copy.",
     ),
     Option(
         "baseline_of",
@@ -515,7 +522,9 @@ class Settings(NamedTuple):
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None
-    """Folder of the baselines, as written; None: pytest-benchmark's storage."""
+    """Folder or URL of the baselines, as written; None: pytest-benchmark's storage."""
+    baseline_offline: bool = False
+    """Read this machine's copy of the baseline behind a URL."""
     baseline_of: str | None = None
     """Branch or commit: only processes of the history that HEAD shares with it are compared with; None: all."""
     baseline_window: int = 20

@@ -1,18 +1,17 @@
-"""The baseline on disk: a folder for each kind of device, with a JSON file for each accepted run.
+"""The accepted runs of each kind of device: one JSON file a run, in a folder or behind a URL (`storage`).
 
-`<folder>/<key>/gpumem/<utc>-<revision>-<unique>.json`; `layout` describes a file. A file is written under a temporary name, renamed, and
-never written again, so writers need no lock. Readers read only names that end in `.json`, so they never see half a file.
+`<folder or URL>/<key>/gpumem/<utc>-<revision>-<digest>.json`; `layout` describes a file. A file is whole as soon as it is there, and is
+never written again, so writers need no lock.
 """
 
 from __future__ import annotations
 
 import gc
-import os
+import hashlib
 import re
 import secrets
 import stat
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -22,21 +21,16 @@ from pathlib import Path
 from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects, unfit
 from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Reset, assemble
 from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, reduced_footprint, written
-from pytest_gpumem.files import write_whole
+from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
+from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
-SUBFOLDER = "gpumem"
-"""Folder below the device's key, beside the files of pytest-benchmark."""
 CLOCKS_DIFFER = timedelta(hours=1)
 """Largest difference between the clocks of two machines that is not reported."""
 IMPROVED = "--gpumem-save"
 """`Reset.who` of an accepted gain."""
-
-
-class BaselineError(Exception):
-    """A baseline that cannot be used; the message is one line with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +49,21 @@ class Saved:
 
 
 class Store:
-    """Baselines in a folder, for one kind of device."""
+    """The baselines of one kind of device."""
 
-    def __init__(self, folder: Path, facts: DeviceFacts) -> None:
+    def __init__(self, where: Path | Storage, facts: DeviceFacts) -> None:
         """Args:
-        folder: holds a folder for each device key; it need not exist.
+        where: their place; it need not exist.
         facts: the device of this session; only its key is read and written.
         """
-        self._root = folder
+        self.storage = where if isinstance(where, Storage) else Storage(where)
         self._facts = facts
-        self.folder = place(folder, facts.key)
+        self.folder = self.storage.at(facts.key)
         """Folder of this device's files."""
 
     def unwritable(self) -> str | None:
         """Why nothing can be stored here, to be checked before long work; None if something can."""
-        try:
-            there = next(one for one in (self.folder, *self.folder.absolute().parents) if one.exists())
-            # A trial: permissions do not hold for root, nor on every file system.
-            with tempfile.TemporaryFile(dir=there):
-                return None
-        except OSError as error:
-            return f"nothing can be stored in {self.folder}: {error.strerror or error}"
+        return self.storage.unwritable(self._facts.key)
 
     def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
         """Read all accepted rows of this device.
@@ -86,23 +74,17 @@ class Store:
             window: newest runs of a row to compare with.
 
         Raises:
-            BaselineError: a file that cannot be read, has another layout, was edited, belongs to another device, mixes simulated and
-                real, or holds a row that may not be in a baseline; or two files of one process. Nothing is skipped.
+            BaselineError: a store that cannot be reached; a file that cannot be read, has another layout, was edited, belongs to another
+                device, mixes simulated and real, or holds a row that may not be in a baseline; or two files of one process. Nothing is
+                skipped.
         """
-        if os.path.lexists(self._root) and not self._root.is_dir():
-            raise BaselineError(f"{self._root} is not a folder; a baseline is a folder with a folder for each GPU")
         with _uncollected():
-            found = dict(_files(self.folder))
+            found = dict(files(self.storage, self._facts.key))
         for path, content in found.items():
             self._check_device(path, content)
         counting, left_out = _counting(found, ancestry)
-        rows = [row for content in counting for row in content.rows]
-        resets = [reset for content in counting for reset in content.resets]
-        processes = sum(_processes(content) for content in counting)
-        rejections = [rejection for content in counting for rejection in content.rejections]
-        footprints = [one for content in counting for one in content.footprints]
-        baseline = assemble(rows, resets, processes, window, rejections, footprints)
-        note = None if processes else self._absence(left_out)
+        baseline = _assembled(counting, window)
+        note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
     def save(
@@ -164,43 +146,30 @@ class Store:
             rejected=rejected,
             footprints=footprints,
         )
-        path = _write(self.folder, text, process.utc, revision, process.id)
+        path = _write(self.storage, self._facts.key, text, process.utc, revision)
         return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _check_device(self, path: Path, content: Content) -> None:
         device = content.process.device if content.process is not None else None
         if device is not None and device.simulated != self._facts.simulated:
             kinds = ("simulated", "real") if device.simulated else ("real", "simulated")
-            raise BaselineError(f"{path}: of a {kinds[0]} device, this one is {kinds[1]}")
+            raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
         if content.key != self._facts.key:
-            raise BaselineError(f"{path}: of {content.key!r}, this device is {self._facts.key}")
+            raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:
-            return f"no process counts for {self._facts.key} in {self._root}: {left_out}"
-        others = [key for key in keys(self._root) if key != self._facts.key]
+            return f"no process counts for {self._facts.key} in {self.storage}: {left_out}"
+        others = [key for key in self.storage.devices() if key != self._facts.key]
         also = f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
-        return f"no baseline of {self._facts.key} in {self._root}{also}"
+        return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
-def place(folder: Path, key: str) -> Path:
-    """Folder of the files of one kind of device."""
-    return folder / key / SUBFOLDER
-
-
-def keys(folder: Path) -> list[str]:
-    """Keys of the devices that have baselines in a folder."""
-    try:
-        return sorted(p.parent.name for p in folder.glob(f"*/{SUBFOLDER}") if any(p.glob("*.json")))
-    except OSError:
-        return []
-
-
-def reset(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
+def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
     """Accept a change of rows: only runs that are saved from now on count for them.
 
     Args:
-        folder: holds a folder for each device key.
+        where: the place of the baselines.
 
     Returns:
         The new file.
@@ -208,50 +177,30 @@ def reset(folder: Path, key: str, rows: Sequence[str], reason: str, who: str, re
     Raises:
         BaselineError: it cannot be written; also as `Store.load`.
     """
-    utc, unique = datetime.now(timezone.utc), secrets.token_hex(8)
-    sequence = _highest(content for _, content in _files(place(folder, key))) + 1
+    at, utc, unique = storage(where), datetime.now(timezone.utc), secrets.token_hex(8)
+    sequence = _highest(content for _, content in files(at, key)) + 1
     resets = [Reset(secrets.token_hex(8), row, reason, who, utc, revision, sequence) for row in rows]
     text = written(id=unique, utc=utc, sequence=sequence, revision=revision, key=key, written_by=_ourselves(), resets=resets)
-    return _write(place(folder, key), text, utc, revision, f"accept-{unique}")
+    return _write(at, key, text, utc, revision, "accept-")
 
 
-def row_keys(folder: Path, key: str) -> dict[str, str]:
+def row_keys(where: Path | Storage, key: str) -> dict[str, str]:
     """By row key, the node id of every row in the files of one kind of device. Raises `BaselineError`: as `Store.load`."""
     found: dict[str, str] = {}
-    for _, content in _files(place(folder, key)):
+    for _, content in files(where, key):
         found |= {row.key: row.nodeid for row in content.rows}
         found |= {one.key: one.nodeid for one in content.footprints}
     return found
 
 
-def load_file(path: Path) -> Content:
-    """Read one file and check it. Raises `BaselineError`: as `Store.load`."""
-    try:
-        # Reading a pipe would wait, reading a device never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BaselineError(f"{path}: {'Is a directory' if path.is_dir() else 'not a file'}")
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
-    except OSError as error:
-        raise BaselineError(f"{path}: {error.strerror or error}") from None
-    if len(text) > LARGEST:
-        raise BaselineError(f"{path}: larger than {LARGEST >> 20} MiB, too large for a baseline")
-    try:
-        content = read(text)
-    except LayoutError as error:
-        raise BaselineError(f"{path}: {' '.join(str(error).split())}") from None
-    seen: set[str] = set()
-    for index, row in enumerate(content.rows):
-        if (why := unfit(row.measurement)) is not None:
-            raise BaselineError(f"{path}: row {index}, {row.key}, may not be in a baseline: {why}")
-        if row.key in seen:
-            raise BaselineError(f"{path}: holds {row.key} twice")
-        seen.add(row.key)
-    return content
+def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, Content]]:
+    """Every file of one kind of device, by name. Of a URL, the paths are those of the copy, which is brought up to date first.
 
-
-def _files(folder: Path) -> Iterator[tuple[Path, Content]]:
-    """Every file of a folder, by name."""
+    Raises `BaselineError`: as `Store.load`.
+    """
+    at = storage(where)
+    at.update(key)
+    folder = at.at(key)
     try:
         paths = sorted(p for p in folder.iterdir() if p.suffix == ".json")
     except FileNotFoundError:
@@ -263,11 +212,96 @@ def _files(folder: Path) -> Iterator[tuple[Path, Content]]:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
     seen: dict[str, Path] = {}
     for path in paths:
-        content = load_file(path)
+        content = load_file(path, at.shown(path))
         if content.id in seen:
-            raise BaselineError(f"{path}: a copy of {seen[content.id].name}, of the same process; it would count twice")
+            raise BaselineError(f"{at.shown(path)}: a copy of {seen[content.id].name}, of the same process; it would count twice")
         seen[content.id] = path
         yield path, content
+
+
+def load_file(path: Path, shown: str | None = None) -> Content:
+    """Read one file, which messages call `shown`, and check it. Raises `BaselineError`: as `Store.load`."""
+    shown = str(path) if shown is None else shown
+    try:
+        # Reading a pipe would wait, reading a device never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BaselineError(f"{shown}: {'Is a directory' if path.is_dir() else 'not a file'}")
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+    except OSError as error:
+        raise BaselineError(f"{shown}: {error.strerror or error}") from None
+    if len(text) > LARGEST:
+        raise BaselineError(f"{shown}: larger than {LARGEST >> 20} MiB, too large for a baseline")
+    try:
+        content = read(text)
+    except LayoutError as error:
+        raise BaselineError(f"{shown}: {' '.join(str(error).split())}") from None
+    seen: set[str] = set()
+    for index, row in enumerate(content.rows):
+        if (why := unfit(row.measurement)) is not None:
+            raise BaselineError(f"{shown}: row {index}, {row.key}, may not be in a baseline: {why}")
+        if row.key in seen:
+            raise BaselineError(f"{shown}: holds {row.key} twice")
+        seen.add(row.key)
+    return content
+
+
+def copy(source: Storage, target: Storage) -> dict[str, int]:
+    """Copy the files that a place lacks; by device key, how many.
+
+    Raises:
+        BaselineError: a place cannot be reached or written; a file of `source` as of `Store.load`.
+    """
+    found = {}
+    for key in source.devices():
+        there = {path.name for path, _ in files(target, key)}
+        missing = [path for path, _ in files(source, key) if path.name not in there]
+        if missing:
+            target.write(key, {path.name: path.read_bytes() for path in missing})
+        found[key] = len(missing)
+    return found
+
+
+def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
+    """The files without which every comparison over the newest `keep` runs of a row is the same.
+
+    Args:
+        found: all files of one kind of device (`files`).
+        keep: runs of each row, at least those of `--gpumem-baseline-window`.
+    """
+    contents = found.values()
+    baseline = _assembled(contents, keep)
+    kept = {one.process.id for runs in baseline.rows.values() for one in _compared(runs, keep)}
+    kept |= {one.process.id for runs in baseline.footprints.values() for one in (*runs[:1], *runs[-keep:])}
+    current = {reset.id for reset in baseline.resets.values()}
+    kept |= {content.id for content in contents if any(reset.id in current for reset in content.resets)}
+    # A later file continues the numbers.
+    kept |= {content.id for content in contents if content.sequence == _highest(contents)}
+    while True:
+        # A run that another row keeps stays out of the row that was rejected.
+        rejected = {(row.key, row.process.revision): row.process.sequence for one in contents if one.id in kept for row in one.rows}
+        needed = {
+            content.id
+            for content in contents
+            if any(rejected.get((one.key, one.revision), content.sequence) < content.sequence for one in content.rejections)
+        }
+        if needed <= kept:
+            return [path for path, content in found.items() if content.id not in kept]
+        kept |= needed
+
+
+def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
+    """The first and the newest runs of a row, of each way in which it was measured."""
+    ways: list[list[Accepted]] = []
+    for run in runs:
+        for way in ways:
+            if comparable(way[0].measurement, run.measurement):
+                way.append(run)
+                break
+        else:
+            ways.append([run])
+    for way in ways:
+        yield from (way[0], *way[-keep:])
 
 
 @contextmanager
@@ -280,6 +314,18 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _assembled(contents: Collection[Content], window: int) -> Baseline:
+    """The baseline of the files that count."""
+    return assemble(
+        [row for content in contents for row in content.rows],
+        [reset for content in contents for reset in content.resets],
+        sum(map(_processes, contents)),
+        window,
+        [rejection for content in contents for rejection in content.rejections],
+        [one for content in contents for one in content.footprints],
+    )
 
 
 def _highest(contents: Iterable[Content]) -> int:
@@ -351,13 +397,9 @@ def _ourselves() -> str:
     return f"pytest-gpumem {version('pytest-gpumem')}"
 
 
-def _write(folder: Path, text: str, utc: datetime, revision: str | None, unique: str) -> Path:
+def _write(where: Storage, key: str, text: str, utc: datetime, revision: str | None, kind: str = "") -> Path:
     short = re.sub(r"[^A-Za-z0-9.]+", "-", revision or "").strip("-.")[:12] or "unknown"
-    # The unique part separates processes that write in the same second.
-    final = folder / f"{utc:%Y%m%dT%H%M%SZ}-{short}-{unique}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(final, text)
-    except OSError as error:
-        raise BaselineError(f"{folder}: cannot write the baseline: {error.strerror or error}") from None
-    return final
+    # The id in the content makes it unlike any other.
+    name = f"{utc:%Y%m%dT%H%M%SZ}-{short}-{kind}{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    where.write(key, {name: text})
+    return where.at(key) / name

@@ -11,11 +11,9 @@ from pathlib import Path
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.commands.baseline import devices, one_line, opened, place_option
 from pytest_gpumem.printable import printable
 
-FOLDER = ".benchmarks"
-"""pytest-benchmark's storage, the default place of baselines."""
-VARIABLE = "GPUMEM_BASELINE"
 WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
 """Variables in which a CI names whoever started it."""
 
@@ -25,48 +23,37 @@ WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
     epilog=examples('gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"'),
 )
 @click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until the next run is saved.")
-@click.option(
-    "--baseline",
-    type=click.Path(file_okay=False, path_type=Path),
-    help=f"Folder of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}.",
-)
+@place_option
 @click.option("--gpu", metavar="KEY", help="Only for this GPU, by the name of its folder. Default: every GPU that has the test.")
 @click.option("--who", help="Default: whoever started the CI, else the user.")
 @click.argument("tests", metavar="TEST...", nargs=-1, required=True)
-def accept(tests: tuple[str, ...], reason: str, baseline: Path | None, gpu: str | None, who: str | None) -> None:
+def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str | None, who: str | None) -> None:
     """Accept a change of TEST: reset its baseline, so that only later runs count.
 
     TEST is a node id, a row's name with its label, or a selection: a file, a class, or a test with all its parameters. Nothing is
     measured; the next run with --gpumem-save starts the new baseline.
     """
     from pytest_gpumem.baselines.acceptance import untrusted
-    from pytest_gpumem.baselines.store import BaselineError, keys, reset, row_keys
+    from pytest_gpumem.baselines.store import reset, row_keys
     from pytest_gpumem.revisions import DIRTY, head
 
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
     if (fork := untrusted(os.environ)) is not None:
         raise click.ClickException(f"cannot accept the code of a fork: {fork}")
-    folder = baseline if baseline is not None else Path(os.path.expanduser(os.environ.get(VARIABLE) or FOLDER))
-    devices = keys(folder)
-    if not devices:
-        raise click.ClickException(f"there are no baselines in {folder}; give their folder with --baseline")
-    if gpu is not None and gpu not in devices:
-        raise click.ClickException(f"--gpu: there is no baseline of {gpu!r} in {folder}; there are {', '.join(devices)}")
-    try:
-        stored = {key: row_keys(folder, key) for key in devices if gpu in (None, key)}
+    with one_line():
+        place = opened(baseline)
+        stored = {key: row_keys(place, key) for key in devices(place, gpu)}
         for test in tests:
             if not any(_selected(rows, test) for rows in stored.values()):
-                raise click.ClickException(f"{test}: no row in {folder} belongs to it{_close(test, stored)}")
+                raise click.ClickException(f"{test}: no row in {place} belongs to it{_close(test, stored)}")
         revision = head(Path.cwd())
         for key, rows in stored.items():
             chosen = sorted({row for test in tests for row in _selected(rows, test)})
             if not chosen:
                 continue
-            path = reset(folder, key, chosen, reason.strip(), who or _who(os.environ), revision)
-            click.echo(printable(f"{key}: reset the baseline of {', '.join(chosen)}; wrote {path}"))
-    except BaselineError as error:
-        raise click.ClickException(str(error)) from None
+            path = reset(place, key, chosen, reason.strip(), who or _who(os.environ), revision)
+            click.echo(printable(f"{key}: reset the baseline of {', '.join(chosen)}; wrote {place.shown(path)}"))
     if revision is not None and revision.endswith(DIRTY):
         click.echo("there are uncommitted changes: runs with --gpumem-baseline-of ignore this; commit, then accept again")
     click.echo("run pytest --gpumem --gpumem-save to start the new baseline")

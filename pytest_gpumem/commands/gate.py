@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples
+from pytest_gpumem.commands.baseline import FOLDER
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
-DEFAULT_STORAGE = ".benchmarks"
-"""Folder of the baselines where no option names another."""
 FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
 """The files that the gate writes into its folder."""
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
@@ -255,14 +254,16 @@ def _tell(output: Path, document: Document, decision: Decision, environment: Map
 
 def _report(output: Path, document: Document, decision: Decision) -> str:
     """The report with the final verdicts."""
+    from pytest_gpumem.baselines.storage import storage
     from pytest_gpumem.commands.report import earlier
     from pytest_gpumem.reporting.html import page
     from pytest_gpumem.result_files import ResultsError, load_results
 
     shown = load_results(output / RESULTS)
-    history = Path(str(document.settings.get("baseline") or DEFAULT_STORAGE)).expanduser()
+    # The screen has brought the copy of a URL up to date.
+    history = storage(str(document.settings.get("baseline") or FOLDER), offline=True)
     try:
-        before = earlier(history, document.device.key, document.rows, output / RESULTS)
+        before = earlier(history.folder, document.device.key, document.rows, output / RESULTS)
     except ResultsError:  # there is no history yet
         before = None
     return page(

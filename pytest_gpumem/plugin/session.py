@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.baselines.store import BaselineError, Store, keys
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
@@ -39,7 +40,7 @@ from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 from pytest_gpumem.units import comparison_text
 
 WORKER_BASELINE = "gpumem_baseline"
-"""Key of xdist's `workerinput`: the baseline's folder, as the controller found it."""
+"""Key of xdist's `workerinput`: the place of the baseline, as the controller found it, and whether its copy is read as it is."""
 
 SIMULATED = "simulated-"
 """Prefix of the baseline key of a simulated device."""
@@ -76,15 +77,18 @@ def start(config: pytest.Config, settings: Settings) -> None:
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
     if settings.l2_sweep:
         check_serial(config)
-    folder = _baseline_folder(config, settings)
-    chosen = _choose(settings, folder)
+    place = _baseline_place(config, settings)
+    try:
+        chosen = _choose(settings, place)
+    except BaselineError as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
     fitting.check(config, settings, chosen)
     if chosen.facts.uuid is not None:
         try:
             lock_file(chosen.facts.uuid)
         except LockUnusable as error:
             raise pytest.UsageError(f"gpumem: {error}") from None
-    store = Store(folder, chosen.facts)
+    store = Store(place, chosen.facts)
     # Where the change left the history that it is compared with is asked of the project's repository.
     shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
     try:
@@ -96,7 +100,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     if settings.save and not config.option.collectonly and not is_worker(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     replay.leave_out_xdist_notice(config)
-    session = GpuSession(config, settings, chosen, store, baseline, folder)
+    session = GpuSession(config, settings, chosen, store, baseline)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
         session.counts = _counts(config, settings, chosen.facts)
     config.stash[SESSION] = session
@@ -153,7 +157,7 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
         config.pluginmanager.register(WatchdogHooks(session), "gpumem-watchdog")
 
 
-def _choose(settings: Settings, folder: Path) -> Chosen:
+def _choose(settings: Settings, place: Storage) -> Chosen:
     origin = settings.origins.get("device", "default")
     try:
         chosen = choose(settings.device)
@@ -165,9 +169,9 @@ def _choose(settings: Settings, folder: Path) -> Chosen:
     if chosen.fallback_reason is None:
         return chosen
     in_ci = os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off")
-    if in_ci and (measured := [key for key in keys(folder) if not key.startswith(SIMULATED)]):
+    if in_ci and (measured := [key for key in place.devices() if not key.startswith(SIMULATED)]):
         raise pytest.UsageError(
-            f"gpumem: device {settings.device!r} ({origin}): no GPU ({chosen.fallback_reason}), the variable CI is set, and {folder} holds "
+            f"gpumem: device {settings.device!r} ({origin}): no GPU ({chosen.fallback_reason}), the variable CI is set, and {place} holds "
             f"a baseline of {', '.join(measured)}; choose --gpumem-device sim if the simulated device is meant"
         )
     if in_ci and not settings.device_chosen:
@@ -188,7 +192,7 @@ def _counts(config: pytest.Config, settings: Settings, facts: DeviceFacts) -> Ma
 
     origin = settings.origins["counted"]
     try:
-        stored = load(_place(config, settings, "counted"))
+        stored = load(_base(config, settings, "counted") / Path(str(settings.counted)).expanduser())
     except BadFile as error:
         raise pytest.UsageError(f"gpumem: {origin}: {error}") from None
     if stored.device != facts.key:
@@ -199,20 +203,24 @@ def _counts(config: pytest.Config, settings: Settings, facts: DeviceFacts) -> Ma
     return stored.counts
 
 
-def _place(config: pytest.Config, settings: Settings, name: str) -> Path:
-    """A path among the settings; one from the ini file is relative to that file, others to where pytest was called."""
+def _base(config: pytest.Config, settings: Settings, name: str) -> Path:
+    """The folder that a path among the settings is relative to: of the ini file that has it, else where pytest was called."""
     from_ini = settings.origins.get(name, "").startswith("gpumem_")
-    base = config.inipath.parent if from_ini and config.inipath else config.invocation_params.dir
-    return base / Path(getattr(settings, name)).expanduser()
+    return config.inipath.parent if from_ini and config.inipath else config.invocation_params.dir
 
 
-def _baseline_folder(config: pytest.Config, settings: Settings) -> Path:
-    # An xdist worker may run in another folder.
-    if (folder := getattr(config, "workerinput", {}).get(WORKER_BASELINE)) is not None:
-        return Path(folder)
+def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
+    # An xdist worker may run in another folder; one on this machine reads the copy that the controller brought up to date.
+    if (given := getattr(config, "workerinput", {}).get(WORKER_BASELINE)) is not None:
+        return storage(given["place"], offline=given["offline"])
     if settings.baseline is None:
-        return replay.storage_folder(config).absolute()
-    return _place(config, settings, "baseline")
+        return Storage(replay.storage_folder(config).absolute())
+    place = storage(settings.baseline, _base(config, settings, "baseline"), offline=settings.baseline_offline)
+    if settings.baseline_offline and not isinstance(place, RemoteStorage):
+        raise pytest.UsageError(
+            f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"
+        )
+    return place
 
 
 class SessionHooks:
@@ -277,7 +285,9 @@ class SessionHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[WORKER_BASELINE] = str(self._session.baseline_folder)
+        place, here = self._session.store.storage, bool(node.gateway.spec.popen)
+        offline = isinstance(place, RemoteStorage) and (here or place.offline)
+        node.workerinput[WORKER_BASELINE] = {"place": str(place), "offline": offline}
 
     # pytest-benchmark
 

@@ -105,15 +105,12 @@ class SummaryHooks(ABC):
 class GpuSession:
     """The state of a whole session. The device is opened at its first use, so never in an xdist controller."""
 
-    def __init__(
-        self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline, baseline_folder: Path
-    ) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline) -> None:
         self.config = config
         self.settings = settings
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
-        self.baseline_folder = baseline_folder
         self.counts: Mapping[str, Counted] = {}
         """Counted traffic by `Row.key`, from an earlier run."""
         self.missing: list[Missing] = []

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.store import BaselineError, keys
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
@@ -81,14 +81,17 @@ class TerminalHooks(SummaryHooks):
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
-        folder = self._session.baseline_folder
-        here = self._session.config.invocation_params.dir
-        shown_folder = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        place, here = self._session.store.storage, self._session.config.invocation_params.dir
+        shown = str(place)
+        if isinstance(place, RemoteStorage):
+            shown += f" (offline: the copy of {place.copied(self._session.facts.key):%Y-%m-%d %H:%M} UTC)" if place.offline else ""
+        elif place.folder.is_relative_to(here):
+            shown = str(place.folder.relative_to(here))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.
-            return f"{baseline.note}; --gpumem-save makes one" if keys(folder) else baseline_line(0, None, shown_folder)
-        shown = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
-        line = baseline_line(baseline.processes, shown, shown_folder)
+            return f"{baseline.note}; --gpumem-save makes one" if place.devices() else baseline_line(0, None, shown)
+        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
+        line = baseline_line(baseline.processes, least, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -150,7 +153,7 @@ class TerminalHooks(SummaryHooks):
             return
         saved = gpu.store.save(settled, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {saved.path}"
+            yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {gpu.store.storage.shown(saved.path)}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:
@@ -161,7 +164,7 @@ class TerminalHooks(SummaryHooks):
             yield f"refused {row.key}: {why}"
         if changed := [row.key for row, _ in saved.refused if row.key in gpu.baseline.rows]:
             tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
-            yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.baseline_folder))} --reason '...'"
+            yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.store.storage))} --reason '...'"
 
     def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
         """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""

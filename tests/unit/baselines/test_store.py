@@ -27,7 +27,8 @@ from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.acceptance import rejects
 from pytest_gpumem.baselines.history import Process
 from pytest_gpumem.baselines.layout import digest, reduced
-from pytest_gpumem.baselines.store import BaselineError, Store, reset, row_keys
+from pytest_gpumem.baselines.storage import BaselineError
+from pytest_gpumem.baselines.store import Store, reset, row_keys
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat

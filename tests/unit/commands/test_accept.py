@@ -112,7 +112,7 @@ def test_who(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tests/test_a.py::test_cpy[1]", "--reason", "why"], f"no row in .benchmarks belongs to it (did you mean {TESTS[0]}?)"),
         (["tests/test_a", "--reason", "why"], "tests/test_a: no row in .benchmarks belongs to it"),
         ([TESTS[0], "nowhere", "--reason", "why"], "nowhere: no row in .benchmarks belongs to it"),
-        ([TESTS[0], "--reason", "why", "--baseline", "empty"], "there are no baselines in empty; give their folder with --baseline"),
+        ([TESTS[0], "--reason", "why", "--baseline", "empty"], "there are no baselines in empty; give their place with --baseline"),
         (
             [TESTS[0], "--reason", "why", "--gpu", "T4"],
             f"--gpu: there is no baseline of 'T4' in .benchmarks; there are {A100.key}, {H100.key}",

@@ -1,0 +1,256 @@
+"""Where baselines are kept: a folder, or a store behind an fsspec URL with a copy on this machine.
+
+A store of runs is immutable files, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes one, and its name is never used again, so
+writers need no lock, and a copy needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from pytest_gpumem.files import write_whole
+
+SUBFOLDER = "gpumem"
+"""Folder below the device's key, beside the files of pytest-benchmark."""
+PATIENCE = 60.0
+"""Seconds without any answer after which a store is given up."""
+UNSENT = "unsent"
+"""Folder beside the copies: runs that the store did not take."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pytest_gpumem.baselines.transfer import main; main()"
+
+
+class BaselineError(Exception):
+    """A baseline that cannot be used; the message is one line with the file's name."""
+
+
+class Storage:
+    """Baselines in a folder, which need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        """Holds a folder for each kind of device."""
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def at(self, key: str) -> Path:
+        """Folder of the files of one kind of device."""
+        return self.folder / key / SUBFOLDER
+
+    def devices(self) -> list[str]:
+        """Keys of the devices that have baselines here.
+
+        Raises:
+            BaselineError: the store cannot be reached.
+        """
+        try:
+            return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
+        except OSError:
+            return []
+
+    def update(self, key: str) -> None:
+        """Make `at(key)` hold all files of one kind of device.
+
+        Raises:
+            BaselineError: the store cannot be reached; or the folder is a file.
+        """
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise BaselineError(f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU")
+
+    def shown(self, path: Path) -> str:
+        """The name of a file of `at` for messages."""
+        return str(path)
+
+    def unwritable(self, key: str) -> str | None:
+        """Why nothing can be stored here, to be checked before long work; None if something can."""
+        folder = self.at(key)
+        try:
+            there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            # A trial: permissions do not hold for root, nor on every file system.
+            with tempfile.TemporaryFile(dir=there):
+                return None
+        except OSError as error:
+            return f"nothing can be stored in {folder}: {error.strerror or error}"
+
+    def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
+        """Write files, by name.
+
+        Raises:
+            BaselineError: not all of them could be written.
+        """
+        _written(self.at(key), files)
+
+    def remove(self, key: str, names: Sequence[str]) -> None:
+        """Remove files.
+
+        Raises:
+            BaselineError: not all of them could be removed.
+        """
+        try:
+            for name in names:
+                (self.at(key) / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise BaselineError(f"{self.at(key)}: cannot remove {error.filename}: {error.strerror or error}") from None
+
+
+class RemoteStorage(Storage):
+    """Baselines behind a URL. `folder` is the copy, in the user's cache folder."""
+
+    def __init__(self, url: str, *, offline: bool = False) -> None:
+        """Args:
+        url: as fsspec reads it.
+        offline: read the copy as it is.
+        """
+        self.url = url.rstrip("/")
+        self.offline = offline
+        self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self._devices: list[str] | None = None
+        super().__init__(self._own / "copy")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def devices(self) -> list[str]:
+        if self.offline:
+            return super().devices()
+        if self._devices is None:
+            self._devices = self._ask("devices", "")
+        return self._devices
+
+    def update(self, key: str) -> None:
+        stamp = self._stamp(key)
+        if self.offline:
+            if not stamp.exists():
+                raise BaselineError(
+                    f"{self.url}: this machine has no copy of the baseline of {key}; only a run that reaches the store makes one"
+                )
+            return
+        self._devices = self._ask("fetch", key, folder=str(self.at(key)))
+        with suppress(OSError):
+            write_whole(stamp, "")
+
+    def copied(self, key: str) -> datetime:
+        """When the copy was last brought up to date."""
+        return datetime.fromtimestamp(self._stamp(key).stat().st_mtime, timezone.utc)
+
+    def shown(self, path: Path) -> str:
+        return f"{self.url}/{path.relative_to(self.folder).as_posix()}"
+
+    def unwritable(self, key: str) -> str | None:
+        return f"nothing can be stored in {self.url} offline" if self.offline else None
+
+    def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
+        unsent = Storage(self._own / UNSENT)
+        kept = _written(unsent.at(key), files)
+        try:
+            self._ask("send", key, files=[str(path) for path in kept])
+        except BaselineError as error:
+            raise BaselineError(
+                f"{error}; what it did not take is in {unsent}: gpumem baseline push {self.url} --baseline {unsent}"
+            ) from None
+        with suppress(OSError):  # the store has them
+            for path in kept:
+                self.at(key).mkdir(parents=True, exist_ok=True)
+                path.replace(self.at(key) / path.name)
+
+    def remove(self, key: str, names: Sequence[str]) -> None:
+        self._ask("remove", key, names=list(names))
+        super().remove(key, names)
+
+    def _stamp(self, key: str) -> Path:
+        return self.folder / key / "updated"
+
+    def _ask(self, do: str, key: str, **more: object) -> list[str]:
+        """Have a process do one request of `transfer`.
+
+        Raises:
+            BaselineError: it failed, or nothing was answered for `PATIENCE` seconds.
+        """
+        request = {"do": do, "url": self.url, "under": f"{key}/{SUBFOLDER}" if key else "", **more}
+        for line in _lines(request, self.url):
+            if "error" in line:
+                raise BaselineError(f"{self.url}: {line['error']}")
+            if "devices" in line:
+                devices: list[str] = line["devices"]
+                return devices
+        raise AssertionError("the last line has devices or an error")
+
+
+def storage(written: str | Path | Storage, base: Path | None = None, *, offline: bool = False) -> Storage:
+    """The place that an option names.
+
+    Args:
+        written: a folder, which may begin with "~", or a URL; a storage is given back.
+        base: a relative folder is below it; None: the working directory.
+        offline: as of `RemoteStorage`; a folder is always there.
+    """
+    if isinstance(written, Storage):
+        return written
+    text = str(written)
+    if _URL.match(text) and not text.startswith("file://"):
+        return RemoteStorage(text, offline=offline)
+    return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())
+
+
+def _written(folder: Path, files: Mapping[str, str | bytes]) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+    except OSError as error:
+        raise BaselineError(f"{folder}: cannot write the baseline: {error.strerror or error}") from None
+    return [folder / name for name in files]
+
+
+def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
+    """The lines that a process of `transfer` answers, the last of which has the store's devices, or an error."""
+    command = [sys.executable, "-c", _PROGRAM, json.dumps([str(_ROOT), *filter(None, sys.path)])]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        except OSError as error:
+            raise BaselineError(f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}") from None
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request).encode())
+                process.stdin.close()
+            pending, until = b"", time.monotonic() + PATIENCE
+            while True:
+                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                    raise BaselineError(f"{url}: no answer for {PATIENCE:.0f} s")
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                if not part:
+                    break
+                *lines, pending = (pending + part).split(b"\n")
+                until = time.monotonic() + PATIENCE
+                yield from map(json.loads, lines)
+            process.wait()
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            yield {"error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"}
+        finally:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+            process.wait()

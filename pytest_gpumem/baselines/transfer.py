@@ -1,0 +1,201 @@
+"""The side of a remote baseline that talks to it, through fsspec. `storage` runs it in a process of its own.
+
+So a store that never answers can be given up, and the process of the tests, which forks, has none of the library's threads. Credentials,
+endpoints and retries are those of the library: https://filesystem-spec.readthedocs.io/en/latest/api.html#other-known-implementations
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.files import write_whole
+
+AT_ONCE = 8
+"""Files that are read or written at the same time."""
+TRIES = 3
+"""How often a file is read whose answer is cut short; the library repeats what fails in other ways."""
+SUFFIX = ".json"
+_WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory"))
+"""Protocols whose stores show a new file only once it is whole."""
+
+
+class Remote:
+    """The files behind a URL: `<url>/<GPU>/gpumem/<name>.json`."""
+
+    def __init__(self, url: str) -> None:
+        """Raises:
+        ImportError: fsspec, or the package that it needs for this protocol, is not installed.
+        ValueError: an unknown protocol.
+        """
+        import fsspec
+
+        self._fs, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+        protocol = self._fs.protocol
+        self._whole_puts = not _WHOLE_PUTS.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+
+    def folders(self, under: str = "") -> list[str]:
+        """Names of the folders below a folder."""
+        return sorted(_last(one["name"]) for one in self._list(under) if one["type"] == "directory")
+
+    def sizes(self, under: str) -> dict[str, int]:
+        """Bytes of each JSON file of a folder, by name."""
+        found = {_last(one["name"]): one["size"] for one in self._list(under) if one["type"] == "file"}
+        return {name: size for name, size in found.items() if name.endswith(SUFFIX) and not name.startswith(".")}
+
+    def read(self, under: str, name: str, size: int) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            OSError: it is shorter than `size` each time.
+        """
+        for _ in range(TRIES):
+            data: bytes = self._fs.cat_file(self._path(under, name))
+            if len(data) == size:
+                return data
+        raise OSError(f"{name}: the answer ends after {len(data)} of {size} bytes")
+
+    def write(self, under: str, name: str, data: bytes) -> None:
+        """Write a file, which is visible once it is whole."""
+        path = self._path(under, name)
+        if self._whole_puts:
+            self._fs.pipe_file(path, data)
+            return
+        temporary = self._path(under, f".{name}.{os.urandom(6).hex()}.tmp")
+        self._fs.makedirs(self._path(under), exist_ok=True)
+        try:
+            self._fs.pipe_file(temporary, data)
+            self._fs.mv(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                self._fs.rm_file(temporary)
+            raise
+
+    def remove(self, under: str, name: str) -> None:
+        """Remove a file; one that is gone is no error."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(under, name))
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *filter(None, parts)))
+
+    def _list(self, under: str) -> list[dict[str, Any]]:
+        self._fs.invalidate_cache()
+        try:
+            found: list[dict[str, Any]] = self._fs.ls(self._path(under), detail=True)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # the store's own answer, such as that there is no such bucket
+                raise
+            return []  # nothing was written yet
+        return found
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def fetch(url: str, under: str, folder: Path, progress: Callable[[], object] = lambda: None) -> list[str]:
+    """Make a local folder hold the same files as a folder of a store. Files never change, so only new ones are read.
+
+    Args:
+        url: of the store.
+        under: folder of the store.
+        folder: the local one.
+        progress: called after each answer.
+
+    Returns:
+        The folders of the store.
+    """
+    remote = Remote(url)
+    folders, sizes = remote.folders(), remote.sizes(under)
+    progress()
+    folder.mkdir(parents=True, exist_ok=True)
+    here = {path.name for path in folder.iterdir() if path.suffix == SUFFIX}
+
+    def one(name: str) -> None:
+        with suppress(FileNotFoundError):  # removed since it was listed
+            write_whole(folder / name, remote.read(under, name, sizes[name]))
+        progress()
+
+    _each(one, sorted(sizes.keys() - here))
+    for name in here - sizes.keys():
+        (folder / name).unlink(missing_ok=True)
+    return folders
+
+
+def send(url: str, under: str, files: Sequence[Path], progress: Callable[[], object] = lambda: None) -> None:
+    """Write local files into a folder of a store."""
+    remote = Remote(url)
+
+    def one(file: Path) -> None:
+        remote.write(under, file.name, file.read_bytes())
+        progress()
+
+    _each(one, files)
+
+
+def remove(url: str, under: str, names: Sequence[str], progress: Callable[[], object] = lambda: None) -> None:
+    """Remove files of a folder of a store."""
+    remote = Remote(url)
+
+    def one(name: str) -> None:
+        remote.remove(under, name)
+        progress()
+
+    _each(one, names)
+
+
+def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for future in [pool.submit(work, item) for item in items]:
+            future.result()
+
+
+def explain(error: BaseException) -> str:
+    """An error of fsspec as one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError):
+        return f"{text or 'a package is missing'}; pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
+    if isinstance(error, PermissionError):
+        return f"permission denied ({text})" if text else "permission denied"
+    return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}"
+
+
+def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None:
+    """Do one request of `storage`; tells a number after each step, and at last the result or the error."""
+    steps = iter(range(1, sys.maxsize))
+    url, under = request["url"], request["under"]
+    try:
+        devices: list[str] | None = None
+        if request["do"] == "fetch":
+            devices = fetch(url, under, Path(request["folder"]), lambda: tell({"step": next(steps)}))
+        elif request["do"] == "send":
+            send(url, under, [Path(file) for file in request["files"]], lambda: tell({"step": next(steps)}))
+        elif request["do"] == "remove":
+            remove(url, under, request["names"], lambda: tell({"step": next(steps)}))
+        else:
+            devices = Remote(url).folders()
+    except Exception as error:  # of any library behind fsspec
+        tell({"error": explain(error)})
+    else:
+        tell({"devices": devices})
+
+
+def main() -> None:
+    """Answer the request on the standard input, in lines of JSON."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)  # a library may print
+
+        def tell(value: object) -> None:
+            out.write(json.dumps(value) + "\n")
+            out.flush()
+
+        answer(json.load(sys.stdin), tell)
+    os._exit(0)  # threads of the library may wait

@@ -1,0 +1,231 @@
+"""The command `gpumem baseline`: the accepted runs, for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.commands import examples
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.baselines.layout import Content
+    from pytest_gpumem.baselines.storage import Storage
+
+FOLDER = ".benchmarks"
+"""pytest-benchmark's storage, the default place of baselines."""
+VARIABLE = "GPUMEM_BASELINE"
+
+place_option = click.option(
+    "--baseline",
+    metavar="PLACE",
+    help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}.",
+)
+_gpu_option = click.option("--gpu", metavar="KEY", help="Only of this GPU, by the name of its folder. Default: every GPU.")
+_format_option = click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Of the output. Default: text.")
+
+
+def opened(baseline: str | None) -> Storage:
+    """The place of the baselines that a command works on."""
+    from pytest_gpumem.baselines.storage import storage
+
+    return storage(baseline or os.environ.get(VARIABLE) or FOLDER)
+
+
+def devices(place: Storage, gpu: str | None) -> list[str]:
+    """Keys of the devices that a command works on.
+
+    Raises:
+        click.ClickException: there are none, or not the one that was asked for.
+        BaselineError: the store cannot be reached.
+    """
+    found = place.devices()
+    if not found:
+        raise click.ClickException(f"there are no baselines in {place}; give their place with --baseline")
+    if gpu is not None and gpu not in found:
+        raise click.ClickException(f"--gpu: there is no baseline of {gpu!r} in {place}; there are {', '.join(found)}")
+    return [key for key in found if gpu in (None, key)]
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Errors of a baseline as those of a command."""
+    from pytest_gpumem.baselines.storage import BaselineError
+
+    try:
+        yield
+    except BaselineError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.group(short_help="List, copy and tidy the accepted runs.", epilog=examples("gpumem baseline list --baseline s3://bucket/baselines"))
+def baseline() -> None:
+    """Look at the accepted runs of --gpumem-baseline, copy them between places, and remove those that no comparison needs."""
+
+
+@baseline.command("list", short_help="Every run and every accepted change.", epilog=examples("gpumem baseline list"))
+@place_option
+@_gpu_option
+@_format_option
+def list_(baseline: str | None, gpu: str | None, format: str) -> None:
+    """List the files of the baselines, oldest first: runs, and changes that somebody accepted with who and why."""
+    with one_line():
+        place = opened(baseline)
+        found = [(key, path, content) for key in devices(place, gpu) for path, content in _by_age(place, key)]
+    if format == "json":
+        _print([_file(key, path, content) for key, path, content in found])
+        return
+    for key in dict.fromkeys(key for key, _, _ in found):
+        lines = [(path.name, _figures(content), _remark(content)) for of, path, content in found if of == key]
+        _table(key, ("time, UTC", "revision", "rows"), lines)
+
+
+@baseline.command(short_help="The accepted runs of one test.", epilog=examples("gpumem baseline show tests/test_a.py::test_triad"))
+@place_option
+@_gpu_option
+@_format_option
+@click.argument("test", metavar="TEST")
+def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
+    """Show the accepted runs and changes of TEST: a node id, a row's name with its label, or a file or class with all its tests."""
+    from pytest_gpumem.records.row import selects
+    from pytest_gpumem.units import format_bytes, format_time
+
+    with one_line():
+        place = opened(baseline)
+        stored = [(key, content) for key in devices(place, gpu) for _, content in _by_age(place, key)]
+    lines: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    def at(key: str, content: Content, row: str, **figures: object) -> None:
+        about = {"gpu": key, "row": row, "utc": content.utc.isoformat(timespec="seconds"), "revision": content.revision}
+        lines.setdefault((key, row, content.id), about).update(figures)
+
+    for key, content in stored:
+        for row in content.rows:
+            if row.key == test or selects(test, row.nodeid):
+                at(key, content, row.key, mode=row.measurement.mode, latency_s=row.measurement.latency, processes=row.processes)
+        for one in content.footprints:
+            if one.key == test or selects(test, one.nodeid):
+                at(key, content, one.key, peak_bytes=one.footprint.peak)
+        for reset in content.resets:
+            if reset.key == test or selects(test, reset.key):
+                at(key, content, reset.key, accepted_by=reset.who, reason=reset.reason)
+    if not lines:
+        raise click.ClickException(f"{test}: no row in {place} belongs to it")
+    if format == "json":
+        _print(list(lines.values()))
+        return
+    for key in dict.fromkeys(key for key, _ in stored):
+        shown = []
+        for line in sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"])):
+            latency = format_time(line["latency_s"]) if "latency_s" in line else ""
+            peak = format_bytes(line["peak_bytes"]) if "peak_bytes" in line else ""
+            accepted = f"accepted by {line['accepted_by']}: {line['reason']}" if "reason" in line else ""
+            when = line["utc"][:19].replace("T", " ")
+            shown.append((line["row"], (when, (line["revision"] or "")[:12], latency, peak), accepted))
+        _table(key, ("time, UTC", "revision", "latency", "peak"), shown)
+
+
+@baseline.command(short_help="Copy the runs of a folder to another place.", epilog=examples("gpumem baseline push s3://bucket/baselines"))
+@place_option
+@click.argument("target", metavar="TARGET")
+def push(baseline: str | None, target: str) -> None:
+    """Copy the runs that TARGET, a folder or a URL, lacks from the baseline to it. Every file is read and checked first."""
+    _copy(opened(baseline), opened(target))
+
+
+@baseline.command(short_help="Copy the runs of another place to a folder.", epilog=examples("gpumem baseline pull s3://bucket/baselines"))
+@place_option
+@click.argument("source", metavar="SOURCE")
+def pull(baseline: str | None, source: str) -> None:
+    """Copy the runs that the baseline lacks from SOURCE, a folder or a URL, to it. Every file is read and checked first."""
+    _copy(opened(source), opened(baseline))
+
+
+@baseline.command(short_help="Remove runs that no comparison needs.", epilog=examples("gpumem baseline prune --keep 60 --dry-run"))
+@place_option
+@_gpu_option
+@click.option("--keep", type=click.IntRange(1), default=60, metavar="N", help="Newest runs of each row that stay. Default: 60.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def prune(baseline: str | None, gpu: str | None, keep: int, dry_run: bool) -> None:
+    """Remove the files without which every comparison over the newest N runs of each row is the same.
+
+    The first run of a row, the last accepted change and the newest file stay. With --gpumem-baseline-of only some runs count: keep more
+    than the window.
+    """
+    from pytest_gpumem.baselines.store import files, surplus
+
+    with one_line():
+        place = opened(baseline)
+        for key in devices(place, gpu):
+            found = dict(files(place, key))
+            names = [path.name for path in surplus(found, keep)]
+            if names and not dry_run:
+                place.remove(key, names)
+            verb = "would be removed" if dry_run else "removed"
+            click.echo(printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}"))
+
+
+def _copy(source: Storage, target: Storage) -> None:
+    from pytest_gpumem.baselines.store import copy
+
+    with one_line():
+        devices(source, None)
+        for key, count in copy(source, target).items():
+            click.echo(printable(f"{key}: {counted(count, 'file')} copied from {source} to {target}"))
+
+
+def _by_age(place: Storage, key: str) -> list[tuple[Path, Content]]:
+    from pytest_gpumem.baselines.store import files
+
+    return sorted(files(place, key), key=lambda one: (one[1].sequence, one[1].utc, one[1].id))
+
+
+def _file(key: str, path: Path, content: Content) -> Mapping[str, object]:
+    device = content.process.device if content.process is not None else None
+    return {
+        "gpu": key,
+        "file": path.name,
+        "utc": content.utc.isoformat(timespec="seconds"),
+        "revision": content.revision,
+        "sequence": content.sequence,
+        "driver": device.driver if device is not None else None,
+        "rows": sorted({*(row.key for row in content.rows), *(one.key for one in content.footprints)}),
+        "resets": [{"row": one.key, "who": one.who, "reason": one.reason} for one in content.resets],
+    }
+
+
+def _figures(content: Content) -> tuple[str, ...]:
+    rows = {*(row.key for row in content.rows), *(one.key for one in content.footprints)}
+    return f"{content.utc:%Y-%m-%d %H:%M:%S}", (content.revision or "")[:12], str(len(rows)) if rows else ""
+
+
+def _remark(content: Content) -> str:
+    if content.process is not None or not content.resets:
+        return f"{counted(len(content.resets), 'row')} faster" if content.resets else ""
+    first = content.resets[0]
+    return f"accepted by {first.who}: {first.reason} ({counted(len(content.resets), 'row')})"
+
+
+def _table(key: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
+    """Print the lines of one device: each a name, figures, and a remark below."""
+    if not lines:
+        return
+    from pytest_gpumem.reporting.columns import Columns, Line
+    from pytest_gpumem.reporting.terminal import wants_colour
+
+    shown = [Line(row, figures, below=(remark,) if remark else ()) for row, figures, remark in printable(list(lines))]
+    drawn = Columns(printable(key), headings, "", shown)
+    click.echo(drawn.drawn(shutil.get_terminal_size((120, 24)).columns, wants_colour(sys.stdout, os.environ)))
+
+
+def _print(value: object) -> None:
+    click.echo(json.dumps(printable(value), indent=1))

@@ -1,0 +1,86 @@
+"""Sessions whose baseline is behind a URL: an S3-compatible server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import s3_server
+from s3_server import BUCKET, Server
+from sessions import TRIAD
+
+Run = Callable[..., pytest.RunResult]
+URL = f"s3://{BUCKET}/sessions"
+
+
+@pytest.fixture(scope="module")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("moto.server", reason="moto[server] is of the extra dev")
+    with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: Server, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name, value in _server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    monkeypatch.setenv("GPUMEM_BASELINE", f"{URL}/{pytester.path.name}")
+    pytester.makepyfile(TRIAD)
+    yield _server
+    _server.heal()
+
+
+def test_save_compare_and_work_offline(server: Server, pytester: pytest.Pytester, gpumem: Run) -> None:
+    url = f"{URL}/{pytester.path.name}"
+    result = gpumem("--gpumem-save")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 rows stored in {url}/*/gpumem/*.json"])
+    gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
+    server.fail("status", status=403)
+    result = gpumem("--gpumem-baseline-offline")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"*baseline: 1 process in {url} (offline: the copy of *"])
+
+
+def test_workers_read_the_copy_of_the_controller(server: Server, gpumem: Run) -> None:
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    result = gpumem("-n2", "--gpumem-max-regression", "50%", "-v")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*baseline: 1 process in s3://*"])
+    result.stdout.no_fnmatch_line("*NEW*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "s3://*: permission denied*"),
+        (("--gpumem-baseline-offline",), "s3://*: this machine has no copy of the baseline of *"),
+        (("--gpumem-baseline-offline", "--gpumem-baseline=.benchmarks"), "--gpumem-baseline-offline: the baseline * is a folder*"),
+        (("--gpumem-baseline=ftpx://host/path",), "ftpx://host/path: *ftpx*"),
+    ],
+)
+def test_one_error_before_anything_is_measured(
+    server: Server, pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    pytester.makepyfile("raise AssertionError('collected')")
+    server.fail("status", status=403)
+    result = gpumem(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.strip()]
+    result.stderr.fnmatch_lines([f"ERROR: gpumem: {words}"])
+    assert "collected" not in line
+
+
+def test_offline_saves_nothing(server: Server, gpumem: Run) -> None:
+    gpumem().assert_outcomes(passed=1)  # makes the copy
+    result = gpumem("--gpumem-baseline-offline", "--gpumem-save")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: gpumem: --gpumem-save: nothing can be stored in s3://* offline"])
+
+
+def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(server: Server, gpumem: Run) -> None:
+    server.fail("status", status=403, method="PUT")
+    result = gpumem("--gpumem-save")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["--gpumem-save: s3://*: permission denied*; what it did not take is in *: gpumem baseline push *"])

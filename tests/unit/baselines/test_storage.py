@@ -1,0 +1,208 @@
+"""Baselines behind a URL: an S3-compatible server on loopback, whole and failing; and the places of folders."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import s3_server
+from known_devices import H100
+from s3_server import BUCKET, Server
+from stored_rows import A100, row
+
+from pytest_gpumem.baselines import storage as module
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
+from pytest_gpumem.baselines.store import Store, copy, files, reset, surplus
+from pytest_gpumem.baselines.transfer import Remote
+
+URL = f"s3://{BUCKET}/base"
+
+
+@pytest.fixture(scope="module")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("moto.server", reason="moto[server] is of the extra dev")
+    with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The server, healthy, for a user with an empty cache folder."""
+    for name, value in _server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield _server
+    _server.heal()
+
+
+Place = Callable[[], RemoteStorage]
+
+
+@pytest.fixture
+def place(server: Server, request: pytest.FixtureRequest) -> Place:
+    """A new folder of the bucket, as each session opens it."""
+    return lambda: RemoteStorage(f"{URL}/{request.node.name.replace('[', '-').rstrip(']')}")
+
+
+def test_what_is_saved_is_loaded_elsewhere(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Store(place(), H100).load().processes == 0
+    first = Store(place(), H100).save([row()], "abc")
+    assert first.path is not None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    store = Store(place(), H100)
+    baseline = store.load()
+    assert (baseline.processes, baseline.sequence, store.storage.devices()) == (1, 1, [H100.key])
+    assert store.storage.shown(store.folder / first.path.name) == f"{place()}/{H100.key}/gpumem/{first.path.name}"
+    # Another card sees that there is a baseline, and that it is none of its own.
+    assert f"there are baselines of {H100.key}" in str(Store(place(), A100).load().note)
+
+
+def test_only_new_files_are_read_and_removed_ones_leave(place: Place) -> None:
+    store = Store(place(), H100)
+    for _ in range(2):
+        store.save([row()], "abc")
+    store.load()
+    (older, newer) = sorted(store.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    stamp = older.stat().st_mtime_ns
+    newer.unlink()
+    assert store.load().processes == 2
+    assert older.stat().st_mtime_ns == stamp
+    place().remove(H100.key, [older.name])
+    assert store.load().processes == 1
+    assert not older.exists()
+
+
+def test_a_change_is_accepted_at_a_url(place: Place) -> None:
+    Store(place(), H100).save([row()], "abc")
+    path = reset(place(), H100.key, [row().key], "checks bounds", "ada", "def")
+    loaded = Store(place(), H100).load()
+    (found,) = loaded.resets.values()
+    assert (found.reason, found.who, found.revision, loaded.rows) == ("checks bounds", "ada", "def", {})
+    assert "accept" in path.name
+
+
+def test_offline_reads_the_copy(place: Place, server: Server) -> None:
+    url = str(place())
+    with pytest.raises(BaselineError, match="no copy of the baseline"):
+        Store(RemoteStorage(url, offline=True), H100).load()
+    Store(place(), H100).save([row()], "abc")
+    Store(place(), H100).load()
+    server.fail("status", status=403)
+    offline = Store(RemoteStorage(url, offline=True), H100)
+    assert offline.load().processes == 1
+    assert offline.unwritable() is not None
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_two_failures_and_then_an_answer(place: Place, server: Server, method: str) -> None:
+    server.fail("status", status=500, times=2, method=method)
+    Store(place(), H100).save([row()], "abc")
+    assert Store(place(), H100).load().processes == 1
+
+
+def test_forbidden(place: Place, server: Server) -> None:
+    server.fail("status", status=403)
+    with pytest.raises(BaselineError) as caught:
+        Store(place(), H100).load()
+    assert str(caught.value).startswith(f"{place()}: permission denied")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_the_store_refuses_is_kept(place: Place, server: Server) -> None:
+    store = Store(place(), H100)
+    baseline = store.load()
+    server.fail("status", status=403, method="PUT")
+    with pytest.raises(BaselineError, match=r"permission denied.*gpumem baseline push") as caught:
+        store.save([row()], "abc", baseline=baseline)
+    server.heal()
+    unsent = Storage(Path(str(caught.value).rpartition(" ")[2]))
+    assert copy(unsent, place()) == {H100.key: 1}
+    assert unsent.devices() == []
+    assert Store(place(), H100).load().processes == 1
+
+
+def test_an_answer_that_is_cut_short(place: Place, server: Server) -> None:
+    Store(place(), H100).save([row()], "abc")
+    folder = Store(place(), H100).folder
+    shutil.rmtree(folder)
+    server.fail("cut", method="GET")
+    with pytest.raises(BaselineError):
+        Store(place(), H100).load()
+    assert not list(folder.glob("*.json"))
+    server.heal()
+    assert Store(place(), H100).load().processes == 1
+
+
+def test_a_body_that_is_cut_short_is_read_again(place: Place, server: Server) -> None:
+    Store(place(), H100).save([row()], "abc")
+    remote, under = Remote(str(place())), f"{H100.key}/gpumem"
+    ((name, size),) = remote.sizes(under).items()
+    server.fail("cut", method="GET", times=2)
+    assert len(remote.read(under, name, size)) == size
+    server.fail("cut", method="GET")
+    with pytest.raises(OSError, match=f"of {size} bytes"):
+        remote.read(under, name, size)
+
+
+def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.fail("wait", seconds=0.3)
+    Store(place(), H100).save([row()], "abc")
+    assert Store(place(), H100).load().processes == 1
+    server.fail("wait", seconds=600)
+    monkeypatch.setattr(module, "PATIENCE", 3.0)
+    with pytest.raises(BaselineError, match="no answer for 3 s"):
+        Store(place(), H100).load()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (f"s3://no-{BUCKET}/base", "bucket does not exist"),
+        ("nothing-known://host/path", "nothing-known"),
+    ],
+)
+def test_a_place_that_is_none(server: Server, url: str, words: str) -> None:
+    with pytest.raises(BaselineError, match=words) as caught:
+        Store(RemoteStorage(url), H100).load()
+    assert str(caught.value).startswith(f"{url}: ")
+
+
+def test_copies_between_places(place: Place, tmp_path: Path) -> None:
+    here = Storage(tmp_path / "here")
+    for facts in (H100, A100):
+        Store(here, facts).save([row()], "abc")
+    assert copy(here, place()) == {A100.key: 1, H100.key: 1}
+    assert copy(place(), Storage(tmp_path / "there")) == {A100.key: 1, H100.key: 1}
+    assert Store(tmp_path / "there", H100).load() == Store(here, H100).load()
+
+
+def test_which_place_an_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert storage("a/b", tmp_path).folder == tmp_path / "a" / "b"
+    assert storage("~/b", tmp_path).folder == tmp_path / "b"
+    assert storage(f"file://{tmp_path}/c").folder == tmp_path / "c"
+    assert isinstance(storage("gs://bucket/d"), RemoteStorage)
+
+
+def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
+    """A second row, an accepted change, and a revision that was rejected, over thirty runs."""
+    store = Store(tmp_path, H100)
+    for number in range(30):
+        rows = [row(latency=268e-6 + number * 1e-8)] + ([row("test_rare")] if number % 9 == 0 else [])
+        store.save(rows, f"revision{number // 3}")
+        if number == 8:
+            reset(tmp_path, H100.key, [row().key], "why", "ada", None)
+    before = store.load(window=5)
+    found = dict(files(tmp_path, H100.key))
+    removed = surplus(found, 5)
+    assert 10 < len(removed) < len(found)
+    store.storage.remove(H100.key, [path.name for path in removed])
+    after = store.load(window=5)
+    assert after.sequence == before.sequence
+    assert after.resets == before.resets
+    for key in before.rows:
+        was, now = before.history(key, lambda _: True), after.history(key, lambda _: True)
+        assert (now.accepted, now.first) == (was.accepted, was.first)
+    assert surplus(dict(files(tmp_path, H100.key)), 5) == []
