@@ -6,13 +6,11 @@ never written again, so writers need no lock.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import re
 import secrets
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
@@ -22,6 +20,7 @@ from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects, un
 from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Reset, assemble
 from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -78,7 +77,7 @@ class Store:
                 device, mixes simulated and real, or holds a row that may not be in a baseline; or two files of one process. Nothing is
                 skipped.
         """
-        with _uncollected():
+        with uncollected():
             found = dict(files(self.storage, self._facts.key))
         for path, content in found.items():
             self._check_device(path, content)
@@ -302,18 +301,6 @@ def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
             ways.append([run])
     for way in ways:
         yield from (way[0], *way[-keep:])
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Switch the garbage collector off: files have no cycles, and it would search all rows again after every few."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _assembled(contents: Collection[Content], window: int) -> Baseline:

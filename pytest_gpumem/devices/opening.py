@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cuda.facts import FactsProcess
+
+Asked = Optional["FactsProcess"]
+"""The process that asks the driver, where there is one."""
 
 DEFAULT_DATASHEET = "h100"
 
@@ -38,12 +46,29 @@ class Chosen:
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
 
 
-def choose(choice: str, *, seed: int = 0) -> Chosen:
+@contextmanager
+def asked(choice: str) -> Iterator[Asked]:
+    """Have another process ask the driver about a device, for `choose`; what the block imports before is imported meanwhile."""
+    kind, _, which = choice.partition(":")
+    process: Asked = None
+    if kind != "sim":
+        from pytest_gpumem.devices.cuda.facts import ask
+
+        process = ask(int(which or 0))
+    try:
+        yield process
+    finally:
+        if process is not None:
+            process.close()
+
+
+def choose(choice: str, *, seed: int = 0, asked: Asked = None) -> Chosen:
     """Find a device without creating a context.
 
     Args:
         choice: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
         seed: seeds the simulated device's noise.
+        asked: what `asked` gave for this choice.
 
     Raises:
         NoDevice: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
@@ -52,7 +77,7 @@ def choose(choice: str, *, seed: int = 0) -> Chosen:
     if kind == "sim":
         return _simulated(which or DEFAULT_DATASHEET, seed, None)
     try:
-        return _cuda(int(which or 0))
+        return _cuda(int(which or 0), asked)
     except NoDevice as missing:
         if kind == "auto":
             return _simulated(DEFAULT_DATASHEET, seed, str(missing))
@@ -73,11 +98,11 @@ def look(pci_bus_id: str | None) -> Card:
         raise NoDevice(str(reason)) from None
 
 
-def _cuda(index: int) -> Chosen:
+def _cuda(index: int, asked: Asked) -> Chosen:
     from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
 
     try:
-        found = read_facts(index)
+        found = read_facts(index, asked)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
     facts = found.facts
@@ -109,14 +134,17 @@ def _import_cuda() -> None:
 def _follow_modules() -> None:
     from pytest_gpumem.devices.cuda.modules import follow
 
-    with suppress(NotCounted):  # each row says why
+    with suppress(NotCounted), uncollected():  # each row says why
         follow()
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
-    from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
+    from pytest_gpumem.devices.cuda.primary import made_meanwhile
 
-    return CudaDevice(index, facts)
+    with uncollected(), made_meanwhile(index):
+        from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
+
+        return CudaDevice(index, facts)
 
 
 def _simulated(name: str, seed: int, fallback_reason: str | None) -> Chosen:

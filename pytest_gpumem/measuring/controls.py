@@ -14,6 +14,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Allocation, Device, HoldExpired, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES, whole_waves
@@ -21,7 +22,7 @@ from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import CYCLE_SEED
-from pytest_gpumem.measuring.samplers import held, uncollected
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -107,18 +106,6 @@ def held(device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> Itera
             device.streams.synchronize(stream)
         raise
     hold.release()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's garbage collector off inside the block: it may free device memory, which waits for the device behind a held stream."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 class BlockedSampler:

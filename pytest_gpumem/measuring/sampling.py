@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
@@ -23,7 +24,6 @@ from pytest_gpumem.measuring.samplers import (
     Shot,
     batch_of,
     choose,
-    uncollected,
 )
 from pytest_gpumem.measuring.stopping import (
     FEW_IN_TURN,

@@ -7,8 +7,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
-from pytest_gpumem.measuring.samplers import uncollected
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer

@@ -65,14 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
     settings = _settings(config)
     if settings.enabled:
-        from pytest_gpumem.plugin.session import check_ini_file, start
-        from pytest_gpumem.printable import printable
+        from pytest_gpumem.collector import uncollected
+        from pytest_gpumem.devices.opening import asked
 
-        try:
-            check_ini_file(config)
-            start(config, settings)
-        except pytest.UsageError as error:  # names files, which may be called anything
-            raise pytest.UsageError(printable(str(error))) from None
+        with uncollected(), asked(settings.device) as answer:
+            from pytest_gpumem.plugin.session import check_ini_file, start
+            from pytest_gpumem.printable import printable
+
+            try:
+                check_ini_file(config)
+                start(config, settings, answer)
+            except pytest.UsageError as error:  # names files, which may be called anything
+                raise pytest.UsageError(printable(str(error))) from None
         return
     off = switched_off(os.environ)
     idle = [option for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]

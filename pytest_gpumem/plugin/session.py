@@ -17,7 +17,7 @@ import pytest
 
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Asked, Chosen, NoDevice, choose
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.footprints import FootprintHooks
@@ -67,8 +67,8 @@ _SECTIONS = {
 (https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
-def start(config: pytest.Config, settings: Settings) -> None:
-    """Find the device, load the baseline, and register the hooks.
+def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
+    """Find the device, for which `asked` asks the driver, load the baseline, and register the hooks.
     Raises `pytest.UsageError`: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched
     off.
     """
@@ -79,7 +79,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         check_serial(config)
     place = _baseline_place(config, settings)
     try:
-        chosen = _choose(settings, place)
+        chosen = _choose(settings, place, asked)
     except BaselineError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     fitting.check(config, settings, chosen)
@@ -157,10 +157,10 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
         config.pluginmanager.register(WatchdogHooks(session), "gpumem-watchdog")
 
 
-def _choose(settings: Settings, place: Storage) -> Chosen:
+def _choose(settings: Settings, place: Storage, asked: Asked) -> Chosen:
     origin = settings.origins.get("device", "default")
     try:
-        chosen = choose(settings.device)
+        chosen = choose(settings.device, asked=asked)
     except NoDevice as missing:
         raise pytest.UsageError(
             f"gpumem: device {settings.device!r} ({origin}): {missing}; "

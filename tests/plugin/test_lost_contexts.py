@@ -151,7 +151,7 @@ def test_nothing_that_was_lost_prints_anything_after_the_summary(pytester: pytes
     from pytest_gpumem.devices import opening
     from pytest_gpumem.plugin import session
     chosen = opening.choose("sim")
-    session.choose = lambda choice: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
+    session.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
 """
     )
     pytester.makepyfile(

@@ -73,7 +73,7 @@ def test_a_limit_that_cannot_be_is_one_line(pytester: pytest.Pytester, gpumem: R
 
 
 def test_without_a_gpu(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_gpu(index: int) -> None:
+    def no_gpu(index: int, asked: object) -> None:
         raise opening.NoDevice("the driver is broken")
 
     monkeypatch.setattr(opening, "_cuda", no_gpu)
@@ -92,7 +92,7 @@ def test_workers_that_share_a_gpu_are_refused(
     pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     one_gpu = opening.Chosen(H100, lambda: pytest.fail("opened"), gpus=("GPU-1",))  # type: ignore[arg-type]
-    monkeypatch.setattr(opening, "_cuda", lambda index: one_gpu)
+    monkeypatch.setattr(opening, "_cuda", lambda index, asked: one_gpu)
     pytester.makepyfile("def test_it(): pass")
     assert "accepted is -n 1" in only_line(session("--gpumem", "--gpumem-memory-limit", "4 GiB", *arguments))
 

@@ -84,7 +84,7 @@ def test_cuda_without_a_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None
 def without_gpu(session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """As `session`, with the machine's GPU taken away, if it has one."""
 
-    def no_gpu(index: int) -> None:
+    def no_gpu(index: int, asked: object) -> None:
         raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
 
     monkeypatch.setattr(opening, "_cuda", no_gpu)
@@ -244,7 +244,7 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
 ) -> None:
     chosen = opening.choose("sim")
     monkeypatch.setattr(
-        "pytest_gpumem.plugin.session.choose", lambda choice: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+        "pytest_gpumem.plugin.session.choose", lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
     )
     runtime = tmp_path_factory.mktemp("runtime")
     monkeypatch.setattr("pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name)

@@ -23,6 +23,12 @@ from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+_NEEDED = (
+    ("pynvml", "nvidia-ml-py cannot be imported: pip install nvidia-ml-py"),  # on macOS, without a driver, it is no dependency
+    ("cupy", f"CuPy is not installed: {_INSTALL}"),
+    ("cuda.bindings", f"cuda-bindings is not installed: {_INSTALL}"),
+)
+"""Modules, and what to say where one is missing."""
 
 # Bytes per second of one lane, one way, after line coding (PCI Express Base Specification: 8b/10b up to generation 2, 128b/130b up to
 # generation 5, 242 of 256 bytes of a FLIT in generation 6).
@@ -46,24 +52,28 @@ class _Link:
     bandwidth: float | None
 
 
-def read_facts(index: int) -> Found:
+def ask(index: int) -> FactsProcess | None:
+    """Start the process that `read_facts` waits for; None where there is nothing to ask, or where a profiler would follow it."""
+    if not all(map(_installed, (module for module, _ in _NEEDED))) or Ranges().tool_attached():
+        return None
+    with suppress(NoAnswer):  # `read_facts` reports it
+        return FactsProcess(index)
+    return None
+
+
+def read_facts(index: int, asked: FactsProcess | None = None) -> Found:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
     no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
     A profiler would follow that process: under one they are asked in this process.
+    `asked` is what `ask` gave; it is closed.
     Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
     """
-    try:
-        from pytest_gpumem.devices.cuda import nvml
-    except ImportError as missing:  # on macOS, for which there is no driver either, it is no dependency
-        raise CudaUnavailable(f"nvidia-ml-py cannot be imported ({missing}): pip install nvidia-ml-py") from None
-    for module, name in (("cupy", "CuPy"), ("cuda.bindings", "cuda-bindings")):
+    for module, missing in _NEEDED:
         if not _installed(module):
-            if not nvml.present():
-                raise CudaUnavailable("no NVIDIA driver is loaded")
-            raise CudaUnavailable(f"{name} is not installed: {_INSTALL}")
-    found = query(index) if Ranges().tool_attached() else _elsewhere(index)
+            raise CudaUnavailable(missing if module == "pynvml" or _driver_is_there() else "no NVIDIA driver is loaded")
+    found = query(index) if Ranges().tool_attached() else _elsewhere(index, asked)
     linked = _linked_version()
     if found.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
@@ -103,15 +113,16 @@ def answer(index: int) -> None:
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
 
 
-def _elsewhere(index: int) -> Found:
-    """`query(index)` by another process; this one imports CuPy meanwhile, which the device needs later."""
+def _elsewhere(index: int, asked: FactsProcess | None = None) -> Found:
+    """`query(index)` by another process; while it runs, this one imports CUPTI, which tests need later."""
     try:
-        process = FactsProcess(index)
+        process = asked or FactsProcess(index)
     except NoAnswer as reason:
         raise CudaUnavailable(str(reason)) from None
     try:
-        with suppress(Exception):  # such as a missing libcuda, of which the other process reports more
-            _linked_version()
+        if process.running:
+            with suppress(Exception):  # `Callbacks.add` reports it
+                from cupti import cupti  # noqa: F401
         found = msgspec.json.decode(process.answer(), type=Found | Unavailable)
     except NoAnswer as reason:
         raise CudaUnavailable(str(reason)) from None
@@ -163,6 +174,12 @@ def _is_mig(driver: Any, device: Any) -> bool:
     return split_mig(_text(_value(driver.cuDeviceGetName(256, device))))[1] is not None
 
 
+def _driver_is_there() -> bool:
+    from pytest_gpumem.devices.cuda import nvml
+
+    return nvml.present()
+
+
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -185,7 +202,10 @@ def _device_count(driver: Any) -> int:
 
 def _linked_version() -> int:
     """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library, read without cuInit."""
-    from cupy.cuda import runtime
+    try:
+        from cupy_backends.cuda.api import runtime  # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
+    except ImportError:  # where CuPy itself has to find the libraries first
+        from cupy.cuda import runtime
 
     return int(runtime.runtimeGetVersion())
 
@@ -315,11 +335,16 @@ class FactsProcess:
     """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `NoAnswer`: no process can be started."""
 
     def __init__(self, index: int) -> None:
-        command = [sys.executable, "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
+        command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except OSError as error:  # such as an interpreter inside another program, which has no file of its own
             raise NoAnswer(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
+
+    @property
+    def running(self) -> bool:
+        """True if it has not ended."""
+        return self._process.poll() is None
 
     def answer(self) -> bytes:
         """The line that it printed. Raises `NoAnswer`: it took longer than `SECONDS`, or ended without a line."""

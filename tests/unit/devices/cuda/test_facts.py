@@ -45,7 +45,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(bindings, "driver", fake, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
     monkeypatch.setattr(facts, "_installed", lambda module: True)
-    monkeypatch.setattr(facts, "_elsewhere", facts.query)
+    monkeypatch.setattr(facts, "_elsewhere", lambda index, asked: facts.query(index))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
@@ -103,7 +103,7 @@ def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monke
     pytest.importorskip("cupy")
     monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
     monkeypatch.setattr(facts, "query", lambda index: facts.Found(H100, 12040))
-    monkeypatch.setattr(facts, "_elsewhere", facts.query)
+    monkeypatch.setattr(facts, "_elsewhere", lambda index, asked: facts.query(index))
     with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
         read_facts(0)
 
