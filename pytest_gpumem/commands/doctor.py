@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 
 import click
@@ -31,6 +32,6 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps(report.to_json(), indent=2))
         return
     colour = wants_colour(sys.stdout, os.environ)
-    for line in examination.text(report):
+    for line in examination.text(report, shutil.get_terminal_size((120, 24)).columns):
         status, gap, rest = line.partition(" ")
         click.echo(click.style(status, fg=_COLOURS[status]) + gap + rest if colour and status in _COLOURS else line)

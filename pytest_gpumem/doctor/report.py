@@ -10,6 +10,7 @@ from msgspec import to_builtins
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
+from pytest_gpumem.reporting.columns import hanging, wrapped
 
 SCHEMA = 2
 """Version of the JSON report."""
@@ -65,14 +66,18 @@ class Report:
         }
 
 
-def text(report: Report) -> list[str]:
-    """The report for people: a line for each check, and the summary."""
+def text(report: Report, width: int) -> list[str]:
+    """The report for people in lines of `width` characters: the checks, a remedy that does not fit below its check, and the summary."""
     names = max(len(check.name) for check in report.checks)
     lines = []
     for check in report.checks:
-        remedy = f" -> {check.remedy}" if check.remedy else ""
-        lines.append(f"{check.status.value:<7}  {check.name:<{names}}  {check.detail}{remedy}")
-    return printable([*lines, "", report.summary])
+        first, detail, remedy = f"{check.status.value:<7}  {check.name:<{names}}  ", printable(check.detail), printable(check.remedy)
+        if remedy and len(whole := f"{first}{detail} -> {remedy}") <= width:
+            lines.append(whole)
+            continue
+        lines += hanging(first, detail, width)
+        lines += hanging(" " * len(first) + "-> ", remedy, width) if remedy else []
+    return [*lines, "", *wrapped(printable(report.summary), width, indent="")]
 
 
 def in_one_line(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from pytest_gpumem.explain.causes import UNEXPLAINED, Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 WIDTH = 120
@@ -27,15 +27,15 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
     lines = [f"{key}: {format_time(slow_down.base)} → {format_time(slow_down.head)}, {change(slow_down.share)} ({ends})"]
     # Before any figure: what ran is exact.
     for difference in () if explanation.ran is None else what_ran.lines(explanation.ran):
-        lines += _wrapped("  ", difference, width)
+        lines += hanging("  ", difference, width)
     if (why := nothing_to_explain(explanation)) is not None:
         lines.append(f"  nothing to explain: {why}")
     for seconds, words in sorted(_parts(explanation), key=lambda one: -one[0]):
-        lines += _wrapped(f"  {format_share(seconds / slow_down.seconds):>7} {format_time(seconds):>9}  ", words, width)
+        lines += hanging(f"  {format_share(seconds / slow_down.seconds):>7} {format_time(seconds):>9}  ", words, width)
     for note in explanation.notes:
-        lines += _wrapped("  note: ", note_text(note), width)
+        lines += hanging("  note: ", note_text(note), width)
     for missing in not_looked_at(explanation):
-        lines += _wrapped("  not looked at: ", missing, width)
+        lines += hanging("  not looked at: ", missing, width)
     return "\n".join(lines)
 
 
@@ -44,10 +44,6 @@ def _parts(explanation: Explanation) -> Iterator[tuple[float, str]]:
         yield cause.seconds, f"{'up to this: ' if cause.up_to else ''}{sentence(cause)}"
     if explanation.unexplained > 0:
         yield explanation.unexplained, UNEXPLAINED
-
-
-def _wrapped(first: str, words: str, width: int) -> list[str]:
-    return textwrap.wrap(words, max(width, len(first) + 20), initial_indent=first, subsequent_indent=" " * len(first))
 
 
 def nothing_to_explain(explanation: Explanation) -> str | None:

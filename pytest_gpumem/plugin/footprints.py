@@ -20,14 +20,13 @@ from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import MARKER, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced
 from pytest_gpumem.plugin.workers import is_controller
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict, key_of
-from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.settings import SettingsError, both_limits, loosened, marker_keywords, marker_limits, merge_limits
 
 if TYPE_CHECKING:
@@ -185,10 +184,7 @@ class FootprintHooks:
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
-            texts = [*(failure_text(row, self._session.facts) for row in failing), *memory_texts(failing, self._session)]
-            broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
-            setattr(broken, BY_LIMITS_ATTRIBUTE, True)
-            raise broken
+            raise broken_limits(failing, [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)])
         return result
 
     @pytest.hookimpl(wrapper=True)

@@ -19,13 +19,12 @@ from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
 from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import is_controller, under_xdist
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.progress import RepeatProgress
-from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
 
@@ -252,7 +251,7 @@ class DecideHooks:
             found = [explained(row, gpu) for row in failing]
             for row in found:
                 gpu.rows.update(row)
-            texts = [*(failure_text(row, gpu.facts) for row in found), *filter(None, map(why_text, found))]
+            texts = [*failure_texts(found, gpu.facts), *filter(None, map(why_text, found))]
             self._report(nodeid, "\n\n".join(texts), by_limits=True)
 
     def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.row_facts import failure_text
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 """How a test ends. The rows of a passed test alone may enter a baseline."""
 BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
-"""Attribute of a failed report: the verdicts of its rows fail the test, not an assertion or an error."""
+"""Attribute of a failed report, and of the exception that it is of: the verdicts of the test's rows fail it, not an assertion or an error.
+
+Of an exception it is the line of pytest's short summary, which begins with the figure.
+"""
 
 
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
+
+
+def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
+    """The texts of failing rows, as wide as the terminal; 80 columns in a worker of xdist."""
+    width = shutil.get_terminal_size().columns
+    return [failure_text(row, device, width) for row in rows]
+
+
+def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:
+    """The failure of a test by the verdicts of these rows."""
+    failure = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
+    setattr(failure, BY_LIMITS_ATTRIBUTE, printable(rows[0].verdict.reason))
+    return failure
 
 
 class Rows:

@@ -21,14 +21,13 @@ from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.schema import row_to_json
-from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.settings import ANNOUNCE, SettingsError, switched_off
 from pytest_gpumem.units import QuantityError
 
@@ -116,15 +115,13 @@ class RunningHooks:
             failing = [explained(row, self._session) for row in failing]
             by_key = {row.key: row for row in failing}
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
-            facts = self._session.facts
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)
-            texts = [failure_text(row, facts) if final else printable(f"{row.verdict.reason} ({row.key})") for row in failing]
-            texts += memory_texts(failing, self._session) if final else []
-            texts += filter(None, map(why_text, failing))
-            broken = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
-            setattr(broken, BY_LIMITS_ATTRIBUTE, True)
-            raise broken
+            if final:
+                texts = [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)]
+            else:
+                texts = [printable(f"{row.verdict.reason} ({row.key})") for row in failing]
+            raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
         return result
 
     def _wait(self, item: pytest.Item) -> None:
@@ -146,7 +143,7 @@ class RunningHooks:
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
             setattr(shown, BY_LIMITS_ATTRIBUTE, True)
             if (crash := getattr(shown.longrepr, "reprcrash", None)) is not None:
-                crash.message = str(call.excinfo.value)  # so that pytest's short summary begins with the figure, not with "Failed: "
+                crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)  # pytest's begins with "Failed: "
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
         if ours and shown.skipped and not hasattr(shown, "wasxfail") and self._session.settings.strict:
             shown.outcome = "failed"

@@ -72,12 +72,14 @@ class TerminalHooks(SummaryHooks):
         if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
             session.config.pluginmanager.register(ProgressHooks(self._session, reporter), "gpumem-progress")
 
-    def pytest_report_header(self) -> list[str]:
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
         session = self._session
         reason = session.chosen.fallback_reason
         conditions = session.chosen.conditions()
         draw = header if session.config.get_verbosity() > 0 else short_header
-        return draw(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
+        lines = draw(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
+        width = config.get_terminal_writer().fullwidth
+        return [part for line in lines for part in wrapped(line, width, indent="    ")]
 
     def _baseline(self) -> str:
         baseline = self._session.baseline

@@ -101,12 +101,24 @@ class Columns:
         return _printed(lines, colour)
 
 
-def wrapped(sentence: str, width: int) -> list[str]:
-    """A sentence in lines of at most `width` characters where its words allow it, further lines indented."""
+def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:
+    """A sentence in lines of at most `width` characters where its words allow it.
+
+    Args:
+        sentence: one line; it keeps blanks at its begin.
+        width: of the terminal.
+        first: before the first line.
+        indent: before the further ones.
+    """
     # A number stays with its percent sign; an id is never cut, so that it can be copied.
-    kept = sentence.replace(" %", "\N{NO-BREAK SPACE}%")
-    lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    kept, width = sentence.replace(" %", "\N{NO-BREAK SPACE}%"), max(width, len(first) + LEAST_NAME)
+    lines = textwrap.wrap(kept, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def hanging(first: str, words: str, width: int) -> list[str]:
+    """Words in lines of at most `width` characters, all as far to the right as the first, which follows `first`."""
+    return wrapped(words, width, first, " " * len(first)) or [first.rstrip()]
 
 
 def shortened(name: str, width: int, *, share: float = _SHARES[0]) -> str:

@@ -17,6 +17,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time, short_bytes
@@ -160,8 +161,8 @@ def verdict_text(row: Row) -> str:
     return _verdict(row) + (" (simulated)" if row.verdict.simulated else "")
 
 
-def failure_text(row: Row, device: DeviceFacts) -> str:
-    """The text of a failing test: the verdict's reason, which begins with the figure, and a line for each fact."""
+def failure_text(row: Row, device: DeviceFacts, width: int) -> str:
+    """The text of a failing test in lines of `width` characters: the verdict's reason, which begins with the figure, and the facts."""
     row, device = printable(row), printable(device)
     (described,) = row_facts([row], device)
     facts = [("verdict", f"{row.verdict.outcome.value}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
@@ -169,8 +170,9 @@ def failure_text(row: Row, device: DeviceFacts) -> str:
     told = ("medians", "limit", "why", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
     facts += [(term, text) for term, text in described.facts() if term not in told]
     facts.append(("device", f"{device.name}{f', driver {device.driver}' if device.driver else ''}, {device.key}"))
-    width = max(len(term) for term, _ in facts) + 2
-    return "\n".join([row.verdict.reason, *(f"  {term:<{width}}{text}" for term, text in facts)])
+    terms = max(len(term) for term, _ in facts) + 2
+    lines = [line for part in row.verdict.reason.splitlines() for line in wrapped(part, width, indent="")]
+    return "\n".join([*lines, *(line for term, text in facts for line in hanging(f"  {term:<{terms}}", text, width))])
 
 
 def conditions_text(conditions: Conditions) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jsonschema
 import pytest
+from sessions import TRIAD
 
 from pytest_gpumem.records.schema import json_schema
 
@@ -99,3 +100,19 @@ def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(pyt
         assert "- benchmark 'simulated'" in gpumem("test_it.py", asked).stdout.str()
     pytester.makeini("[pytest]\naddopts = --benchmark-sort=name")
     assert "- benchmark 'simulated'" in gpumem("test_it.py").stdout.str()
+
+
+def test_a_failure_is_as_wide_as_the_terminal_and_its_summary_is_whole(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")  # pytest does not cut its short summary
+    monkeypatch.setenv("COLUMNS", "80")
+    pytester.makepyfile(test_it=TRIAD)
+    result = gpumem("--gpumem-max-latency", "1 ns", "--junitxml=junit.xml")
+    lines = [line for line in result.outlines if "/" not in line and not line.startswith(("FAILED", "plugins:"))]  # a path is not broken
+    assert [line for line in lines if len(line) > 80] == []
+    (failed,) = (line for line in result.outlines if line.startswith("FAILED"))
+    assert len(failed) > 80
+    message = failed.partition(" - ")[2]
+    assert message.endswith("placements")
+    assert ET.parse(pytester.path / "junit.xml").find(".//failure").get("message") == message  # type: ignore[union-attr]

@@ -467,12 +467,13 @@ def test_text_has_one_line_for_each_check_and_ends_with_the_summary() -> None:
     report = Report(
         (Check("GPU", Status.OK, "there"), Check("set-aside", Status.WARNING, "none", "buy another")), False, "This machine can."
     )
-    assert text(report) == [
+    assert text(report, 120) == [
         "OK       GPU        there",
         "warning  set-aside  none -> buy another",
         "",
         "This machine can.",
     ]
+    assert text(report, 36)[1:3] == ["warning  set-aside  none", "                    -> buy another"]
 
 
 def test_pytest_and_pytest_benchmark_that_do_not_go_together() -> None:

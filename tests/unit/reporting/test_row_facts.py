@@ -48,7 +48,7 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         notes=("only 2 of 16 placements: the budget was spent",),
     )
     row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}), extra={"elements/s": 1.25e9})
-    assert failure_text(row, facts).splitlines() == [
+    assert failure_text(row, facts, 120).splitlines() == [
         "too slow",
         "  verdict       FAIL (simulated), t.py::test_a[b]",
         "  latency       268.3 us ± 0.100 % (95 %), triad",
@@ -64,8 +64,17 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
     ]
 
 
+def test_the_text_of_a_failing_test_is_as_wide_as_the_terminal(make_row: Make, facts: DeviceFacts) -> None:
+    row = make_row("t.py::test_a", Outcome.FAIL, reason="+8.8 % against 3 runs: " + "slower than allowed, " * 9)
+    text = failure_text(row, facts, 60)
+    assert max(len(line) for line in text.splitlines()) <= 60 < max(len(line) for line in failure_text(row, facts, 200).splitlines())
+    assert text.split() == failure_text(row, facts, 200).split()
+    first, second = (line for line in text.splitlines() if "536.9 MB read" in line or "89.5 % of peak" in line)
+    assert first.index("3002 GB/s") == len(second) - len(second.lstrip())
+
+
 def test_the_text_of_a_test_that_measured_nothing(facts: DeviceFacts) -> None:
-    text = failure_text(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), facts)
+    text = failure_text(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), facts, 120)
     assert text.splitlines()[:2] == ["wrong result", "  verdict  FAIL, t.py::test_a"]
     assert len(text.splitlines()) == 3
 
