@@ -23,8 +23,7 @@ from pytest_gpumem.kernels.calls import (
     typed,
     whole_number,
 )
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
 
 _THREADS = 256
 _DTYPES = ("f4", "i4")  # the sectors below hold for 4-byte words
@@ -42,17 +41,9 @@ def _after_offset(call: Call) -> int:
     return call.arrays["odata"].size - int(call.scalars["offset"])
 
 
-def _offset_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, ceil_div(_after_offset(call), _THREADS), _THREADS)
-
-
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
     aligned = int(call.scalars["offset"]) % _WORDS_PER_SECTOR == 0
     return _copied(call, _after_offset(call), SECTORS_COALESCED if aligned else SECTORS_COALESCED + 1)
-
-
-def _offset_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("odata", "idata", call.arrays["odata"].size, int(call.scalars["offset"]))
 
 
 def _offset(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
@@ -71,17 +62,9 @@ def _at_stride(call: Call) -> int:
     return ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
 
 
-def _stride_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, ceil_div(_at_stride(call), _THREADS), _THREADS)
-
-
 def _stride_accesses(call: Call) -> tuple[Access, ...]:
     sectors = min(SECTORS_SCATTERED, SECTORS_COALESCED * int(call.scalars["stride"]))
     return _copied(call, _at_stride(call), sectors)
-
-
-def _stride_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("odata", "idata", call.arrays["odata"].size, int(call.scalars["stride"]))
 
 
 def _stride(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
@@ -91,18 +74,6 @@ def _stride(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     return {"odata": result}
 
 
-def _permuted_accesses(call: Call) -> tuple[Access, ...]:
-    return _copied(call, call.arrays["odata"].size, SECTORS_COALESCED)
-
-
-def _permuted_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("odata", "idata", call.arrays["odata"].size)
-
-
-def _permuted(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
-    return {"odata": arrays["idata"].copy()}
-
-
 _SAME: Check = all_of(typed(_DTYPES), same_size("odata", "idata"))
 
 KERNELS = (
@@ -110,44 +81,41 @@ KERNELS = (
         name="offset_copy",
         # Updated, not written: the words before the offset keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("offset", Role.SCALAR, 0)),
-        shape=_offset_shape,
+        shape=lambda _facts, call: grid(call, ceil_div(_after_offset(call), _THREADS), _THREADS),
         accesses=_offset_accesses,
         source="access_pattern.cu",
         entry="offset_copy<{dtype}>",
         reference=_offset,
-        launch_arguments=_offset_arguments,
+        launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["offset"])),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.3 Effects of Misaligned Accesses",
         check=all_of(_SAME, whole_number("offset", 0), _offset_within),
-        relative_tolerance=0.0,
     ),
     Kernel(
         name="stride_copy",
         # Updated, not written: the words between keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("stride", Role.SCALAR, 1)),
-        shape=_stride_shape,
+        shape=lambda _facts, call: grid(call, ceil_div(_at_stride(call), _THREADS), _THREADS),
         accesses=_stride_accesses,
         source="access_pattern.cu",
         entry="stride_copy<{dtype}>",
         reference=_stride,
-        launch_arguments=_stride_arguments,
+        launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["stride"])),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.4 Strided Accesses",
         check=all_of(_SAME, whole_number("stride", 1)),
-        relative_tolerance=0.0,
     ),
     Kernel(
         name="permuted_copy",
         parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
         shape=thread_per_element("odata", _THREADS),
-        accesses=_permuted_accesses,
+        accesses=lambda call: _copied(call, call.arrays["odata"].size, SECTORS_COALESCED),
         source="access_pattern.cu",
         entry="permuted_copy<{dtype}>",
-        reference=_permuted,
-        launch_arguments=_permuted_arguments,
+        reference=lambda arrays, _scalars: {"odata": arrays["idata"].copy()},
+        launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
         check=_SAME,
-        relative_tolerance=0.0,
     ),
 )

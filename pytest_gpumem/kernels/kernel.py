@@ -140,7 +140,7 @@ class Kernel:
     """Bytes of one load of a thread; None: one element."""
     check: Callable[[Call], str | None] | None = None
     """Says what is wrong with a call (sizes that do not fit together), or None."""
-    relative_tolerance: float = 1e-5
+    relative_tolerance: float = 0.0
     """Largest relative difference to the reference; 0 for exact kernels."""
     accesses_per_launch: Callable[[Call], int] | None = None
     """Dependent accesses of one launch, for a latency per access."""

@@ -103,7 +103,6 @@ KERNELS = (
         dtypes=_RESET_DTYPES,
         section="CUDA L2 Persistent Cache, Lei Mao: data reset",
         check=typed(_RESET_DTYPES),
-        relative_tolerance=0.0,
     ),
     Kernel(
         name="reset_data_shared",
@@ -117,7 +116,6 @@ KERNELS = (
         dtypes=_RESET_DTYPES,
         section="CUDA L2 Persistent Cache, Lei Mao: persistent cache VS shared memory",
         check=typed(_RESET_DTYPES),
-        relative_tolerance=0.0,
         on_chip_cycles=_shared_cycles,
         on_chip_loads=_stream_elements,
     ),
@@ -133,6 +131,5 @@ KERNELS = (
         dtypes=("i4",),
         section="CUDA C++ Best Practices Guide 9.2.2.2 Tuning the Access Window Hit-Ratio",
         check=typed(("i4",)),
-        relative_tolerance=0.0,
     ),
 )

@@ -47,26 +47,6 @@ def _walk(call: Call, *, onward: bool = False, through_l1: bool = False) -> Acce
     )
 
 
-def _accesses(call: Call) -> tuple[Access, ...]:
-    return (_walk(call), touch("out", "write", call))
-
-
-def _l1_accesses(call: Call) -> tuple[Access, ...]:
-    return (_walk(call, through_l1=True), touch("out", "write", call))
-
-
-def _onward_accesses(call: Call) -> tuple[Access, ...]:
-    return (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call))
-
-
-def _arguments(call: Call) -> tuple[str | int, ...]:
-    return ("nodes", "out", _steps(call), int(call.scalars["start"]))
-
-
-def _onward_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("nodes", "out", _steps(call), _nodes(call))
-
-
 def _check(call: Call) -> str | None:
     nodes, out = call.arrays["nodes"], call.arrays["out"]
     if nodes.size % _WORDS:
@@ -119,15 +99,14 @@ _CHASE = Kernel(
         Parameter("start", Role.SCALAR, 0),
     ),
     shape=_shape,
-    accesses=_accesses,
+    accesses=lambda call: (_walk(call), touch("out", "write", call)),
     source="latency.cu",
     entry=f"chase<{NODE_BYTES}>",
     reference=_reference,
-    launch_arguments=_arguments,
+    launch_arguments=lambda call: ("nodes", "out", _steps(call), int(call.scalars["start"])),
     dtypes=_DTYPES,
     section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
     check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
-    relative_tolerance=0.0,
     accesses_per_launch=_steps,
     content={"nodes": "cycle"},
 )
@@ -137,7 +116,7 @@ KERNELS = (
     replace(
         _CHASE,
         name="chase_l1",
-        accesses=_l1_accesses,
+        accesses=lambda call: (_walk(call, through_l1=True), touch("out", "write", call)),
         entry=f"chase_l1<{NODE_BYTES}>",
         section="Latency of dependent accesses over a random cycle (pointer chase): the same walk, with loads through L1",
     ),
@@ -146,15 +125,14 @@ KERNELS = (
         # Updated, not written: the walk starts from what it holds.
         parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR)),
         shape=_shape,
-        accesses=_onward_accesses,
+        accesses=lambda call: (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)),
         source="latency.cu",
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
-        launch_arguments=_onward_arguments,
+        launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),
         dtypes=_DTYPES,
         section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
         check=all_of(typed(_DTYPES), whole_number("steps", 1), _check),
-        relative_tolerance=0.0,
         accesses_per_launch=_steps,
         content={"nodes": "cycle"},
     ),

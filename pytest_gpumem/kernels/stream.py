@@ -100,7 +100,6 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         loads_in_flight=max(len(sources), 1),
         load_bytes=VECTOR_BYTES,
         check=all_of(typed(_DTYPES), same_size(*arrays), *(in_element_type(s.name) for s in scalars)),
-        relative_tolerance=0.0,
     )
 
 

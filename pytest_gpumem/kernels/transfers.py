@@ -31,32 +31,12 @@ _LANES = 128
 """Single-precision operations that an SM does in a cycle (CUDA C++ Programming Guide, Arithmetic Instructions, 8.6 and 9.0)."""
 
 
-def _no_grid(_facts: DeviceFacts, _call: Call) -> LaunchShape:
-    return LaunchShape(0, 0)
-
-
-def _memcpy_accesses(call: Call) -> tuple[Access, ...]:
-    return (touch("source", "read", call), touch("destination", "write", call))
-
-
-def _memcpy(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
-    return {"destination": arrays["source"].copy()}
-
-
 def _no_grid_chosen(call: Call) -> str | None:
     return f"a copy by the copy engine has no grid; {call.blocks} blocks were asked for" if call.blocks is not None else None
 
 
 def _rounds(call: Call) -> int:
     return int(call.scalars["rounds"])
-
-
-def _elementwise_accesses(call: Call) -> tuple[Access, ...]:
-    return (touch("x", "read", call), touch("x", "write", call))
-
-
-def _elementwise_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("x", call.arrays["x"].size, _rounds(call))
 
 
 def _elementwise_cycles(call: Call) -> float:
@@ -86,10 +66,6 @@ def _reread_accesses(call: Call) -> tuple[Access, ...]:
     return (touch("x", "read", call, requests=requests, sectors=sectors), touch("y", "write", call, requests=requests))
 
 
-def _reread_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("y", "x", call.arrays["x"].size, int(call.scalars["times"]), int(call.scalars["stride"]))
-
-
 def _reread(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     # The first part alone: what follows it lies far behind, beyond the end of arrays that are cut.
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
@@ -104,31 +80,29 @@ KERNELS = (
     Kernel(
         name="memcpy",
         parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
-        shape=_no_grid,
-        accesses=_memcpy_accesses,
+        shape=lambda _facts, _call: LaunchShape(0, 0),
+        accesses=lambda call: (touch("source", "read", call), touch("destination", "write", call)),
         source=None,
-        reference=_memcpy,
+        reference=lambda arrays, _scalars: {"destination": arrays["source"].copy()},
         elementwise=True,
         dtypes=_COPIED,
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
         check=all_of(_no_grid_chosen, typed(_COPIED), same_size("destination", "source")),
-        relative_tolerance=0.0,
     ),
     Kernel(
         name="elementwise",
         parameters=(Parameter("x", Role.UPDATE), Parameter("rounds", Role.SCALAR, 1)),
         shape=thread_per_element("x"),
-        accesses=_elementwise_accesses,
+        accesses=lambda call: (touch("x", "read", call), touch("x", "write", call)),
         source="transfers.cu",
         entry="elementwise<{dtype}>",
         reference=_elementwise,
         elementwise=True,
-        launch_arguments=_elementwise_arguments,
+        launch_arguments=lambda call: ("x", call.arrays["x"].size, _rounds(call)),
         on_chip_cycles=_elementwise_cycles,
         dtypes=_COMPUTED,
         section="CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with Computation",
         check=all_of(typed(_COMPUTED), whole_number("rounds", 1)),
-        relative_tolerance=0.0,
     ),
     Kernel(
         name="reread",
@@ -143,10 +117,9 @@ KERNELS = (
         source="transfers.cu",
         entry="reread<{dtype}>",
         reference=_reread,
-        launch_arguments=_reread_arguments,
+        launch_arguments=lambda call: ("y", "x", call.arrays["x"].size, int(call.scalars["times"]), int(call.scalars["stride"])),
         dtypes=_REREAD,
         section="CUDA C++ Best Practices Guide 9.1.3 Zero Copy",
         check=all_of(typed(_REREAD), same_size("y", "x"), whole_number("times", 1), whole_number("stride", 1), _whole_rows),
-        relative_tolerance=0.0,
     ),
 )

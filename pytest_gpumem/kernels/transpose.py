@@ -53,10 +53,6 @@ def _strided_accesses(call: Call) -> tuple[Access, ...]:
     return (touch("idata", "read", call), touch("odata", "write", call, sectors=SECTORS_SCATTERED, nearby=True))
 
 
-def _arguments(call: Call) -> tuple[str | int, ...]:
-    return ("odata", "idata", *_matrix(call))
-
-
 def _cycles(of_a_warp: int) -> Callable[[Call], float]:
     """Cycles on chip, from those that it takes to turn one warp's 32 words."""
 
@@ -99,12 +95,11 @@ def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]
         source="transpose.cu",
         entry=entry,
         reference=_transpose,
-        launch_arguments=_arguments,
+        launch_arguments=lambda call: ("odata", "idata", *_matrix(call)),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
         loads_in_flight=TILE // _ROWS,
         check=_CHECK,
-        relative_tolerance=0.0,
         on_chip_cycles=_cycles(cycles),
     )
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from pytest_gpumem.kernels.calls import (
     WARP,
-    Arrays,
     Check,
-    Scalars,
     Shape,
     all_of,
     ceil_div,
@@ -21,7 +18,7 @@ from pytest_gpumem.kernels.calls import (
     touch,
     typed,
 )
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 PAGE_BYTES = 64 * 1024
@@ -34,32 +31,12 @@ _THREADS = 256
 _DTYPES = ("f4", "f8", "i4")
 
 
-def _add_accesses(call: Call) -> tuple[Access, ...]:
-    return (touch("x", "read", call), touch("y", "read", call), touch("y", "write", call))
-
-
-def _add_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("x", "y", call.arrays["y"].size)
-
-
-def _add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
-    return {"y": arrays["x"] + arrays["y"]}
-
-
 def _page(call: Call) -> int:
     return int(call.scalars.get("page", PAGE_BYTES))
 
 
 def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
     return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // WARP), _THREADS)
-
-
-def _init_accesses(call: Call) -> tuple[Access, ...]:
-    return (touch("x", "write", call),)
-
-
-def _init_arguments(call: Call) -> tuple[str | int, ...]:
-    return ("x", "value", call.arrays["x"].size)
 
 
 def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
@@ -74,10 +51,6 @@ def _is_page(call: Call) -> str | None:
     return f"page is {page}; a power of two from {SMALLEST_PAGE} to {LARGEST_PAGE} bytes is needed"
 
 
-def _init(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    return {"x": filled_like(arrays["x"], scalars["value"])}
-
-
 def _initialiser(
     name: str,
     entry: str,
@@ -85,7 +58,7 @@ def _initialiser(
     section: str,
     *,
     more: tuple[Parameter, ...] = (),
-    arguments: Callable[[Call], tuple[str | int, ...]] = _init_arguments,
+    arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: ("x", "value", call.arrays["x"].size),
     check: tuple[Check, ...] = (),
 ) -> Kernel:
     """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
@@ -93,16 +66,15 @@ def _initialiser(
         name=name,
         parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0), *more),
         shape=shape,
-        accesses=_init_accesses,
+        accesses=lambda call: (touch("x", "write", call),),
         source="unified_memory.cu",
         entry=entry,
-        reference=_init,
+        reference=lambda arrays, scalars: {"x": filled_like(arrays["x"], scalars["value"])},
         elementwise=True,
         launch_arguments=arguments,
         dtypes=_DTYPES,
         section=section,
         check=all_of(typed(_DTYPES), in_element_type("value"), *check),
-        relative_tolerance=0.0,
     )
 
 
@@ -111,17 +83,16 @@ KERNELS = (
         name="add",
         parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
         shape=thread_per_element("y", _THREADS),
-        accesses=_add_accesses,
+        accesses=lambda call: (touch("x", "read", call), touch("y", "read", call), touch("y", "write", call)),
         source="unified_memory.cu",
         entry="add<{dtype}>",
-        reference=_add,
+        reference=lambda arrays, _scalars: {"y": arrays["x"] + arrays["y"]},
         elementwise=True,
-        launch_arguments=_add_arguments,
+        launch_arguments=lambda call: ("x", "y", call.arrays["y"].size),
         dtypes=_DTYPES,
         section="Unified memory, 2.7.1 Understanding unified memory page allocation and transfer",
         loads_in_flight=2,
         check=all_of(typed(_DTYPES), same_size("x", "y")),
-        relative_tolerance=0.0,
     ),
     _initialiser(
         "init",
