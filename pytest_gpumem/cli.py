@@ -15,18 +15,16 @@ from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.baseline import baseline
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
-from pytest_gpumem.commands.completion import completion
 from pytest_gpumem.commands.diff import diff
-from pytest_gpumem.commands.doctor import doctor
+from pytest_gpumem.commands.doctor import completion, doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
-from pytest_gpumem.commands.export import export
+from pytest_gpumem.commands.export import export, schema
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.l2_sweep import l2_sweep
 from pytest_gpumem.commands.profile import profile, ranges
 from pytest_gpumem.commands.read import read
 from pytest_gpumem.commands.report import report
-from pytest_gpumem.commands.schema import schema
 from pytest_gpumem.commands.traffic import traffic
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.context import changes
-from pytest_gpumem.baselines.history import Accepted
+from pytest_gpumem.baselines.history import Accepted, changes
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, merged
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family, baseline_latency

@@ -1,4 +1,4 @@
-"""The command `gpumem export`: results in the formats of other programs."""
+"""The commands `gpumem export`: results in the formats of other programs; and `gpumem schema`: the JSON Schema of results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pytest_gpumem.commands import examples
 
 if TYPE_CHECKING:
     from pytest_gpumem.result_files import Results
+import json
 
 
 def _csv(results: Results) -> str:
@@ -56,3 +57,11 @@ def export(format: str, results: Path) -> None:
     except ResultsError as error:
         raise click.ClickException(str(error)) from None
     click.echo(text, nl=False)
+
+
+@click.command(short_help="Print the JSON Schema of results.", epilog=examples("gpumem schema > gpumem.schema.json"))
+def schema() -> None:
+    """Print the JSON Schema of results, the value of the key "gpumem" in a --benchmark-json file."""
+    from pytest_gpumem.records.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))

@@ -22,7 +22,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import SchemaError, footprint_from_json
-from pytest_gpumem.reporting.plots.samples import Past
+from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.result_files import FileError, ResultsError, content, parsed, revision_of, time_of
 
 MOST = 60

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.explain import rules_link, rules_memory
-from pytest_gpumem.explain.figures import Evidence, Figures
+from pytest_gpumem.explain.evidence import Evidence, Figures
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.what_ran import Difference, compared

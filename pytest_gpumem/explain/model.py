@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pytest_gpumem.explain.figures import Figures
+from pytest_gpumem.explain.evidence import Figures
 from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
 Two = tuple[float, float]

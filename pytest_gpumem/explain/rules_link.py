@@ -9,7 +9,7 @@ from pytest_gpumem.explain.model import GAP_SECONDS, Estimate, Need, Pair, Rule
 from pytest_gpumem.records.uses import CopyUse
 
 if TYPE_CHECKING:
-    from pytest_gpumem.explain.figures import Figures
+    from pytest_gpumem.explain.evidence import Figures
     from pytest_gpumem.explain.model import BaseAndHead
 
 

@@ -14,7 +14,7 @@ from pytest_gpumem.records.measurement import Conditions, Window
 from pytest_gpumem.units import MB
 
 if TYPE_CHECKING:
-    from pytest_gpumem.explain.figures import Figures
+    from pytest_gpumem.explain.evidence import Figures
     from pytest_gpumem.explain.model import AccessChange, BaseAndHead
     from pytest_gpumem.explain.pairing import KernelFigures
 

@@ -14,14 +14,13 @@ from pytest_gpumem.devices.protocol import PLENTY, Device, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
-from pytest_gpumem.measuring.staging import StagedCopy
 from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
 from pytest_gpumem.measuring.target_kernel import kernel_target
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
 from pytest_gpumem.measuring.work import InTurn, Together, Work, bound_of
-from pytest_gpumem.measuring.works import work_target
+from pytest_gpumem.measuring.works import StagedCopy, work_target
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory

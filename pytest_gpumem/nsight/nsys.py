@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pytest_gpumem.devices.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.nsight import nsys_tables
 from pytest_gpumem.nsight.nsys_tables import PROCESS, Range, RangesByThread, Tables, process_of, ranges_of
 from pytest_gpumem.nsight.recording import BadReport, Recording, copies_together, kernels_together
 from pytest_gpumem.ranges import LAUNCH
+from pytest_gpumem.records.migrations import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 

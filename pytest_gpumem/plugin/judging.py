@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.context import changes
+from pytest_gpumem.baselines.history import changes
 from pytest_gpumem.explain.causes import explain, slow_down
-from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.text import text
 from pytest_gpumem.explain.what_ran import compared, lines
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable

@@ -27,7 +27,7 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, code_quality, concerns, summarise, workflow_commands
-from pytest_gpumem.reporting.plots.samples import Past
+from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
 

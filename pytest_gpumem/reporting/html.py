@@ -30,8 +30,7 @@ from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder
 from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
-from pytest_gpumem.reporting.plots.samples import Past, history, origin, strip
-from pytest_gpumem.reporting.plots.suite import Load, roofline, trend, turns
+from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.summary import counts_text, remedies

@@ -14,9 +14,18 @@ import numpy as np
 
 from pytest_gpumem.devices.cuda import modules, what_ran
 from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, together, use_of
-from pytest_gpumem.devices.page_events import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, MAPPED, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.migrations import (
+    BETWEEN_DEVICES,
+    CPU_FAULT,
+    GPU_FAULT,
+    MAPPED,
+    TO_DEVICE,
+    TO_HOST,
+    PageCounts,
+    PageEvent,
+    page_counts,
+)
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 from pytest_gpumem.records.what_ran import WhatRan
 

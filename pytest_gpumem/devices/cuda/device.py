@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import cupy
+from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
@@ -15,7 +17,6 @@ from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.cuda.current import Current
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory, free_bytes
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
@@ -34,6 +35,53 @@ from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+
+
+class Current:
+    """Makes one GPU current for the length of a block.
+
+    It is made before the GPU is opened, which makes it current: the first block puts back what was current before that. If the process
+    had no context then, there was no choice to put back, and putting one back would create a context on another GPU.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._chosen = _chosen()
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Make the GPU current inside the block, and what was current before it afterwards, also after an error."""
+        with translated("asking for the current device"):
+            before = int(runtime.getDevice())
+        if self._chosen is not None:
+            before, self._chosen = self._chosen, None
+        self._use(self._index)
+        try:
+            yield
+        finally:
+            self._use(before)
+
+    def elsewhere(self) -> int | None:
+        """Number of the GPU that is current instead; None if this one is."""
+        now = int(runtime.getDevice())
+        return None if now == self._index else now
+
+    def _use(self, index: int) -> None:
+        if runtime.getDevice() == index:
+            return
+        with translated(f"making GPU {index} current"):
+            runtime.setDevice(index)
+        # cuda-bindings carries a runtime of its own.
+        check(R.cudaSetDevice(index), f"making GPU {index} current")
+
+
+def _chosen() -> int | None:
+    """The current device, if the process has a context already."""
+    error, context = D.cuCtxGetCurrent()
+    if int(error) != 0 or context is None or not int(context):
+        return None
+    with translated("asking for the current device"):
+        return int(runtime.getDevice())
 
 
 class CudaDevice:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pytest_gpumem.reporting.plots.samples import MOST_INTERVAL
+from pytest_gpumem.reporting.plots.runs import MOST_INTERVAL
 from pytest_gpumem.reporting.plots.svg import Frame, Unit, dot, drawing, fitted, from_zero, line, path, short, spanned, text
 
 COLOURS = 6

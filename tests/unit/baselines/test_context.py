@@ -9,8 +9,7 @@ from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import row
 
-from pytest_gpumem.baselines.context import changes
-from pytest_gpumem.baselines.history import Accepted, Process
+from pytest_gpumem.baselines.history import Accepted, Process, changes
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_gpumem.cli import TASKS, main
-from pytest_gpumem.commands.completion import VARIABLE
+from pytest_gpumem.commands.doctor import VARIABLE
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:

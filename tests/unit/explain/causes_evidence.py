@@ -8,7 +8,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import Explanation, SlowDown, explain
-from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.records.measurement import Conditions, Measurement, Traffic, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.profile import TestProfile

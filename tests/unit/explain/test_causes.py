@@ -9,7 +9,7 @@ from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, wind
 from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, SlowDown, share_out
-from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, Traffic

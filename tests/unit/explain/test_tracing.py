@@ -14,7 +14,7 @@ from known_devices import H100
 from msgspec.structs import replace
 from nsys_sqlite import Export
 
-from pytest_gpumem.explain.figures import Evidence
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.processes import NotProfiled, SideRun, trace, trace_needed
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.measuring.staging import StagedCopy
 from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
@@ -30,6 +29,7 @@ from pytest_gpumem.measuring.work import (
     cut,
     enqueue,
 )
+from pytest_gpumem.measuring.works import StagedCopy
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 

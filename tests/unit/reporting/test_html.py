@@ -20,7 +20,7 @@ from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.bars import Delta, forest
-from pytest_gpumem.reporting.plots.samples import Past
+from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]

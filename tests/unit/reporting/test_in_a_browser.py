@@ -16,7 +16,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
-from pytest_gpumem.reporting.plots.samples import Past
+from pytest_gpumem.reporting.plots.runs import Past
 
 MakeRow = Callable[..., Row]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)

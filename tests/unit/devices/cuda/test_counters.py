@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("cupy")
 
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.page_events import GPU_FAULT, TO_DEVICE, PageEvent, busy, page_counts
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+from pytest_gpumem.records.migrations import GPU_FAULT, SHOWN_GROUPS, TO_DEVICE, FaultGroup, PageCounts, PageEvent, busy, page_counts
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import current, launches
-from pytest_gpumem.devices.cuda.current import Current
+from pytest_gpumem.devices.cuda import device, launches
+from pytest_gpumem.devices.cuda.device import Current
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.protocol import DeviceError, Foreign
@@ -45,7 +45,7 @@ class Thread:
 def thread(monkeypatch: pytest.MonkeyPatch) -> Thread:
     made = Thread(None)
     for name in ("runtime", "R", "D"):
-        monkeypatch.setattr(current, name, made)
+        monkeypatch.setattr(device, name, made)
     return made
 
 
