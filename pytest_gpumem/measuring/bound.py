@@ -40,6 +40,8 @@ class BoundKernel:
     """Where an untimed call runs."""
     blocks: int | None = None
     """Grid chosen by the caller; None: the kernel's own."""
+    persisting: PersistingStream | None = None
+    """The persisting stream of `with_stream`."""
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class BoundKernel:
         return replace(self, blocks=int(blocks))
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
-        """The same kernel, whose untimed calls run on a persisting stream, under its window.
+        """The same kernel, whose untimed calls, and launches as a part of `gpu_work`, run on a persisting stream, under its window.
         Raises `BadWindow`: it is not the stream that carries the window, or its block has ended.
         """
         if stream.closed:
@@ -60,7 +62,7 @@ class BoundKernel:
         if stream.where != "stream":
             raise BadWindow(f'where="{stream.where}": the stream itself has no window, which an untimed call could run under')
         stream.used = True
-        return replace(self, stream=stream.stream)
+        return replace(self, stream=stream.stream, persisting=stream)
 
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""

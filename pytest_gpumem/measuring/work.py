@@ -13,6 +13,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.units import format_bytes
 
@@ -123,14 +124,22 @@ class Launched(Work):
         kernel: `verify` compares with its reference.
         buffers: array arguments by parameter name.
         blocks: grid; None: the kernel's own.
+        persisting: the stream under whose window it runs; None: none.
 
     Raises:
         BadWork: the kernel refuses the arguments, or an argument is memory that kernels cannot access.
     """
 
     def __init__(
-        self, device: Device, kernel: Kernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float], blocks: int | None = None
+        self,
+        device: Device,
+        kernel: Kernel,
+        buffers: Mapping[str, Buffer],
+        scalars: Mapping[str, int | float],
+        blocks: int | None = None,
+        persisting: PersistingStream | None = None,
     ) -> None:
+        self._persisting = persisting
         self._device, self._kernel, self._buffers = device, kernel, dict(buffers)
         self._launch = bound(device, kernel, {name: (b, b.allocation) for name, b in buffers.items()}, scalars, blocks)
         self._expected: Mapping[str, Any] = {}
@@ -146,7 +155,15 @@ class Launched(Work):
         return self._kernel.traffic(self._launch.call)
 
     def queue(self, stream: Stream) -> None:
-        self._device.kernels.launch(self._launch, stream)
+        if self._persisting is None:
+            self._device.kernels.launch(self._launch, stream)
+            return
+        if self._persisting.closed:
+            raise BadWork(f"{self.name}: the `with` block of its persisting stream has ended, and its window with it")
+        own = self._persisting.stream
+        self._device.streams.join(own, stream)
+        self._device.kernels.launch(self._launch, own)
+        self._device.streams.join(stream, own)
 
     def poison(self, stream: Stream) -> None:
         if self._kernel.reference is None:

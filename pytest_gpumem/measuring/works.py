@@ -203,12 +203,16 @@ class Works:
         return self._keep(Copy(device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
 
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Launched:
-        """One launch of a kernel of `gpu_kernels`. Raises `BadCall` or `BadWork` for arguments that do not fit."""
+        """One launch of a kernel of `gpu_kernels`, on the persisting stream of its `with_stream` if it has one.
+
+        Raises:
+            BadCall, BadWork: the arguments do not fit.
+        """
         if not isinstance(kernel, BoundKernel):
             raise BadWork(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return self._keep(Launched(self._arena.device, kernel.kernel, buffers, values, kernel.blocks))
+        return self._keep(Launched(self._arena.device, kernel.kernel, buffers, values, kernel.blocks, kernel.persisting))
 
     def host(self, function: Callable[[], object], name: str | None = None) -> Host:
         """A function that runs on the host."""

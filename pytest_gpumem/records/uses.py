@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
@@ -10,6 +13,16 @@ COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 """Kind of memory on one side of a copy (CUPTI, `CUpti_ActivityMemoryKind`)."""
+
+
+def at_once(intervals: Iterable[tuple[float, float]]) -> float:
+    """The time that lies in two intervals or more, each with its start and end."""
+    moments = sorted(moment for start, end in intervals for moment in ((start, 1), (end, -1)))
+    running, total = 0, 0.0
+    for (moment, change), (following, _) in pairwise(moments):
+        running += change
+        total += following - moment if running > 1 else 0.0
+    return total
 
 
 class KernelUse(Record, frozen=True):
@@ -98,6 +111,8 @@ class Activity(Record, frozen=True):
     """Copies of the launch, the longest first."""
     memsets: tuple[CopyUse, ...] = ()
     """Memsets of the launch, the longest first."""
+    at_once: Nanoseconds = 0
+    """Nanoseconds in which two kernels or more ran, by their starts and ends."""
     arguments: tuple[tuple[str, str], ...] = ()
     """Name and kind of memory of each buffer argument that is not plain device memory, such as ("source", "pageable")."""
     set_aside: int | None = None

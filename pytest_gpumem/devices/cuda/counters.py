@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import modules, what_ran
 from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, together, use_of
@@ -26,7 +27,7 @@ from pytest_gpumem.records.migrations import (
     PageEvent,
     page_counts,
 )
-from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
 from pytest_gpumem.records.what_ran import WhatRan
 
 BUFFER_BYTES = 2**20
@@ -111,16 +112,19 @@ class CudaCounters:
         Raises `NotCounted`: as `watch`; or nothing was delivered.
         """
         seen: list[KernelUse | CopyUse] = []
+        kernels: list[tuple[int, int]] = []
 
         def receive(cupti: Any, record: Any) -> None:
             use = use_of(cupti, record)
             if use is not None:
                 seen.append(use)
+            if isinstance(use, KernelUse):
+                kernels.append((int(record.start), int(record.end)))
 
         for _ in range(PASSES):
             self.watch(USE_KINDS, receive, work)
             if seen:
-                return together(seen)
+                return replace(together(seen), at_once=round(at_once(kernels)))
         raise NotCounted(f"CUPTI told of no kernel, copy or memset in {PASSES} passes")
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:

@@ -13,7 +13,7 @@ from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.streams import Timeline, Watching
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
@@ -40,8 +40,9 @@ class SimulatedCounters:
             seen = self._machine.watching
         finally:
             self._machine.watching = None
-        kernels, copies = ([one for one in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
-        return Activity(kernels=_together(kernels), copies=_together(copies), source="the model")
+        kernels, copies = ([one for one, _ in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
+        times = [(start * 1e9, start * 1e9 + one.nanoseconds) for one, start in seen if isinstance(one, KernelUse)]
+        return Activity(kernels=_together(kernels), copies=_together(copies), at_once=round(at_once(times)), source="the model")
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()

@@ -1,5 +1,7 @@
 """The clock: in-order streams on virtual time, one compute engine and two copy engines, as a discrete-event simulation.
 
+Kernels run side by side if their threads fit the device together.
+
 Work is queued with the host's time of issue and runs when the host waits for it. Each step takes, of all streams' first items, the one
 that can start earliest, of several the one that has waited longest: so streams share the engines as they would on a GPU, whatever the
 order of the calls.
@@ -34,6 +36,8 @@ class Work:
 
     engine: str
     duration: Callable[[float], float]
+    share: float = 1.0
+    """Of the engine: work that takes less leaves the rest to other streams."""
 
 
 @dataclass(eq=False)
@@ -102,7 +106,10 @@ class Engine:
         self._record = record
         self._visibility = visibility
         self._tick = tick
-        self._free = dict.fromkeys(ENGINES, 0.0)
+        self._running: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
+        """End and share of the work on each engine that had not ended when the last one started."""
+        self._last = dict.fromkeys(ENGINES, 0.0)
+        """Start of that last work: none starts before it."""
         self.streams: list[SimulatedStream] = []
         self._busy: list[SimulatedStream] = []
         """Streams whose queue is not empty, in the order of `streams`: most that a long run has made have nothing to do."""
@@ -176,7 +183,17 @@ class Engine:
         if isinstance(item, Wait):
             return None if item.mark.time is None else max(start, item.mark.time)
         if isinstance(item, Work):
-            return max(start, self._free[item.engine])
+            return self._room(item, max(start, self._last[item.engine]))
+        return start
+
+    def _room(self, work: Work, start: float) -> float:
+        """The first moment from `start` on at which the engine has room for a piece of work."""
+        running = sorted(one for one in self._running[work.engine] if one[0] > start)
+        taken = sum(share for _, share in running)
+        for end, share in running:
+            if taken + work.share <= 1.0 + 1e-9:
+                break
+            start, taken = end, taken - share
         return start
 
     def _step(self, stream: SimulatedStream, start: float) -> None:
@@ -185,7 +202,8 @@ class Engine:
             self._busy.remove(stream)
         if isinstance(item, Work):
             end = start + item.duration(start)
-            self._free[item.engine] = end
+            still = [one for one in self._running[item.engine] if one[0] > start]
+            self._running[item.engine], self._last[item.engine] = [*still, (end, item.share)], start
             stream.after_work = True
         elif isinstance(item, Record):
             end = start + self._record + (self._visibility if stream.after_work else 0.0)

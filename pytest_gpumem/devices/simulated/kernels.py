@@ -40,6 +40,8 @@ class _Prepared:
     computation: Computation
     duration: Callable[[WindowSpec | None], Callable[[float], float]]
     engine: str
+    share: float
+    """Of the engine."""
     waits: bool
     """The host waits for it: a copy from or to pageable memory."""
     use: KernelUse | CopyUse
@@ -80,7 +82,7 @@ class SimulatedKernels:
         duration = prepared.duration(window)
         duration = partial(self._machine.watched, prepared.use, duration)
         ran = prepared.ran if window is None else replace(prepared.ran, window=window.words)
-        self._timeline.queue(own, Step(Work(prepared.engine, duration), prepared.computation.run, ran), LAUNCH)
+        self._timeline.queue(own, Step(Work(prepared.engine, duration, prepared.share), prepared.computation.run, ran), LAUNCH)
         if prepared.waits:
             self._timeline.wait([own])
 
@@ -95,7 +97,7 @@ class SimulatedKernels:
             destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
             duration, engine, waits = self._machine.copying(destination, source, call.arrays[read[0]].nbytes)
             use = copied(destination, source, call.arrays[read[0]].nbytes)
-            return _Prepared(launch, computation, lambda _: duration, engine, waits, use, copy_step(use))
+            return _Prepared(launch, computation, lambda _: duration, engine, 1.0, waits, use, copy_step(use))
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
@@ -119,6 +121,7 @@ class SimulatedKernels:
             computation,
             lambda window: partial(self._machine.run_kernel, work, window),
             COMPUTE,
+            self._machine.share_of(work),
             False,
             running,
             _kernel_step(kernel.name, launch.shape, f"{code} {launch.shape.vectors}"),

@@ -82,9 +82,11 @@ class Machine:
         """Of managed allocations, by their identity."""
         self.write_combined: set[int] = set()
         """Identities of write-combined allocations."""
-        self.watching: list[KernelUse | CopyUse] | None = None
-        """Kernels and copies so far, while activity is recorded."""
+        self.watching: list[tuple[KernelUse | CopyUse, float]] | None = None
+        """Kernels and copies so far, each with its start, while activity is recorded."""
         self._busy_until = 0.0
+        self._running: list[tuple[float, float]] = []
+        """End of each kernel under a window, and the bytes that are to persist for it."""
 
     @property
     def full_grid(self) -> LaunchShape:
@@ -94,10 +96,17 @@ class Machine:
     def run_kernel(self, work: Work, window: WindowSpec | None, start: float) -> float:
         if start - self._busy_until > _IDLE:
             self.noise.rest()
-        seconds = self.timing.kernel(work, window)
+        self._running = [one for one in self._running if one[0] > start]
+        seconds = self.timing.kernel(work, window, sum(persisting for _, persisting in self._running))
         seconds *= self.noise.placement(work.addresses, work.reach) * self.noise.sample(seconds) * self.noise.warm_up()
         self._busy_until = start + seconds
+        if window is not None and (persisting := self.timing.persisting(work, window)):
+            self._running.append((start + seconds, persisting))
         return seconds
+
+    def share_of(self, work: Work) -> float:
+        """Share of the threads that fit the device which a launch takes."""
+        return min(1.0, work.threads / (self.facts.sm_count * self.facts.max_threads_per_sm))
 
     def run_copy(self, destination: Allocation, source: Allocation, nbytes: int, start: float) -> float:
         for memory in (destination, source):
@@ -138,5 +147,5 @@ class Machine:
         """The time of a piece of work, which is recorded if activity is."""
         seconds = duration(start)
         if self.watching is not None:
-            self.watching.append(replace(use, nanoseconds=round(seconds * 1e9)))
+            self.watching.append((replace(use, nanoseconds=round(seconds * 1e9)), start))
         return seconds

@@ -184,22 +184,34 @@ class Timing:
         self._known: dict[object, tuple[Work, float, State]] = {}
         """Launches of late: seconds and L2 afterwards, by all that decides them. The work is kept: its identity stays its own."""
 
-    def kernel(self, work: Work, window: WindowSpec | None) -> float:
-        """Seconds of one launch; leaves L2 and the pages as the launch leaves them."""
+    def persisting(self, work: Work, window: WindowSpec) -> float:
+        """Bytes that are to persist for one launch."""
+        if window.hit is not AccessProperty.PERSISTING:
+            return 0.0
+        return window.hit_ratio * sum(u.footprint * self._covered(u.allocation, window) for u in work.local)
+
+    def kernel(self, work: Work, window: WindowSpec | None, beside: float = 0.0) -> float:
+        """Seconds of one launch; leaves L2 and the pages as the launch leaves them.
+
+        Args:
+            work: the launch.
+            window: its window.
+            beside: bytes that are to persist for kernels that run already.
+        """
         faults, managed, remote = self._migrate(work)
         # Samples repeat the same few launches, each of which finds what the one before it found.
-        now = id(work), window, managed, remote, self._l2.state()
+        now = id(work), window, beside, managed, remote, self._l2.state()
         known = self._known.get(now)
         if known is not None:
             self._l2.restore(known[2])
             return known[1] + faults
-        seconds = self._through_the_caches(work, window, managed, remote)
+        seconds = self._through_the_caches(work, window, beside, managed, remote)
         if len(self._known) == _KNOWN:
             self._known.clear()
         self._known[now] = work, seconds, self._l2.state()
         return seconds + faults
 
-    def _through_the_caches(self, work: Work, window: WindowSpec | None, managed: float, remote: float) -> float:
+    def _through_the_caches(self, work: Work, window: WindowSpec | None, beside: float, managed: float, remote: float) -> float:
         """Seconds of one launch without its page faults; leaves L2 as the launch leaves it."""
         sheet, l2 = self._sheet, self._l2
         local = work.local
@@ -212,7 +224,7 @@ class Timing:
         capacity = max(1.0, l2.capacity * (1.0 - pressure))
 
         whole = miss_ratio(total / capacity, sheet.fit.knee, sheet.fit.sharpness)
-        hits = [self._hits(u, total, whole, capacity, local, window) for u in local]
+        hits = [self._hits(u, total, whole, capacity, local, window, beside) for u in local]
         read = write = incoming = random = hit = 0.0
         for u, h in zip(local, hits, strict=True):
             again = max(0.0, u.read_requests * u.inflation - u.reads)
@@ -296,7 +308,9 @@ class Timing:
         each = sheet.shared_latency_cycles / sheet.sm_clock + max(0.0, self._hit_time(work) - sheet.l2_latency)
         return work.on_chip_loads / work.threads / work.loads_in_flight * each
 
-    def _hits(self, u: Use, total: float, whole: float, capacity: float, local: Sequence[Use], window: WindowSpec | None) -> _Hits:
+    def _hits(
+        self, u: Use, total: float, whole: float, capacity: float, local: Sequence[Use], window: WindowSpec | None, beside: float
+    ) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
         lines = l2.lines(u.allocation)
         if u.footprint <= 0.0:
@@ -329,7 +343,7 @@ class Timing:
         # Streaming and normal misses are one here, because on an H100 they took the same time.
         ratio = window.hit_ratio * covered if window.hit is AccessProperty.PERSISTING else 0.0
         persisting = ratio * u.footprint
-        lost = miss_ratio(persisting / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
+        lost = miss_ratio((persisting + beside) / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
         streaming = (1.0 - miss) * fit.streaming_retention
         sector = ratio + (1.0 - ratio) * streaming
