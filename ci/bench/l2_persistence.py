@@ -59,6 +59,8 @@ PLACED_KERNELS = (("reset_data", None), ("sliding_window", None), (FOREIGN, None
 """Kernels of `placements`, each with its blocks."""
 PLACED_SAMPLES = 20
 """Samples of a setting on a placement, at least."""
+TEXTS_TABLES, TEXTS_SET_ASIDE = (1, 2, 3, 4, 5, 6), 3 * MiB
+"""MiB of the tables, and bytes set aside, of "CUDA L2 Persistent Cache" (Lei Mao), which are placements too."""
 PLACEMENTS = 16
 RESETS_OUT = 128
 """MiB that are streamed beside the data of resets and of two streams."""
@@ -94,12 +96,17 @@ def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) 
 
 def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
     """Kernel by kernel, the launch that needs longest last."""
+    common = {"placements": placements, "samples": PLACED_SAMPLES}
+    text = {"kernel": "reset_data", "blocks": LEAN, "out_mib": OUT, "set_aside": TEXTS_SET_ASIDE, **common}
     kernels = [(kernel, blocks) for kernel, blocks in PLACED_KERNELS if not (facts.simulated and kernel == FOREIGN)]
     return [
-        {"kernel": kernel, "blocks": blocks, "mib": mib, "out_mib": PLACED_OUT, "placements": placements, "samples": PLACED_SAMPLES}
-        for kernel, blocks in kernels
-        for mib in PLACED
-        if mib * MiB <= facts.l2_bytes // 2
+        *(
+            {"kernel": kernel, "blocks": blocks, "mib": mib, "out_mib": PLACED_OUT, **common}
+            for kernel, blocks in kernels
+            for mib in PLACED
+            if mib * MiB <= facts.l2_bytes // 2
+        ),
+        *({**text, "mib": mib} for mib in TEXTS_TABLES),
     ]
 
 
@@ -310,14 +317,15 @@ def _settings_lines(record: Record) -> Iterator[str]:
 
 def _placements_lines(cases: list[Record]) -> Iterator[str]:
     first = cases[0]
-    yield f"microseconds, mean of {first['placements']} placements, and their standard deviation in %; {first['out_mib']} MiB are streamed"
-    yield "set-aside: the least number of granules that holds the table, one more (+1), two more (+2)"
+    yield f"microseconds, mean of {first['placements']} placements, and their standard deviation in %"
+    yield "set-aside: the least number of granules that holds the table (+0), one more (+1), two more (+2)"
     yield ""
     names = list(dict.fromkeys(name for one in cases for name in one["found"]))
     yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>16}" for name in names)
     group = ""
     for one in cases:
         kernel, _, size = name_of(one).rpartition(", ")
+        kernel += f", {one['out_mib']} MiB streamed" + (f", {one['set_aside'] / MiB:g} MiB asked for" if "set_aside" in one else "")
         if kernel != group:
             yield kernel
             group = kernel

@@ -268,7 +268,10 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     facts = gpu_device.facts
     timed, _, _, window = experiment(placements_case)
     step, named = facts.l2_step_bytes, {"off": options(OFF)}
-    for more in GRANULES:
+    if asked := placements_case.get("set_aside"):
+        named["ratio 1"] = options(Setting(asked, 1.0))
+        named["fitted"] = options(Setting(asked, fit_hit_ratio(asked, window.nbytes)))
+    for more in () if asked else GRANULES:
         set_aside = (-(-window.nbytes // step) + more) * step
         if set_aside <= facts.persisting_l2_max_bytes:
             named[f"+{more}"] = options(Setting(set_aside, 1.0))

@@ -28,6 +28,7 @@ from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.memory import l2
+from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.units import MiB
 
 Run = Callable[..., pytest.RunResult]
@@ -240,7 +241,9 @@ def results_do_not_come_back(patch: Patch) -> None:
 def windows_cost(patch: Patch) -> None:
     """A kernel under a window takes half as long again, whatever hits."""
     kernel = Timing.kernel
-    patch.setattr(Timing, "kernel", lambda self, work, window: kernel(self, work, window) * (1.0 if window is None else 1.5))
+    patch.setattr(
+        Timing, "kernel", lambda self, work, window, beside: kernel(self, work, window, beside) * (1.0 if window is None else 1.5)
+    )
 
 
 def the_set_aside_has_no_end(patch: Patch) -> None:
@@ -257,6 +260,28 @@ def the_set_aside_has_no_end(patch: Patch) -> None:
 def lines_persist_for_good(patch: Patch) -> None:
     """No reset reaches the lines that persist."""
     patch.setattr(L2, "reset_persisting", lambda self: None)
+
+
+def no_reset_by(how: str) -> Callable[[Patch], None]:
+    """One of the ways to reset does nothing."""
+    reset = PersistingStream.reset
+
+    def out(patch: Patch) -> None:
+        patch.setattr(PersistingStream, "reset", lambda self, by="context": None if by == how else reset(self, by))
+
+    out.__name__ = f"no_reset_by_the_{how}"
+    return out
+
+
+def windows_share_nothing(patch: Patch) -> None:
+    """Kernels that run at once each have the set-aside to themselves."""
+    kernel = Timing.kernel
+    patch.setattr(Timing, "kernel", lambda self, work, window, beside: kernel(self, work, window, 0.0))
+
+
+def kernels_run_in_turn(patch: Patch) -> None:
+    """No kernel runs beside another."""
+    patch.setattr(Machine, "share_of", lambda self, work: 1.0)
 
 
 def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
@@ -444,8 +469,13 @@ BUSY_LOOKUP = "test_lookup_table_stays_in_l2_of_a_busy_gpu"
 THRASHING = "test_a_fitted_hit_ratio_avoids_thrashing"
 PERSISTENCE = {"test_lookup_table_stays_in_l2", BUSY_LOOKUP, "test_sliding_window", THRASHING}
 SLIDING = {f"test_sliding_window_at_{sizes}" for sizes in ("the_texts_sizes", "shares_of_l2")}
-AT_SHARES, RESET = "test_reset_data_at_shares_of_l2", "test_a_reset_gives_the_next_kernel_all_of_l2"
-GAINS = PERSISTENCE | {AT_SHARES, RESET}
+AT_SHARES, TWO_KERNELS, TWO_WINDOWS = (
+    "test_reset_data_at_shares_of_l2",
+    "test_persisting_data_serves_two_kernels",
+    "test_two_windows_at_once",
+)
+RESETS = {how: f"test_a_reset_gives_the_next_kernel_all_of_l2[by_the_{how}]" for how in ("window", "context", "plugin")}
+GAINS = PERSISTENCE | {AT_SHARES, TWO_KERNELS, *RESETS.values()}
 GPU_FIRST = {f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")}
 LINK_BOUNDS = "test_the_link_bounds_migration_and_not_the_kernel"
 READ_COPY, READ_WRITTEN = "test_read_mostly_gives_a_reader_a_copy", "test_writing_read_mostly_memory_drops_the_other_copies"
@@ -496,12 +526,15 @@ def staging(streams: int, rounds: int = 200) -> str:
 
 REMOVALS = [
     Removal(no_window, frozenset(GAINS)),
-    Removal(no_set_aside, frozenset(GAINS)),
+    Removal(no_set_aside, frozenset(GAINS | {TWO_WINDOWS})),
     Removal(largest_set_aside, frozenset({BUSY_LOOKUP})),
     Removal(hit_ratio_ignored, frozenset({THRASHING, AT_SHARES})),
     Removal(windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES})),
-    Removal(the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES})),
-    Removal(lines_persist_for_good, frozenset({RESET})),
+    Removal(the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES, TWO_WINDOWS})),
+    Removal(lines_persist_for_good, frozenset({RESETS["context"], RESETS["plugin"]})),
+    *(Removal(no_reset_by(how), frozenset({RESETS[how]})) for how in ("window", "context")),
+    Removal(windows_share_nothing, frozenset({TWO_WINDOWS})),
+    Removal(kernels_run_in_turn, frozenset({TWO_WINDOWS})),
     Removal(shared_memory_is_as_far_as_dram, frozenset({"test_a_table_in_shared_memory"})),
     Removal(no_prefetch, frozenset(PREFETCHED)),
     Removal(
@@ -590,7 +623,10 @@ REMOVALS = [
     Removal(padding_does_nothing, frozenset({PADDING, "test_a_padded_transpose_is_nearly_a_copy"})),
     Removal(l2_keeps_nothing, frozenset({"test_l2_answers_sooner_than_dram", LADDER})),
     Removal(nothing_hits_twice, frozenset({"test_l2_answers_sooner_than_dram", LADDER, KNEE, *GAINS})),
-    Removal(l2_is_three_times_its_size, frozenset({KNEE, "test_lookup_table_stays_in_l2", "test_sliding_window", AT_SHARES, RESET})),
+    Removal(
+        l2_is_three_times_its_size,
+        frozenset({KNEE, "test_lookup_table_stays_in_l2", "test_sliding_window", AT_SHARES, TWO_KERNELS, *RESETS.values()}),
+    ),
     Removal(every_walk_is_the_same, frozenset({"test_a_walk_that_goes_on_finds_no_line_of_the_last", LADDER})),
     Removal(the_link_answers_at_once, frozenset({MAPPED, LADDER})),
     Removal(dram_at_three_quarters, frozenset(STREAM), says=r"is below min_bandwidth \d+ GB/s"),
