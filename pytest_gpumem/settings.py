@@ -50,6 +50,8 @@ ANNOUNCE = "announce"
 """No option, but switched off as one: GitHub's job summary and annotations."""
 EVIDENCE = "evidence"
 """No option, but switched off as one: the record of what a launch ran, which one process of a run takes for all."""
+DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"
+"""Variable that a gate sets for its screen: a duet decides what few processes leave undecided."""
 WAYS = "_GPUMEM_WAYS"
 """Variable that a duet sets for its processes: a JSON object; see `imposed`."""
 

@@ -42,10 +42,13 @@ from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.what_ran import WhatRan
 
 FACTS = choose("sim:h200").facts
 ALARM, MISS, ACCEPTED = 1e-3, 5e-3, 0.98
 """Promised: largest share of FAIL for unchanged code, largest share of PASS at the limit, least share of PASS where it is asked for."""
+MISS_SAME_CODE = 0.05
+"""Promised: largest share of PASS for a slow-down of the limit that the machine code does not show."""
 DOUBT = 0.005
 """Error of each bound on a share."""
 SUITE, SLOW_ROWS, SLOW = 300, 15, 0.02
@@ -59,7 +62,7 @@ CONTROL, CONTROL_SPREAD = 60e-6, 0.0004
 OVERHEAD, OVERHEAD_SPREAD = 3.2e-6, 52e-9
 """Seconds of launch overhead, and its spread between processes."""
 DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
-CONDITIONS = (Conditions(), Conditions())
+CONDITIONS = (Conditions(sm_clock_hz=1.98e9, memory_clock_hz=3.2e9),) * 2
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class Case:
     """Verdicts, over `--verdicts`."""
     asked: bool = False
     """Promised to pass where it is unchanged."""
+    same_code: bool = field(default=False, repr=False)
+    """The same machine code ran, whatever is slower. Not in the seed, which `repr` gives: its cases have a group of their own."""
 
     @property
     def held_to(self) -> Limits:
@@ -226,6 +231,7 @@ class Source:
             overhead=first.overhead,
             provenance=Provenance(begun(day), "a card", first.controls),
             further=tuple(processes[1:]),
+            what_ran=WhatRan("the same") if self.case.same_code else None,
         )
 
 
@@ -375,6 +381,14 @@ def cases() -> Iterator[Case]:
             for baseline in (MODELLED[1], USUAL):
                 for slower in (0, 1):
                     yield Case("tails", kernel, baseline, slower, shape, shape=shape, weight=0.5)
+    for kernel, note in (
+        (MIDDLE, ""),
+        (SMALL, ""),
+        *((replace(MIDDLE, process=noise), f"processes by {100 * noise:g} %") for noise in (0.002, 0.004, 0.008)),
+    ):
+        for baseline in (*MODELLED[:4], MODELLED[-1]):
+            for slower in (0, 1, 2):
+                yield Case("same code, slower by another cause", kernel, baseline, slower, note, same_code=True, weight=0.5)
     for drift in (0.005, 0.01):
         yield Case("device changed, control seen", LARGE, note=f"{100 * drift:+g} %", drift=drift, weight=0.5)
         yield Case("device changed, control seen", LARGE, slower=1, note=f"{-100 * drift:+g} %", drift=-drift, weight=0.5)
@@ -407,6 +421,7 @@ def _row(case: Case, tally: Tally) -> dict[str, Any]:
     row: dict[str, Any] = {"group": case.group, "mib": kernel, "limit": case.held_to.max_regression, "note": case.note}
     row["limit"] = "1%, 2%" if "," in kernel and not case.limit else row["limit"]
     row |= {"baseline": "nightly" if case.nights else str(case.baseline), "slower": case.slower, "asked": case.asked}
+    row |= {"same_code": True} if case.same_code else {}
     row |= {"outcomes": dict(sorted(tally.outcomes.items())), "processes": tally.processes}
     if case.suite > 1:
         row |= {"suites": tally.groups, "alarmed": tally.alarmed}
@@ -435,7 +450,7 @@ def promises(row: dict[str, Any]) -> Iterator[tuple[str, int, int, float]]:
         if row["asked"]:
             yield "unchanged code does not pass", count - outcomes.get("PASS", 0), count, 1 - ACCEPTED
     elif not growing and row["slower"] == 1:
-        yield "a slow-down of the limit passes", outcomes.get("PASS", 0), count, MISS
+        yield "a slow-down of the limit passes", outcomes.get("PASS", 0), count, MISS_SAME_CODE if row.get("same_code") else MISS
 
 
 def missed(record: dict[str, Any], *, modelled: bool) -> list[str]:
@@ -452,7 +467,7 @@ def missed(record: dict[str, Any], *, modelled: bool) -> list[str]:
     return found
 
 
-COLUMNS = ((0, "FAIL", max), (0, "PASS", min), (1, "PASS", max), (1.5, "FAIL", min), (2, "FAIL", min))
+COLUMNS = ((0, "FAIL", max), (0, "PASS", min), (1, "PASS", max), (1.5, "FAIL", min), (2, "PASS", max), (2, "FAIL", min))
 """Columns of the table: slow-down over the limit, outcome, and which of several baselines is the worst."""
 BROKEN = {"unchanged code fails": 0, "unchanged code does not pass": 1, "a slow-down of the limit passes": 2}
 """The column that shows each promise."""

@@ -15,7 +15,7 @@ Prints the record with its targets. Exits with 1 where a target is missed.
     gross      compare 50 % more bytes, limit 1 %
     five       compare 3.2 % and 7 % more bytes, limit 5 %
     duet       play a duet of unchanged code and one of 1.5 % more bytes, limit 1 %
-    gate       gate a branch that changes a comment, limit 1 %
+    gate       gate branches that change a comment, one kernel, and one wait of the host; limit 1 %
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import write_record
 
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.units import format_time
@@ -64,8 +66,8 @@ GROSS_SECONDS = 15.0
 """Most seconds of measuring again after a gross slow-down."""
 DUET_SECONDS = 20.0
 """Most seconds of a duet of unchanged code."""
-GATE_RUNS = 2.0
-"""Most time of a gate, in plain runs."""
+GATES: dict[str, tuple[float, int]] = {"comment": (2.0, 0), "kernel": (1.5, 0), "wait": (math.inf, 1)}
+"""By what a branch changes: most time of its gate, in plain runs, and the exit code."""
 
 CONFTEST = f'''
 """Records how long the session measured after its last test."""
@@ -106,7 +108,7 @@ PLANTED = "test_copy.py::test_copy"
 TEST_COPY = """
 import numpy
 import pytest
-from planted import MORE
+from planted import LOAD, MORE, WAITS
 from pytest_gpumem import Case
 
 cupy = pytest.importorskip("cupy")
@@ -119,10 +121,10 @@ SOURCE = r'''
 extern "C" __global__ void copy(const float* x, float* y, long long n) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
     if (i < n) {
-        y[i] = x[i];
+        y[i] = LOAD;
     }
 }
-'''
+'''.replace("LOAD", LOAD)
 
 
 def test_copy(gpu_benchmark):
@@ -130,8 +132,14 @@ def test_copy(gpu_benchmark):
 
     def case(memory):
         x, y = (memory.device((ROOM,), "f4", like=cupy) for _ in range(2))
+
+        def copy():
+            kernel(((COPIED + 255) // 256,), (256,), (x, y, numpy.int64(COPIED)))
+            if WAITS:
+                cupy.cuda.Device().synchronize()
+
         return Case(
-            lambda: kernel(((COPIED + 255) // 256,), (256,), (x, y, numpy.int64(COPIED))),
+            copy,
             check=lambda: bool((y[:COPIED] == x[:COPIED]).all()),
             moved=2 * 4 * NEEDED,
         )
@@ -369,9 +377,10 @@ class Failed(Exception):
     """A command did not do its work; its last words."""
 
 
-def planted(more: float, note: str = "") -> str:
-    """The module that says how many per cent more bytes are copied."""
-    return f"# Per cent of bytes that test_copy copies beyond those that it needs{note}.\nMORE = {more!r}\n"
+def planted(more: float, note: str = "", *, load: str = "x[i]", waits: bool = False) -> str:
+    """The module that says how many per cent more bytes are copied, how the kernel loads, and whether the host waits for it."""
+    text = f"# Per cent of bytes that test_copy copies beyond those that it needs{note}.\nMORE = {more!r}\n"
+    return f"{text}LOAD = {load!r}\nWAITS = {waits!r}\n"
 
 
 def call(command: Sequence[str], folder: Path, **variables: str) -> tuple[int, str, float]:
@@ -399,6 +408,7 @@ def call(command: Sequence[str], folder: Path, **variables: str) -> tuple[int, s
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
+        print(f"{' '.join(command[2:5])} was ended: {output[-WORDS:]}", file=sys.stderr, flush=True)
         if isinstance(error, subprocess.TimeoutExpired):
             raise Failed(f"no end within {TIMEOUT:g} s: {output[-WORDS:]}") from None
         raise
@@ -422,7 +432,17 @@ def plain_row(row: Row) -> dict[str, Any]:
         "change": None if change is None else short(change.delta),
         "low": None if change is None else short(change.low),
         "high": None if change is None else short(change.high),
+        **_doubts(row),
     }
+
+
+def _doubts(row: Row) -> dict[str, Any]:
+    """Of a row that is undecided: why, how it was timed, and whether it was watched."""
+    if row.verdict.outcome is Outcome.PASS or row.measurement is None:
+        return {}
+    ran, measurement = row.measurement.what_ran, row.measurement
+    watched = "not recorded" if ran is None else ran.not_watched or ran.digest
+    return {"reason": row.verdict.reason, "sampler": f"{measurement.sampler}: {measurement.sampler_reason}", "watched": watched}
 
 
 @dataclass
@@ -484,10 +504,10 @@ class Proof:
         if code:
             raise Failed(f"git {' '.join(words)} ended with {code}: {output[-WORDS:]}")
 
-    def head(self, more: float) -> None:
-        """Check out a branch with one commit after main: so many per cent more bytes; 0: another comment."""
+    def head(self, more: float, *, load: str = "x[i]", waits: bool = False) -> None:
+        """Check out a branch with one commit after main: another comment, and what `planted` changes."""
         self.git("checkout", "-q", "-B", "head", "main")
-        (self.folder / "planted.py").write_text(planted(more, ", on this branch"))
+        (self.folder / "planted.py").write_text(planted(more, ", on this branch", load=load, waits=waits))
         self.git("commit", "-q", "-a", "-m", f"Copy {more:g} % more")
         self.forget()
 
@@ -594,15 +614,26 @@ class Proof:
             }
 
     def gate(self) -> Iterator[dict[str, Any]]:
-        """Gate a change of a comment."""
-        self.head(0.0)
-        results, again = self.folder / "gpumem-results" / "results.json", self.output("again")
-        results.unlink(missing_ok=True)
-        command = [*GPUMEM, "gate", "main", "--max-regression", "1%", "--", *self.options]
-        code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
-        rows = self.rows(results, output)
-        found = {"more": 0.0, "exit": code, "wall": short(wall), "again": self.again(again, rows), "rows": rows}
-        yield found if code == 0 else {**found, "words": output[-WORDS:]}
+        """Gate branches that change a comment, one kernel, and one wait of the host."""
+        results = self.folder / "gpumem-results" / "results.json"
+        for kind, (_, expected) in list(GATES.items())[: 1 if self.device.startswith("sim") else None]:
+            self.head(0.0, load="__ldg(x + i)" if kind == "kernel" else "x[i]", waits=kind == "wait")
+            again = self.output("again")
+            command = [*GPUMEM, "gate", "main", "--max-regression", "1%", "--", *self.options]
+            code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
+            rows = self.rows(results, output)
+            found = {"more": 0.0, "changes": kind, "exit": code, "wall": short(wall), "again": self.again(again, rows), "rows": rows}
+            found["duet"] = self.played(results.with_name("duet.json"))
+            yield found if code == expected else {**found, "words": output[-WORDS:]}
+
+    @staticmethod
+    def played(duet: Path) -> dict[str, Any] | None:
+        """Time, processes and verdicts of a gate's duet; None if it had none."""
+        if not duet.exists():
+            return None
+        document = json.loads(duet.read_text())
+        pairs = {one["key"]: [one["outcome"], one["paired"]["pairs"] if one["paired"] else 0] for one in document["verdicts"]}
+        return {"seconds": short(document["seconds"]), "processes": len(document["processes"]), "pairs": pairs}
 
 
 PARTS: dict[str, Callable[[Proof], Iterator[dict[str, Any]]]] = {
@@ -703,13 +734,20 @@ def _duet(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
 
 
 def _gate(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
-    codes = sorted({one["exit"] for one in seen})
-    yield "unchanged at 1 %: exit 0", f"exit {' or '.join(map(str, codes))}", codes == [0]
-    text, longest = f"{GATE_RUNS:g} plain runs or less", max(one["wall"] for one in seen)
-    if (plain := plain_seconds(record)) is None:
-        yield text, f"{longest:.1f} s; part unchanged has no plain run", False
-    else:
-        yield text, f"{longest:.1f} s, {longest / plain:.2f} plain runs of {plain:.1f} s", longest <= GATE_RUNS * plain
+    plain = plain_seconds(record)
+    for kind, (most, expected) in GATES.items():
+        if not (gates := [one for one in seen if one.get("changes", "comment") == kind]):
+            continue
+        codes, longest = sorted({one["exit"] for one in gates}), max(one["wall"] for one in gates)
+        dueted = max(len(one["duet"]["pairs"]) if one.get("duet") else 0 for one in gates)
+        text = f"exit {' or '.join(map(str, codes))}, {dueted} of {len(gates[0]['rows'])} rows in a duet"
+        yield f"one {kind} changed: exit {expected}", text, codes == [expected]
+        if math.isfinite(most):
+            text = f"one {kind}: {most:g} plain runs or less"
+            if plain is None:
+                yield text, f"{longest:.1f} s; part unchanged has no plain run", False
+            else:
+                yield text, f"{longest:.1f} s, {longest / plain:.2f} plain runs of {plain:.1f} s", longest <= most * plain
 
 
 _CHECKS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], Checked]] = {

@@ -127,6 +127,7 @@ def compare(
     journal: Path | None = None,
     file: Path | None = None,
     strict: bool = False,
+    evidence: bool = False,
     again: str = "the same command goes on from there",
 ) -> int:
     """Run a duet, print its verdicts and write them into `file`; the exit code.
@@ -143,6 +144,7 @@ def compare(
         journal: file to resume from; None: one in the temporary folder.
         file: for verdicts and all processes.
         strict: green takes a PASS of everything, on a real GPU.
+        evidence: a test whose machine code is the same on both sides passes with fewer pairs.
         again: how to resume, printed after a signal.
 
     Raises:
@@ -176,6 +178,7 @@ def compare(
                 "tests": sorted(wanted.keys or wanted.tests or ()),
                 "max_regression": max_regression,
                 "seed": seed,
+                "evidence": evidence,
                 "pytest": list(arguments),
                 "environment": {
                     name: value
@@ -192,7 +195,8 @@ def compare(
                     raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
                 rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
             files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
-            workers = Workers(sides, arguments, files, os.environ, ahead=max(1, min(3, (os.cpu_count() or 2) - 1)))
+            ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
+            workers = Workers(sides, arguments, files, os.environ, ahead=ahead, evidence=evidence)
             stack.callback(workers.close)
             click.echo(report.named(sides), err=True)
             try:

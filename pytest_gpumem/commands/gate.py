@@ -95,7 +95,8 @@ def gate(
     _prepare(output)
     steps = 1 if screen_only else 2
     click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
-    screened = _screen(output, base, max_regression, (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost)))
+    arguments = (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost))
+    screened = _screen(output, base, max_regression, arguments, duet_follows=not screen_only)
     document, duet = screened.document, None
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
@@ -187,9 +188,10 @@ class Screened:
     """Its results; None if it wrote none."""
 
 
-def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str]) -> Screened:
+def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str], *, duet_follows: bool) -> Screened:
     from pytest_gpumem.result_files import FileError, load
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
+    from pytest_gpumem.settings import DUET_FOLLOWS
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
@@ -198,7 +200,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
-    code = run_here(command, for_a_run(os.environ, announces=False))
+    code = run_here(command, for_a_run(os.environ, announces=False) | ({DUET_FOLLOWS: "1"} if duet_follows else {}))
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return Screened(code, 0, None)
@@ -225,6 +227,7 @@ def _duet(
         max_regression=max_regression,
         rounds_max=ROUNDS if rounds_max is None else rounds_max,
         file=output / DUET,
+        evidence=True,
         again="the same command measures its screen again, and goes on from there if that flags the same rows",
     )
     return judged(json.loads((output / DUET).read_text(encoding="utf-8")))

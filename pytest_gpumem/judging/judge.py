@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -78,7 +79,7 @@ def judge(
             since_first = compared(crept, delta)
             if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
-        if evidence and finding.code in SETTLED and same_code(measurement, alike, comparison, delta):
+        if evidence and finding.code in SETTLED and screen.below(found, delta) and comparison.low <= 0 and same_code(measurement, alike):
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
         finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
@@ -98,28 +99,22 @@ WIDEST = 0.5
 """Half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing."""
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles."""
-LOOKS_LIKE_NONE = 0.5
-"""Share of the allowed slow-down up to which a measured change does not look slower."""
 CLOCKS_APART = 0.01
 """Least difference, as a share, of clocks that do not agree: one step of 15 MHz is less."""
 
 
-def same_code(measurement: Measurement, alike: Sequence[Measurement], comparison: Comparison, delta: float) -> bool:
-    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks, and the row does not
-    look slower.
+def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
+    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks.
 
     Never for rows by the host's clock: what the host does between its calls was not watched.
 
     Args:
-        alike: the accepted runs that it is compared with.
-        comparison: their difference.
-        delta: allowed slow-down, as a share.
+        alike: the runs that it is compared with.
     """
     ran = measurement.what_ran
     if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):
         return False
-    same = all(past.what_ran is not None and past.what_ran.digest == ran.digest and _same_clocks(measurement, past) for past in alike)
-    return same and comparison.low <= 0 and comparison.delta <= LOOKS_LIKE_NONE * delta
+    return all(past.what_ran is not None and past.what_ran.digest == ran.digest and _same_clocks(measurement, past) for past in alike)
 
 
 def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
@@ -138,9 +133,20 @@ def _lowest(measurement: Measurement, name: str) -> float | None:
 
 
 def repeatable(
-    measurement: Measurement, limits: Limits, verdict: Verdict, history: Sequence[Measurement], first: Measurement | None = None
+    measurement: Measurement,
+    limits: Limits,
+    verdict: Verdict,
+    history: Sequence[Measurement],
+    first: Measurement | None = None,
+    *,
+    evidence: bool = True,
+    most: int = LOOKS[-1],
 ) -> bool:
-    """True if further processes of this run may decide an undecided row."""
+    """True if further processes of this run may decide an undecided row.
+
+    Args:
+        most: processes of this run at most.
+    """
     if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
         return False
     if verdict.code is Code.CONDITIONS:
@@ -148,18 +154,27 @@ def repeatable(
         return not measurement.profiled and 1 + len(measurement.further) < LOOKS[1] and not uncounted(measurement, limits)
     alike = [past for past in history if comparable(measurement, past)]
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
-        return False
+        # Once in a while, something that happens once lets the host's clock take over in a process.
+        once = not alike and any(_other_clock(measurement, past) for past in history)
+        return once and 1 + len(measurement.further) < LOOKS[1]
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
-    if decidable(found, delta):
+    settles = evidence and change.code in SETTLED and same_code(measurement, alike)
+    if 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles):
         return True
     if first is None or not comparable(measurement, first):
         return False
     # A window that moves along with a creep spreads too far to decide; the first run still can.
     crept = screen.since(found, measurement, first)
-    return crept.log > math.log1p(delta) and decidable(crept, delta)
+    return crept.log > math.log1p(delta) and decidable(crept, delta, most)
+
+
+def _other_clock(measurement: Measurement, past: Measurement) -> bool:
+    """True if the host's clock timed one of the two alone."""
+    same = (measurement.mode, measurement.target) == (past.mode, past.target) and drift.same_variant(measurement, past)
+    return same and (measurement.sampler == "host") != (past.sampler == "host")
 
 
 def how(measurement: Measurement) -> tuple[str, str]:
@@ -304,15 +319,19 @@ def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
     """A measurement with those of the same row in further processes; a note lists the processes that do not count, with the reason.
 
-    If conditions spoilt this process, the first process that they did not spoil takes its place.
+    If conditions spoilt this process, or most others measured in another way, the first of them takes its place.
 
     Args:
         measurement: this process's.
         further: rows of each further process by their key.
     """
     every = [measurement, *(rows[key].measurement if key in rows else None for rows in further)]
-    first = next((index for index, one in enumerate(every) if one is not None and not any(unreliable(one))), 0)
+    fit = {index: (*how(one), one.mode) for index, one in enumerate(every) if one is not None and not any(unreliable(one))}
+    ways = Counter(fit.values())
+    first = next((index for index, way in fit.items() if ways[way] == max(ways.values())), 0)
     own = every[first] or measurement
+    if own.what_ran is None:
+        own = replace(own, what_ran=measurement.what_ran)  # one process records it for all
     counted, left_out = list[Repeat](), list[str]()
     for index, other in enumerate(every):
         if index == first:

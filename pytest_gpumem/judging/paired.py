@@ -10,7 +10,7 @@ pairs together (Ramdas, Gruenwald, Vovk and Shafer 2023, "Game-theoretic statist
 after any pair, and may continue later.
 
 - FAIL: the first wealth exceeds 1/`ALARM`, and Holm's step over the family at `ALPHA`;
-- PASS: the second exceeds 1/`MISS`;
+- PASS: the second exceeds 1/`MISS`, or 1/`MISS_SAME_CODE` if both sides ran the same machine code in every pair;
 - else the duet continues; UNDECIDED after the last allowed pair.
 
 A gross change needs fewer pairs than its sign alone can prove. It is FAIL after `GROSS_PAIRS` pairs that each lie beyond delta by more
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -36,6 +36,8 @@ ALARM = 1e-3
 """Largest share of FAILs among tests that are slower by delta at most."""
 MISS = 5e-3
 """Largest share of PASSes among tests that are slower by delta or more."""
+MISS_SAME_CODE = 0.05
+"""The same, among tests whose machine code is the same on both sides."""
 ROUNDS = 96
 """Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
 STAKE = 0.95
@@ -51,6 +53,7 @@ GROSS_RANGES = 5.0
 GROSS_RARE = 0.01
 """Share of pairs of unchanged code that may look like a gross change: none of 2475 measurements was off by more than 3 %
 (ci/records/nvidia-h200/gate_validation_short.json)."""
+SETTLED = ", and the same machine code ran"
 SHOWN = 0.99
 """Confidence of the interval that is shown, two-sided; a verdict does not depend on it."""
 
@@ -109,6 +112,8 @@ class Paired:
     """Anytime-valid p-value of "slower by delta or more"."""
     gross: bool = False
     """A FAIL by the rule for gross changes."""
+    same_code: bool = False
+    """A PASS that rests on the same machine code too."""
 
     @property
     def pairs(self) -> int:
@@ -135,7 +140,7 @@ class Paired:
         if self.outcome is Outcome.FAIL:
             return f"{seen}{', each of them far beyond it' if self.gross else ''}: slower than {limit} allows"
         if self.outcome is Outcome.PASS:
-            return f"{seen}: within {limit}"
+            return f"{seen}: within {limit}{SETTLED if self.same_code else ''}"
         return f"{seen}: at {limit}"
 
 
@@ -144,7 +149,7 @@ def least_pairs(family: int) -> int:
     return math.ceil(-math.log(min(ALARM, ALPHA / family)) / math.log1p(STAKE))
 
 
-def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float]) -> dict[str, Paired]:
+def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], same: Collection[str] = ()) -> dict[str, Paired]:
     """Judge a family of tests by the pairs that each has so far.
 
     The verdict of a test depends on its pairs and on the number of other tests that fail. More pairs never revoke a verdict.
@@ -152,6 +157,7 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
     Args:
         pairs: log-ratios by test, in the order of measurement.
         deltas: allowed slow-down of each test, as a share.
+        same: tests that ran the same machine code in the same way on both sides.
 
     Returns:
         By test, in the order of `pairs`; `outcome` is None if more pairs are needed.
@@ -162,9 +168,11 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
     found = {}
     for key, values in pairs.items():
         slow, fine = bets[key]
-        outcome = Outcome.FAIL if key in slower or key in gross else Outcome.PASS if fine.p_value <= MISS else None
-        slow_p, fine_p, only_gross = slow.p_value, fine.p_value, key in gross and key not in slower
-        found[key] = Paired(outcome, tuple(values), deltas[key], slow_p, fine_p, only_gross)
+        fails, passes = key in slower or key in gross, fine.p_value <= MISS
+        settled = not fails and not passes and key in same and fine.p_value <= MISS_SAME_CODE
+        outcome = Outcome.FAIL if fails else Outcome.PASS if passes or settled else None
+        only_gross = key in gross and key not in slower
+        found[key] = Paired(outcome, tuple(values), deltas[key], slow.p_value, fine.p_value, only_gross, settled)
     return found
 
 

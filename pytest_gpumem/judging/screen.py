@@ -63,6 +63,8 @@ LOWER = 0.999
 """Confidence of the lower bound, which decides FAIL."""
 UPPER = 0.995
 """Confidence of the upper bound, which decides PASS."""
+SETTLES = 0.96
+"""Confidence of the upper bound that decides PASS where the same machine code ran."""
 POWER = 0.99
 """Probability of a FAIL for a slow-down of `Comparison.catches`."""
 LOOKS = (1, 3, 6, 12)
@@ -155,9 +157,30 @@ def judge_gain(found: Difference, comparison: Comparison, written: str, origin: 
     return find(Outcome.FAIL, "faster", Code.FASTER, limit=f"fail_if_faster {written} ({origin})", seen=against(comparison))
 
 
-def decidable(found: Difference, delta: float) -> bool:
-    """True if more processes of this run may decide it: as many as at the last look, and a change by one standard deviation clearer."""
-    limit, variance, deviation = math.log1p(delta), found.variance(LOOKS[-1]), math.sqrt(found.process / found.measured)
+def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
+    """True if the upper bound that the same machine code asks for is below the limit.
+
+    Args:
+        found: the difference from the baseline.
+        delta: allowed slow-down, as a share.
+        measured: processes of this run; default: as many as it has.
+        shift: added to the difference.
+    """
+    return found.log + shift + found.variance(measured).reach(SETTLES) < math.log1p(delta)
+
+
+def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
+    """True if more processes of this run may decide it: as many as at the last look, and a change by one standard deviation clearer.
+
+    Args:
+        found: the difference from the baseline.
+        delta: allowed slow-down, as a share.
+        most: processes at the last look.
+        settles: the same machine code ran.
+    """
+    limit, variance, deviation = math.log1p(delta), found.variance(most), math.sqrt(found.process / found.measured)
+    if settles and below(found, delta, most, shift=-deviation):
+        return True
     if not _known(found) or (found.runs < ENOUGH and found.processes < ENOUGH):
         return False
     passes = found.log - deviation + variance.reach(UPPER) < limit

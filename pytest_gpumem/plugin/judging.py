@@ -152,7 +152,15 @@ def undecided(row: Row, session: GpuSession) -> bool:
     if row.measurement is None:
         return False
     history = session.history(row)
-    return repeatable(row.measurement, row.limits, row.verdict, history.measurements, history.first_measurement)
+    return repeatable(
+        row.measurement,
+        row.limits,
+        row.verdict,
+        history.measurements,
+        history.first_measurement,
+        evidence=session.evidence,
+        most=session.most_processes,
+    )
 
 
 _OPEN = Verdict(Outcome.UNDECIDED, "")

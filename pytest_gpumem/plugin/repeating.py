@@ -200,18 +200,17 @@ class DecideHooks:
         gpu, further = self._session, list[Further]()
         serial = ["-n0"] if is_controller(gpu.config) else []
         try:
-            for process in processes(gpu, serial, LOOKS[-1] - 1, self._tests, card):
+            for process in processes(gpu, serial, gpu.most_processes - 1, self._tests, card):
                 further.append(process)
                 self._fail_as(process)
                 count = len(further) + 1
-                last = count == LOOKS[-1] or time.monotonic() >= self._until
+                last = count == gpu.most_processes or time.monotonic() >= self._until
                 if last or count in LOOKS:
                     self._judge(further)
                 if last or not self._open:
                     break
-                replace_line(
-                    gpu, f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided, {self._left()} left"
-                )
+                line = f"gpumem: process {count} of at most {gpu.most_processes}: {counted(len(self._open), 'row')} undecided"
+                replace_line(gpu, f"{line}, {self._left()} left")
         except RepeatFailed as failed:
             announce(self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
 

@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, Hol
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import Family
+from pytest_gpumem.judging.screen import LOOKS, Family
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor
@@ -53,6 +53,7 @@ from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measure
 from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
+    DUET_FOLLOWS,
     EVIDENCE,
     FURTHER_PROCESS,
     FURTHER_REPORTS,
@@ -174,6 +175,11 @@ class GpuSession:
     def decides(self) -> bool:
         """True if the session measures undecided rows again at its end: until then none of them fails."""
         return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
+
+    @property
+    def most_processes(self) -> int:
+        """Processes at most in which an undecided row is measured. A duet decides more in the time that many of them take."""
+        return LOOKS[1] if DUET_FOLLOWS in os.environ else LOOKS[-1]
 
     @property
     def evidence(self) -> bool:

@@ -57,9 +57,12 @@ def pytest_command(
     return [*command, f"--benchmark-json={results}"] if results is not None else command
 
 
-def for_a_part(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off."""
-    return switch_off(environment, [*OF_A_RUN, EVIDENCE])
+def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
+    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off.
+
+    With `evidence`, it records what a launch runs.
+    """
+    return switch_off(environment, [*OF_A_RUN, *([] if evidence else [EVIDENCE])])
 
 
 def for_a_run(environment: Mapping[str, str], *, announces: bool = True) -> dict[str, str]:

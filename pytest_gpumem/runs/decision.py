@@ -32,11 +32,16 @@ class Judged:
     """Why."""
     new: bool = False
     """Base does not have it."""
+    same_code: bool = False
+    """A PASS that rests on the same machine code too."""
 
 
 def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
     """By `Row.key`, the verdicts in a duet's document (`report.to_json`)."""
-    return {one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"]) for one in document["verdicts"]}
+    return {
+        one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"], bool(one["paired"] and one["paired"]["same_code"]))
+        for one in document["verdicts"]
+    }
 
 
 @dataclass(frozen=True)
@@ -156,8 +161,9 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged |
     if rest is None:
         return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {verdict}"))
     besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
+    code = Code.SAME_CODE if judged.same_code and rest.outcome is Outcome.PASS else rest.code
     return structs.replace(
-        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=rest.code, reason=f"{verdict}{besides}; {screen}")
+        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=code, reason=f"{verdict}{besides}; {screen}")
     )
 
 
@@ -222,7 +228,7 @@ def decide(
     remarks += [f"new, base does not have it: {row.key}" for row in new]
     remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
     remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
-    if same := sum(row.verdict.code is Code.SAME_CODE for row in after):
+    if same := sum(row.verdict.code is Code.SAME_CODE for row in rows):
         remarks.append(f"{counted(same, 'row')} in doubt needed no duet: the same machine code ran in the same way")
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
         remarks.append(f"{free} of {len(after)} rows have no max_regression, so no slow-down of them is detected; see --max-regression")

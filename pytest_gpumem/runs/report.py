@@ -119,7 +119,7 @@ def _verdict(one: DuetVerdict) -> dict[str, Any]:
         low, high = (end if math.isfinite(end) else None for end in paired.bounds)
         plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "pairs": paired.pairs}
         plain["paired"] |= {"delta": paired.delta, "change": paired.change, "low": low, "high": high}
-        plain["paired"] |= {"alarm": paired.alarm, "miss": paired.miss, "gross": paired.gross}
+        plain["paired"] |= {"alarm": paired.alarm, "miss": paired.miss, "gross": paired.gross, "same_code": paired.same_code}
     return plain
 
 

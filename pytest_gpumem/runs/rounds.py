@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import same_code
 from pytest_gpumem.judging.paired import Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
@@ -99,6 +101,8 @@ class Jury:
     """Verdicts, and why a measurement gets none."""
     pairs: dict[str, list[float]] = field(default_factory=dict)
     """Log-ratios of each measurement so far."""
+    ran: dict[str, list[Measurement]] = field(default_factory=dict)
+    """The first measurement, while all others ran the same machine code in the same way; else nothing."""
 
     @property
     def open(self) -> list[str]:
@@ -113,13 +117,20 @@ class Jury:
                 self.found[key] = pair
             else:
                 self.pairs.setdefault(key, []).append(pair)
+                self._compare(key, sides)
         for key, paired in self.judged().items():
             if paired.outcome is not None:
                 self.found.setdefault(key, paired)
 
+    def _compare(self, key: str, sides: Mapping[str, Process]) -> None:
+        pair = [row.measurement for process in sides.values() for row in process.rows if row.key == key and row.measurement is not None]
+        known = self.ran.setdefault(key, pair[:1])
+        self.ran[key] = known if known and all(same_code(one, known) for one in pair) else []
+
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
-        return judge_pairs({key: self.pairs.get(key, []) for key in self.family}, self.deltas)
+        same = [key for key, known in self.ran.items() if known]
+        return judge_pairs({key: self.pairs.get(key, []) for key in self.family}, self.deltas, same)
 
 
 class Duet:

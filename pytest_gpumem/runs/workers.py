@@ -119,9 +119,9 @@ def accepted(arguments: Sequence[str]) -> list[str]:
     return left
 
 
-def environment_of(side: Side, other: Side, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_of(side: Side, other: Side, environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
     """Variables of a process that measures one of two sides: it is no run of its own, and sees nothing of the other side."""
-    own = for_a_part({name: value for name, value in environment.items() if not name.startswith("GIT_")})
+    own = for_a_part({name: value for name, value in environment.items() if not name.startswith("GIT_")}, evidence=evidence)
     path = moved_path(environment, side, other.root)
     return own if path is None else own | {"PYTHONPATH": path}
 
@@ -137,18 +137,21 @@ class Workers:
         environment: Mapping[str, str],
         *,
         ahead: int,
+        evidence: bool = False,
     ) -> None:
         """Nothing is started yet.
 
         Args:
             files: further test files to collect, on each side that has them.
             ahead: processes that get ready while one measures.
+            evidence: the processes record what a launch runs.
         """
         self._sides = sides
         self._arguments = tuple(arguments)
         self._files = tuple(files)
         self._environment = environment
         self._ahead = ahead
+        self._evidence = evidence
         self._waiting: deque[_Worker] = deque()
         self._stack = contextlib.ExitStack()
         self._folder = held_folder(self._stack)
@@ -200,7 +203,7 @@ class Workers:
     def _worker(self, turn: Turn) -> _Worker:
         side = self._sides[turn.side]
         other = next(one for name, one in self._sides.items() if name != turn.side)
-        environment = environment_of(side, other, self._environment)
+        environment = environment_of(side, other, self._environment, evidence=self._evidence)
         # -x would end a process at the first test that fails.
         arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
         arguments += [f"--gpumem-baseline={self._nothing}"]

@@ -14,6 +14,7 @@ import pytest
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.runs.child import for_a_part
+from pytest_gpumem.settings import DUET_FOLLOWS
 
 Run = Callable[..., pytest.RunResult]
 
@@ -123,6 +124,13 @@ def test_an_undecided_row_passes_by_further_processes(pytester: pytest.Pytester,
     (new,) = (path for path in pytester.path.glob(".benchmarks/*/gpumem/*") if str(path.relative_to(pytester.path)) not in STORED)
     stored = {row["nodeid"]: row["measurement"] for row in json.loads(new.read_text())["content"]["rows"]}
     assert {name: len(one.get("further", ())) for name, one in stored.items()} == {"test_a.py::test_copy": 2, "test_a.py::test_other": 0}
+
+
+def test_a_row_that_takes_many_processes_is_left_to_the_duet_that_follows(pytester: pytest.Pytester, run: Run) -> None:
+    assert run(LIMIT="0.5%").ret == pytest.ExitCode.OK
+    assert times(pytester.path)["copy"] > 3
+    assert run(LIMIT="0.5%", **{DUET_FOLLOWS: "1"}).ret == pytest.ExitCode.OK
+    assert times(pytester.path)["copy"] <= 3
 
 
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])

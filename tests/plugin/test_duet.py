@@ -326,6 +326,16 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     assert done.stdout.splitlines()[-1] == "gpumem gate: red: 2 of 3 rows fail"
 
 
+def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Project) -> None:
+    project.write("test_it.py", "# another comment\n" + TESTS)
+    command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
+    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
+    assert [(one["paired"]["pairs"], one["paired"]["same_code"]) for one in played["verdicts"]] == [(5, True)] * 2
+    assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
+
+
 def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(project: Project) -> None:
     command = [*COMMAND[:-1], "gate", "main", "--screen-only", "--max-regression", "5%", "--", "-q", "--gpumem-baseline=basline", *QUICKLY]
     done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)

@@ -25,6 +25,11 @@ def duet(more: float, outcome: str, wall: float) -> dict[str, Any]:
     return {"more": more, "exit": 0, "wall": wall, "outcome": outcome, "pairs": 9, "change": more / 100}
 
 
+def gated(changes: str, wall: float, pairs: dict[str, Any] | None = None, *, code: int = 0) -> dict[str, Any]:
+    played = {"seconds": 5.0, "processes": 16, "pairs": pairs} if pairs else None
+    return {**run(row(), wall=wall, code=code), "changes": changes, "duet": played}
+
+
 def record() -> dict[str, Any]:
     """Every target met, some of them only just."""
     unchanged = [row(), row(key=TRIAD, processes=3)] * 4 + [row(), row("UNDECIDED", key=TRIAD, processes=12)]
@@ -35,7 +40,11 @@ def record() -> dict[str, Any]:
         "gross": [run(row("FAIL", 0.49), more=50.0, code=1, again=15.0)],
         "five": [run(row("PASS", 0.031), more=3.2), run(row("FAIL", 0.068), more=7.0, code=1)],
         "duet": [duet(0.0, "PASS", 20.0), duet(1.5, "FAIL", 31.0)],
-        "gate": [run(row(), wall=24.0)],
+        "gate": [
+            gated("comment", 24.0),
+            gated("kernel", 18.0, {PLANTED: ["PASS", 8]}),
+            gated("wait", 90.0, {PLANTED: ["FAIL", 11]}, code=1),
+        ],
     }
     return {
         "kind": "limit_proof",
@@ -82,7 +91,11 @@ def test_a_record_that_meets_its_targets_just() -> None:
          ["duet: unchanged: 20 s or less", "duet: +1.5 % at 1 %: FAIL"]),
         ("duet", [duet(0.0, "PASS", 20.0), {"error": f"git ended\n{'last words ' * 20}"}],
          ["duet: runs to its end", "duet: +1.5 % at 1 %: FAIL"]),
-        ("gate", [run(row(), wall=24.1, code=1)], ["gate: unchanged at 1 %: exit 0", "gate: 2 plain runs or less"]),
+        ("gate", [gated("comment", 24.1, code=1)],
+         ["gate: one comment changed: exit 0", "gate: one comment: 2 plain runs or less"]),
+        ("gate", [run(row(), wall=24.1)], ["gate: one comment: 2 plain runs or less"]),
+        ("gate", [gated("kernel", 18.1), gated("wait", 18.0)],
+         ["gate: one kernel: 1.5 plain runs or less", "gate: one wait changed: exit 1"]),
     ],
 )  # fmt: skip
 def test_a_missed_target_is_named(part: str, entries: list[dict[str, Any]], expected: list[str]) -> None:
@@ -104,7 +117,7 @@ def test_a_part_that_was_not_run_is_no_missed_target() -> None:
 def test_a_gate_without_a_plain_run_beside_it_shows_nothing() -> None:
     changed = record()
     del changed["parts"]["unchanged"]
-    assert missed(changed) == ["gate: 2 plain runs or less"]
+    assert missed(changed) == ["gate: one comment: 2 plain runs or less", "gate: one kernel: 1.5 plain runs or less"]
 
 
 def test_the_project_has_fifteen_tests() -> None:

@@ -37,7 +37,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...]) -> gate.Screened:
+        def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
+            assert duet_follows == ("--screen-only" not in arguments)
             assert not any((output / name).exists() for name in gate.FILES)
             (output / gate.OUTPUTS["code_quality"]).write_text(
                 code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows})
@@ -53,7 +54,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
             (tmp_path / "calls.json").write_text(json.dumps(given))
             verdicts = [
-                {"key": key, "outcome": outcome, "sentence": "so the duet", "new_in_head": outcome is None} for key, outcome in duet.items()
+                {"key": key, "outcome": outcome, "sentence": "so the duet", "new_in_head": outcome is None, "paired": None}
+                for key, outcome in duet.items()
             ]
             file.write_text(json.dumps({"verdicts": verdicts}))
             return 1 if "FAIL" in duet.values() else 0
@@ -153,7 +155,7 @@ def test_nothing_measured():
     (tmp_path / "out").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
     monkeypatch.setenv("GPUMEM_SAVE", "1")
-    screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"])
+    screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"], duet_follows=True)
     assert screened.document is not None
     wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
     errors = {row.nodeid for row in screened.document.rows if row.test_error is True}

@@ -10,6 +10,7 @@ from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.what_ran import what_ran
 
 
 def rows(measurement: Measurement | None) -> dict[str, Row]:
@@ -51,3 +52,14 @@ def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any)
     assert [note.partition(" of ")[0] for note in result.notes] == ["process 1", "process 2", "process 3"]
     # Where all are spoilt, this process's conditions say so.
     assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions
+
+
+def test_the_way_in_which_most_processes_measured_is_the_rows(bench: Any) -> None:
+    """A process that an accident left to the host's clock must not become the baseline."""
+    most: Measurement = bench.measurement(101e-6)
+    ran = what_ran([], {})
+    own = replace(bench.measurement(120e-6), sampler="host", what_ran=ran)
+    result = merged(own, "t.py::test_a", [rows(most), rows(most)])
+    assert (result.sampler, result.further, result.what_ran) == (most.sampler, (most.repeat,), ran)
+    assert result.notes == ("process 1 of 3 is left out: it measured triad, host, clean-cold",)
+    assert merged(own, "t.py::test_a", [rows(most)]).sampler == "host"

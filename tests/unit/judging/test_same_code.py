@@ -18,12 +18,12 @@ OTHER = what_ran([Step(StepKind.KERNEL, "triad", code="0ther", block=(256, 1, 1)
 UNWATCHED = what_ran([Step(StepKind.KERNEL, "triad", stream=0)], {}, not_watched="its module was loaded before")
 LIMITS = Limits(max_regression="1%", origin={"max_regression": "marker"})
 CLOCKS = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9)
-NOISY = {"spread": 0.02, "conditions": (CLOCKS, CLOCKS), "what_ran": RAN}
+NOISY = {"spread": 0.002, "conditions": (CLOCKS, CLOCKS), "what_ran": RAN}
 
 
-def noisy(bench: Any, latency: float = 268e-6, **changes: Any) -> tuple[Measurement, list[Measurement]]:
+def noisy(bench: Any, latency: float = 268e-6, noise: float = 1.0, **changes: Any) -> tuple[Measurement, list[Measurement]]:
     """A run and a baseline of runs that are too noisy for a limit of 1 %."""
-    past = [bench.run(268e-6 * factor, day=day, **NOISY) for day, factor in enumerate((0.985, 1.0, 1.015, 1.0))]
+    past = [bench.run(268e-6 * (1 + noise * by), day=day, **NOISY) for day, by in enumerate((-0.004, 0.0, 0.004, 0.0))]
     return bench.run(latency, day=9, **{**NOISY, **changes}), past
 
 
@@ -73,6 +73,15 @@ def test_a_row_that_looks_slower_is_never_settled(bench: Any, endless: DeviceFac
     for slower in (1.008, 1.02, 1.05, 1.2):
         now, past = noisy(bench, 268e-6 * slower)
         assert judge(now, LIMITS, endless, past, strict=False).code is not Code.SAME_CODE
+
+
+def test_noise_that_would_hide_a_slow_down_of_the_limit_leaves_the_doubt(bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench, noise=3.0)
+    verdict = judge(now, LIMITS, endless, past, strict=False)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+    # A faster run leaves more room.
+    now, past = noisy(bench, 268e-6 * 0.985, noise=3.0)
+    assert judge(now, LIMITS, endless, past, strict=False).code is Code.SAME_CODE
 
 
 @pytest.mark.parametrize("sampler", ["host", "plain"])

@@ -237,6 +237,10 @@ def test_what_is_decided_or_cannot_be_compared_is_not_measured_again(bench: Any,
     assert not repeatable(now, limited(), passed, history)
     other = [replace(one, sampler="blocked") for one in history]
     assert not repeatable(now, limited(), judge(now, limited(), endless, other, strict=False), other)
+    by_host = [replace(one, sampler="host") for one in history]
+    by_accident = judge(now, limited(), endless, by_host, strict=False)
+    assert repeatable(now, limited(), by_accident, by_host)
+    assert not repeatable(replace(now, further=(now.repeat,) * 2), limited(), by_accident, by_host)
     disturbed = replace(passed, outcome=UNDECIDED, code=Code.CONDITIONS)
     assert repeatable(now, limited(), disturbed, history)
     assert not repeatable(replace(now, profiled=True), limited(), disturbed, history)

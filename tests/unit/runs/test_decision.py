@@ -288,10 +288,16 @@ def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: 
 
 def test_what_a_duets_document_says() -> None:
     verdicts = [
-        {"key": name, "outcome": outcome, "sentence": "own", "new_in_head": outcome is None}
-        for name, outcome in (("a", "PASS"), ("b", None))
+        {"key": name, "outcome": outcome, "sentence": "own", "new_in_head": outcome is None, "paired": paired}
+        for name, outcome, paired in (("a", "PASS", {"same_code": False}), ("b", None, None), ("c", "PASS", {"same_code": True}))
     ]
-    assert judged({"verdicts": verdicts}) == {"a": Judged("PASS", "own"), "b": Judged(None, "own", new=True)}
+    new, settled = Judged(None, "own", new=True), Judged("PASS", "own", same_code=True)
+    assert judged({"verdicts": verdicts}) == {"a": Judged("PASS", "own"), "b": new, "c": settled}
+
+
+def test_a_pass_of_the_duet_by_the_same_code_says_so() -> None:
+    (after,) = decided(row(Code.NOISY), a=Judged("PASS", "own", same_code=True)).rows
+    assert (after.verdict.outcome, after.verdict.code) == (Outcome.PASS, Code.SAME_CODE)
 
 
 def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:

@@ -15,6 +15,7 @@ from processes import SETTINGS, Answer, Players, process, row, sides
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.runs import DuetError, report
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import Wanted
@@ -76,6 +77,40 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert slow.head_latency == pytest.approx(25.5e-6, rel=0.01)
     # Before the last process: of the pair that is then complete nothing is open.
     assert (told[-1].rounds, told[-1].last, told[-1].open, told[-1].at_most) == (10, 96, 1, 2 * (96 - 11))
+
+
+CLOCKS = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.6e9)
+
+
+def ran(code: str) -> WhatRan:
+    return what_ran([Step(StepKind.KERNEL, "triad", code=code)], {})
+
+
+@pytest.mark.parametrize(
+    ("slower", "head", "outcome", "pairs", "settled"),
+    [
+        (0.0, {}, Outcome.PASS, 5, True),
+        (0.0, {"what_ran": ran("b")}, Outcome.PASS, 8, False),
+        (0.0, {"what_ran": None}, Outcome.PASS, 8, False),
+        (0.0, {"conditions": (structs.replace(CLOCKS, sm_clock_hz=1.5e9),) * 2}, Outcome.PASS, 8, False),
+        (0.0, {"what_ran": ran("b"), "from_round": 5}, Outcome.PASS, 8, False),
+        (0.02, {}, Outcome.FAIL, 11, False),  # whatever ran
+    ],
+)
+def test_the_same_machine_code_on_both_sides_needs_fewer_pairs(
+    tmp_path: Path, slower: float, head: dict[str, Any], outcome: Outcome, pairs: int, settled: bool
+) -> None:
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        given = {"what_ran": ran("a"), "conditions": (CLOCKS, CLOCKS)}
+        changes = dict(head)
+        if turn.side == HEAD and turn.round >= changes.pop("from_round", 1):
+            given |= changes
+        return [row(A, NOISE(turn, 1, slower), **given)]
+
+    (verdict,) = play(tmp_path, answer).verdicts
+    assert verdict.paired is not None
+    assert (verdict.outcome, verdict.paired.pairs, verdict.paired.same_code) == (outcome, pairs, settled)
+    assert ("the same machine code ran" in verdict.sentence) == settled
 
 
 def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tmp_path: Path) -> None:
