@@ -74,22 +74,11 @@ def _bare(device: Device, stream: Stream, work: Work) -> tuple[Callable[[], obje
     """What launches a work, and what waits for it, with as little Python around the driver's calls as can be: the clock counts it."""
     if device.facts.simulated or not isinstance(work, _Kernel):
         return work, partial(device.streams.synchronize, stream)
-    import numpy as np
-    from cuda.bindings import driver
     from cupy.cuda import runtime
 
     ready: Any = device.kernels.prepared(work.launched)  # type: ignore[attr-defined]
-    # Packed once: CuPy's launch packs the arguments at every call.
-    values = [np.array([argument]) for argument in ready.arguments]
-    pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
-    (blocks,), (threads,) = ready.grid, ready.block
-    arguments = (driver.CUfunction(ready.function.ptr), blocks, 1, 1, threads, 1, 1, ready.shared_bytes, driver.CUstream(stream.handle))
-    (refused,) = driver.cuLaunchKernel(*arguments, pointers.ctypes.data, 0)
-    if refused != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"launching {work.launched.kernel.name}: {refused.name}")
-    # The driver reads `values` through `pointers`; the list lives as long as what launches.
-    launch = partial(driver.cuLaunchKernel, *arguments, pointers.ctypes.data, 0)
-    work.packed = (values, pointers)
+    launch = partial(ready.call.queue, stream)
+    launch()
     return launch, partial(runtime.streamSynchronize, stream.handle)
 
 
@@ -113,9 +102,6 @@ def by_events(device: Device, stream: Stream, works: dict[str, Work], times: int
 
 class _Kernel:
     """A kernel with its arguments: checked once, launched often."""
-
-    packed: object = None
-    """What a bare launch points to."""
 
     def __init__(self, conductor: Conductor, arena: Arena, bound: BoundKernel, *arguments: Any) -> None:
         target = conductor.target(bound, arguments, {}, arena=arena)

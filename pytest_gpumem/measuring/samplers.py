@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -91,21 +92,25 @@ HOLD_TIMEOUT = 0.5
 """Seconds after which a hold expires: work that waits for the device would otherwise never return."""
 
 
-@contextmanager
-def held(device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> Iterator[None]:
+class held:  # noqa: N801 - a context manager; not a generator, which takes longer: samples repeat it
     """Hold `stream` while the block queues work on it, then release it; for `timeout` seconds at most.
 
     The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises, only its own error counts.
     """
-    hold = device.streams.hold(stream, timeout)
-    try:
-        yield
-    except BaseException:
-        hold.release()
-        with suppress(DeviceError):
-            device.streams.synchronize(stream)
-        raise
-    hold.release()
+
+    __slots__ = ("_device", "_hold", "_stream", "_timeout")
+
+    def __init__(self, device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> None:
+        self._device, self._stream, self._timeout = device, stream, timeout
+
+    def __enter__(self) -> None:
+        self._hold = self._device.streams.hold(self._stream, self._timeout)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._hold.release()
+        if kind is not None:
+            with suppress(DeviceError):
+                self._device.streams.synchronize(self._stream)
 
 
 class BlockedSampler:

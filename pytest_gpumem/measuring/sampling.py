@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +108,7 @@ class Sampling:
     @property
     def medians(self) -> list[float]:
         """Median of each placement in seconds."""
-        return [float(np.median(p)) for p in self.placements]
+        return [statistics.median(p) for p in self.placements]
 
     @property
     def half_width(self) -> float | None:
@@ -139,7 +140,7 @@ class Sampling:
                     break
                 self._fill(wanted, cost, begun, budget)
                 spent = self._device.now() - begun
-                seen = [float(np.median(p)) for p in (*self.placements, *self._throttled)]
+                seen = [statistics.median(p) for p in (*self.placements, *self._throttled)]
                 if not go_on(self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget):
                     break
         if not self.placements:

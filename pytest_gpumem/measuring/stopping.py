@@ -32,11 +32,16 @@ SPREAD_SHARE = 0.25
 """Standard error of one placement's median over the standard deviation between placements, below which more samples do not help."""
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample. `statistics.stdev` computes in fractions: thirty values take a third of a millisecond."""
+    return float(np.std(values, ddof=1))
+
+
 def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | None:
     """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer than two."""
     if len(medians) < 2:
         return None
-    return _student(len(medians) - 1, confidence) * statistics.stdev(medians) / math.sqrt(len(medians))
+    return _student(len(medians) - 1, confidence) * deviation(medians) / math.sqrt(len(medians))
 
 
 @functools.cache
@@ -110,7 +115,7 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
     medians, noise = [statistics.median(samples) for samples in placements], sampling_error(placements)
     if len(medians) < 2:
         return 1.96 * noise <= wanted * medians[0]
-    return precise(medians, wanted) or noise <= NEGLIGIBLE * statistics.stdev(medians) / math.sqrt(len(medians))
+    return precise(medians, wanted) or noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
 
 
 def affordable(cost: float, budget: float) -> int:
@@ -150,7 +155,7 @@ def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted
     middle = statistics.median(samples)
     if len(samples) < FEW_IN_TURN or middle < SHORT:
         return False
-    spread = statistics.stdev(medians) if len(medians) > 2 else 0.0
+    spread = deviation(medians) if len(medians) > 2 else 0.0
     return sampling_error([samples]) <= max(NEGLIGIBLE * wanted * middle * math.sqrt(placements), SPREAD_SHARE * spread)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
+import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda.compiler import CompileException, compile_using_nvrtc
 from cupy.cuda.function import Module
@@ -12,6 +14,7 @@ from cupy.cuda.function import Module
 from pytest_gpumem.devices.cuda.ahead_of_time import first_error
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, translated
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
@@ -19,6 +22,47 @@ from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 _OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
 """As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
 _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
+
+
+class KernelCall:
+    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call.
+
+    CuPy's launch packs the arguments anew each time, which takes longer than the driver itself.
+    """
+
+    __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
+
+    def __init__(self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str) -> None:
+        """`function` is CuPy's, `arguments` are NumPy scalars of the kernel's own types, and `doing` is for the text of an error."""
+        values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
+        for value, argument in zip(values, arguments, strict=True):
+            value.view(np.uint8)[: argument.nbytes] = np.frombuffer(argument.tobytes(), dtype=np.uint8)
+        # The driver reads each argument through a pointer, and is done with both before a call returns.
+        pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
+        self._kept = (function, values, pointers)
+        self._address = int(pointers.ctypes.data)
+        self._function = D.CUfunction(function.ptr)
+        self._blocks, self._threads, self._shared_bytes = shape.blocks, shape.threads, shape.shared_bytes
+        self._doing = doing
+
+    def queue(self, stream: CudaStream) -> None:
+        """Queue it. Raises `DeviceError`: the driver refuses."""
+        result = D.cuLaunchKernel(
+            self._function, self._blocks, 1, 1, self._threads, 1, 1, self._shared_bytes, stream.driver, self._address, 0
+        )
+        if int(result[0]):
+            check_driver(result, self._doing)
+
+    def queue_with(self, stream: CudaStream, attribute: Any) -> None:
+        """Queue it with one attribute of a launch. Raises `DeviceError`: the driver refuses."""
+        config = D.CUlaunchConfig()
+        config.gridDimX, config.blockDimX = self._blocks, self._threads
+        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.sharedMemBytes = self._shared_bytes
+        config.hStream = stream.driver
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        check_driver(D.cuLaunchKernelEx(config, self._function, self._address, 0), f"{self._doing} with a window")
 
 
 class Compiler:

@@ -6,17 +6,14 @@ import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_window
-from pytest_gpumem.devices.cuda.compiler import Compiler
+from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import copy
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, failure
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
@@ -25,15 +22,10 @@ from pytest_gpumem.kernels.kernel import Kernel, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """All that a launch needs besides its stream."""
 
-    function: Any
-    grid: tuple[int]
-    block: tuple[int]
-    arguments: tuple[Any, ...]
-    shared_bytes: int
+    call: KernelCall
     memory: tuple[Allocation, ...]
 
     def queue(self, stream: CudaStream, window: WindowSpec | None = None) -> None:
@@ -42,25 +34,9 @@ class Prepared:
             if allocation.freed:
                 raise DeviceError(f"a launch needs {allocation.kind.value} memory that is freed")
         if window is None:
-            self.function(self.grid, self.block, self.arguments, shared_mem=self.shared_bytes, stream=stream.cupy)
+            self.call.queue(stream)
         else:
-            self._queue_with(stream, window)
-
-    def _queue_with(self, stream: CudaStream, window: WindowSpec) -> None:
-        """A launch with an attribute, which CuPy's launch does not take."""
-        config = D.CUlaunchConfig()
-        (config.gridDimX,), (config.blockDimX,) = self.grid, self.block
-        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = self.shared_bytes
-        config.hStream = D.CUstream(stream.handle)
-        config.attrs = [launch_attribute(window)]
-        config.numAttrs = 1
-        # The driver reads each argument through a pointer, and is done with both before the call returns.
-        values = [np.array([argument]) for argument in self.arguments]
-        pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
-        check_driver(
-            D.cuLaunchKernelEx(config, D.CUfunction(self.function.ptr), pointers.ctypes.data, 0), "launching a kernel with a window"
-        )
+            self.call.queue_with(stream, launch_attribute(window))
 
 
 class CudaKernels:
@@ -85,11 +61,7 @@ class CudaKernels:
         if launch.kernel.source is None:
             copy(*copied(launch), stream)
             return
-        prepared = self.prepared(launch)
-        try:  # not `translated`: samples repeat it
-            prepared.queue(cast(CudaStream, stream), window)
-        except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), f"launching kernel {launch.kernel.name!r}") from error
+        self.prepared(launch).queue(cast(CudaStream, stream), window)
 
     @contextmanager
     def current_stream(self, stream: Stream) -> Iterator[None]:
@@ -122,14 +94,8 @@ class CudaKernels:
             return found[1]
         shape = launch.shape
         function = self._compiler.function(launch.kernel, element_type(launch), shape)
-        prepared = Prepared(
-            function,
-            (shape.blocks,),
-            (shape.threads,),
-            packed_arguments(launch),
-            shape.shared_bytes,
-            tuple(launch.arrays.values()),
-        )
+        call = KernelCall(function, shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
+        prepared = Prepared(call, tuple(launch.arrays.values()))
         self._prepared[key] = (weakref.ref(launch, functools.partial(self._forget, key)), prepared)
         return prepared
 

@@ -16,12 +16,13 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler
+from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Streams, Unsupported
+from pytest_gpumem.kernels.kernel import LaunchShape
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
 SOURCE = r"""
@@ -74,6 +75,8 @@ class Holds:
         self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
+        self._calls: dict[tuple[int, float], KernelCall] = {}
+        """By flag and time-out."""
 
     def hold(self, stream: CudaStream, timeout: float) -> CudaHold:
         """Make `stream` wait. Raises `DeviceError` with all flags in use."""
@@ -84,12 +87,11 @@ class Holds:
         words[:2] = 0
         hold = CudaHold(words, slot, stream, timeout)
         try:
-            self._function(
-                (1,),
-                (1,),
-                (np.uint64(self._memory.address + slot * _SLOT_WORDS * 4), np.uint64(round(timeout * 1e9))),
-                stream=stream.cupy,
-            )
+            call = self._calls.get((slot, timeout))
+            if call is None:
+                arguments = (np.uint64(self._memory.address + slot * _SLOT_WORDS * 4), np.uint64(round(timeout * 1e9)))
+                call = self._calls[slot, timeout] = KernelCall(self._function, LaunchShape(1, 1), arguments, "holding a stream")
+            call.queue(stream)
         except BaseException:
             self._free.append(slot)
             raise
@@ -100,13 +102,17 @@ class Holds:
         """After `stream` (or, with None, the device) was synchronized: give flags back. Raises `HoldExpired` if one timed out."""
         if not self._pending:
             return
-        done = [h for h in self._pending if stream is None or h.stream is stream]
-        self._pending = [h for h in self._pending if h not in done]
-        self._free.extend(h.slot for h in done)
-        expired = [h for h in done if int(h.words[1]) == _EXPIRED]
-        if expired:
+        pending, self._pending, expired = self._pending, [], None
+        for hold in pending:
+            if stream is not None and hold.stream is not stream:
+                self._pending.append(hold)
+                continue
+            self._free.append(hold.slot)
+            if expired is None and hold.words[1] == _EXPIRED:
+                expired = hold
+        if expired is not None:
             raise HoldExpired(
-                f"the stream was held for {expired[0].timeout:g} s and not released: what was queued behind it waited for the device"
+                f"the stream was held for {expired.timeout:g} s and not released: what was queued behind it waited for the device"
             )
 
     def release_all(self) -> None:
@@ -150,17 +156,21 @@ class CudaStreams:
             raise failure(error.status, str(error), "recording an event") from error
 
     def elapsed(self, start: Event, end: Event) -> float:
-        with translated("reading the time between two events"):
+        try:  # not `translated`: samples repeat it
             milliseconds = float(runtime.eventElapsedTime(cast(CudaEvent, start).handle, cast(CudaEvent, end).handle))
+        except CUPY_ERRORS as error:
+            raise failure(error.status, str(error), "reading the time between two events") from error
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.
         return round(milliseconds * 1e-3, 12)
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        with translated("waiting for the device" if stream is None else "waiting for a stream"):
+        try:  # not `translated`: samples repeat it
             if stream is None:
                 runtime.deviceSynchronize()
             else:
                 runtime.streamSynchronize(stream.handle)
+        except CUPY_ERRORS as error:
+            raise failure(error.status, str(error), f"waiting for {'the device' if stream is None else 'a stream'}") from error
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
 
@@ -174,10 +184,9 @@ class CudaStreams:
             raise failure(error.status, str(error), "making a stream wait for another") from error
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        with translated("holding a stream"):
-            if self._holds is None:
-                self._holds = Holds(self._compiler.private(SOURCE, "gpumem_hold"), self._memory)
-            return self._holds.hold(cast(CudaStream, stream), timeout)
+        if self._holds is None:
+            self._holds = Holds(self._compiler.private(SOURCE, "gpumem_hold"), self._memory)
+        return self._holds.hold(cast(CudaStream, stream), timeout)
 
     def close(self) -> None:
         """Release every held stream."""

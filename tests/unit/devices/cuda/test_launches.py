@@ -89,16 +89,37 @@ def test_memory_that_the_device_cannot_see_is_refused() -> None:
 class FakeCompiler:
     def __init__(self) -> None:
         self.compiled: list[tuple[str, str]] = []
-        self.launched: list[tuple[Any, ...]] = []
 
     def function(self, of: Kernel, dtype: str, shape: LaunchShape) -> Any:
         self.compiled.append((of.name, dtype))
-        return lambda grid, block, arguments, *, shared_mem, stream: self.launched.append((grid, block, arguments, shared_mem))
+        return SimpleNamespace(ptr=0x1234)
 
 
 class FakeStream:
-    cupy = None
-    handle = 0x55
+    driver = D.CUstream(0x55)
+
+
+ARGUMENTS = [a.tobytes() for a in (np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5))]
+
+
+def contents(parameters: int) -> list[bytes]:
+    """What a kernel would read as its arguments."""
+    pointers = np.frombuffer(ctypes.string_at(parameters, 4 * 8), np.uint64)
+    return [ctypes.string_at(int(pointer), size) for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plain launches that the driver is asked for: function, grid and block, shared bytes, stream, arguments."""
+    seen = list[Any]()
+
+    def launch(function: Any, *rest: Any) -> Any:
+        *shape, shared, stream, parameters, _ = rest
+        seen.append((int(function), shape, shared, int(stream), contents(parameters)))
+        return (D.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(D, "cuLaunchKernel", launch)
+    return seen
 
 
 def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,47 +127,41 @@ def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch:
 
     def launched(config: Any, function: Any, parameters: int, extra: int) -> Any:
         shape = (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ)
-        pointers = np.frombuffer(ctypes.string_at(parameters, 4 * 8), np.uint64)
-        contents = [ctypes.string_at(int(pointer), size) for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)]
         (attribute,) = config.attrs
-        seen.append(
-            (shape, config.sharedMemBytes, int(config.hStream), int(function), config.numAttrs, unpacked(attribute.value), contents)
-        )
+        stream, found = int(config.hStream), unpacked(attribute.value)
+        seen.append((shape, config.sharedMemBytes, stream, int(function), config.numAttrs, found, contents(parameters)))
         return (D.CUresult.CUDA_SUCCESS,)
 
     monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
-    compiler = FakeCompiler()
-    monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
-    CudaKernels(0, H100, compiler).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
-    arguments = [np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5)]
-    assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, [a.tobytes() for a in arguments])]
+    CudaKernels(0, H100, FakeCompiler()).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
+    assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, ARGUMENTS)]
 
 
-def test_a_launch_with_a_window_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
+@pytest.mark.parametrize(("window", "what"), [(WindowSpec(4096, 4096, 1.0), " with a window"), (None, "")])
+def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, window: WindowSpec | None, what: str) -> None:
+    for name in ("cuLaunchKernel", "cuLaunchKernelEx"):
+        monkeypatch.setattr(D, name, lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
     monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
     monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
-    compiler = FakeCompiler()
-    monkeypatch.setattr(compiler, "function", lambda *_: SimpleNamespace(ptr=0x1234))
-    prepared = CudaKernels(0, H100, compiler).prepared(launch(kernel()))  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match="launching a kernel with a window: CUDA_ERROR_INVALID_VALUE: invalid argument"):
-        prepared.queue(FakeStream(), WindowSpec(4096, 4096, 1.0))  # type: ignore[arg-type]
+    prepared = CudaKernels(0, H100, FakeCompiler()).prepared(launch(kernel()))  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match=f"^launching kernel 'scaled'{what}: CUDA_ERROR_INVALID_VALUE: invalid argument"):
+        prepared.queue(FakeStream(), window)  # type: ignore[arg-type]
 
 
-def test_a_launch_is_prepared_once_and_forgotten_with_it() -> None:
+def test_a_launch_is_prepared_once_and_forgotten_with_it(launched: list[Any]) -> None:
     compiler = FakeCompiler()
     launches = CudaKernels(0, H100, compiler)  # type: ignore[arg-type]
     one = launch(kernel())
     for _ in range(3):
         launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
     assert compiler.compiled == [("scaled", "f4")]
-    assert [c[:2] for c in compiler.launched] == [((4,), (128,))] * 3
+    assert launched == [(0x1234, [4, 1, 1, 128, 1, 1], 0, 0x55, ARGUMENTS)] * 3
     del one
     gc.collect()
     assert launches._prepared == {}
 
 
-def test_freed_memory_is_noticed_at_every_launch() -> None:
+def test_freed_memory_is_noticed_at_every_launch(launched: list[Any]) -> None:
     launches = CudaKernels(0, H100, FakeCompiler())  # type: ignore[arg-type]
     one = launch(kernel())
     launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
