@@ -321,7 +321,7 @@ def _placements_lines(cases: list[Record]) -> Iterator[str]:
     yield "set-aside: the least number of granules that holds the table (+0), one more (+1), two more (+2)"
     yield ""
     names = list(dict.fromkeys(name for one in cases for name in one["found"]))
-    yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>16}" for name in names)
+    yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>20}" for name in names)
     group = ""
     for one in cases:
         kernel, _, size = name_of(one).rpartition(", ")
@@ -333,7 +333,7 @@ def _placements_lines(cases: list[Record]) -> Iterator[str]:
         cells = {
             name: f"{statistics.fmean(us):.1f} {100 * statistics.stdev(us) / statistics.fmean(us):>5.2f}" for name, us in figures.items()
         }
-        yield f"{size:>8}{one['granules']:>9}" + "".join(f"{cells.get(name, ''):>16}" for name in names)
+        yield f"{size:>8}{one['granules']:>9}" + "".join(f"{cells.get(name, ''):>20}" for name in names).rstrip()
 
 
 def _medians_line(one: Record) -> str:

@@ -271,6 +271,7 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     if asked := placements_case.get("set_aside"):
         named["ratio 1"] = options(Setting(asked, 1.0))
         named["fitted"] = options(Setting(asked, fit_hit_ratio(asked, window.nbytes)))
+        named["fitted, else normal"] = {**named["fitted"], "miss": "normal"}
     for more in () if asked else GRANULES:
         set_aside = (-(-window.nbytes // step) + more) * step
         if set_aside <= facts.persisting_l2_max_bytes:
