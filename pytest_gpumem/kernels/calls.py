@@ -58,6 +58,7 @@ def touch(
     nearby: bool = False,
     onward: bool = False,
     through_l1: bool = False,
+    wrapping: bool = False,
 ) -> Access:
     """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once)."""
     array = call.arrays[name]
@@ -73,6 +74,7 @@ def touch(
         nearby=nearby,
         onward=onward,
         through_l1=through_l1,
+        wrapping=wrapping,
     )
 
 

@@ -89,7 +89,10 @@ class Access:
     onward: bool = False
     """A launch touches other lines than the launches before, until it has been through the whole array."""
     through_l1: bool = False
-    """Repeated loads find their lines in L1 while the whole array fits into it; all others are modelled as going to L2."""
+    """Repeated loads of a pointer chase find their lines in L1 while the whole array fits into it."""
+    wrapping: bool = False
+    """The threads of a grid-stride loop read element i modulo the array's size: those of a block may come to the same few again and again,
+    and find them in L1. All other loads are modelled as going to L2."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Cost:
 
 COSTS = {
     "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
-    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=4e-6, first=120e-6),
+    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=4e-6, first=98e-6),
     "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=4e-6, first=120e-6, keeps=True),
     "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=1.5e-6, first=120e-6, keeps=True),
     "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
@@ -179,7 +179,10 @@ class SimulatedMemory:
 
     def _locking(self, nbytes: int, kind: MemoryKind) -> float:
         """Seconds for locking pages: the system goes through them one by one."""
-        return nbytes / self._machine.sheet.host_bandwidth if kind.locked else 0.0
+        if not kind.locked:
+            return 0.0
+        sheet = self._machine.sheet
+        return nbytes / (sheet.registering if kind is MemoryKind.REGISTERED else sheet.page_locking)
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         check_part(allocation, offset, nbytes)

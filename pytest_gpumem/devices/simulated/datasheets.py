@@ -65,12 +65,22 @@ class Fit:
     """Extra cost of a miss that replaces a persisting line."""
     streaming_retention: float
     """Chance of a line with the streaming property to survive where a normal line would."""
+    streaming_update: float
+    """Extra cost of a miss on a streaming line that is read and written: it may be evicted in between."""
     squeeze_share: float
     """Share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does."""
     squeeze_slope: float
     """Share of the write bandwidth lost for each unit of L2 below that."""
-    managed_efficiency: float
-    """Bandwidth of managed memory on the device over that of device memory."""
+    turnover: float
+    """Time in which the place of a block that ends is taken by the next one, over the root of its threads: the slowest warp decides."""
+    l1_knee: float
+    """Bytes that an SM reads over and over, over its L1 and shared memory, at which half of the loads miss L1."""
+    l1_sharpness: float
+    """Slope of the miss curve of L1."""
+    sparsity: float
+    """Exponent of the bandwidth lost where only a share of the sectors is used."""
+    merging: float
+    """Cost of a written sector that several requests fill, over that of one that a single request fills."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class Datasheet:
     """Resolution of events. Fit set: rows "floor" of H100."""
     random_efficiency: float = 0.5
     """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
-    l1_latency_cycles: float = 38.0
+    l1_latency_cycles: float = 43.0
     """Of a dependent load that hits L1. An assumption, not fitted."""
     shared_latency_cycles: float = 30.0
     """Of a dependent load from shared memory. An assumption, not fitted."""
@@ -141,12 +151,16 @@ class Datasheet:
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
     zero_copy_share: float = 0.95
     """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
-    link_latency: float = 1.0e-6
-    """Of a dependent load from mapped host memory. An assumption, not fitted."""
+    sector_packets: float = 2.35
+    """Cost of a sector that crosses the link alone, over that of one of four."""
+    link_latency: float = 1.2e-6
+    """Of a dependent load from mapped host memory."""
     fault_group_bytes: int = 645 * KIB
     """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
-    fault_group_time: float = 75e-6
-    """Time of one group of page faults. Fit set: row "faulting" of H100."""
+    fault_group_time: float = 58e-6
+    """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
+    collapse_time: float = 200e-6
+    """Time in which a written page loses its copy on the other side. Fit set: H100's row "written"."""
     faults_per_group: float = 159 / 26
     """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above."""
     cpu_fault_bytes: int = 16 * MIB // 48
@@ -159,8 +173,16 @@ class Datasheet:
     """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
     host_memory_bytes: int = 128 * GIB
     """Memory of the modelled host."""
-    host_bandwidth: float = 20e9
-    """Host code that reads or writes host memory. An assumption, not fitted."""
+    host_bandwidth: float = 13e9
+    """Host code that reads or writes host memory. Fit set: H100's row "packed on the host"."""
+    page_locking: float = 2.35e9
+    """Bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc"."""
+    registering: float = 28.5e9
+    """Bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister"."""
+    copy_start: float = 3.3e-6
+    """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
+    duplex_loss: float = 0.12
+    """Share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways"."""
     context_bytes: int = 512 * MIB
     """Device memory that a context takes. An assumption, not fitted."""
 
@@ -202,43 +224,53 @@ class Datasheet:
 
 
 GA102_FIT = Fit(
-    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; managed_efficiency as on H100",
+    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]",
     read_efficiency=0.97,
     write_efficiency=0.97,
     turnaround=0.06,
-    l2_hit_time=173e-9,
-    l2_miss_time=300e-9,
+    l2_hit_time=213e-9,
+    l2_miss_time=266e-9,
     shared_l2=1.0,
-    sharpness=5.26,
-    knee=0.953,
-    persisting_knee=1.115,
-    persisting_sharpness=6.5,
+    sharpness=4.19,
+    knee=0.958,
+    persisting_knee=1.33,
+    persisting_sharpness=6.81,
     write_pressure=0.0,
-    thrash=0.164,
+    thrash=0.174,
     streaming_retention=0.5,
+    streaming_update=0.0,
     squeeze_share=0.0,
     squeeze_slope=0.0,
-    managed_efficiency=0.42,
+    turnover=33e-9,
+    l1_knee=0.406,
+    l1_sharpness=3.9,
+    sparsity=0.526,
+    merging=4.89,
 )
 
 HOPPER_FIT = Fit(
     rows="H100: rows marked fit; H200: 264 blocks without a window",
     read_efficiency=0.95,
     write_efficiency=0.976,
-    turnaround=0.055,
-    l2_hit_time=301e-9,
-    l2_miss_time=217e-9,
-    shared_l2=0.5,
-    sharpness=7.7,
-    knee=1.41,
-    persisting_knee=1.045,
-    persisting_sharpness=19.9,
-    write_pressure=0.93,
+    turnaround=0.035,
+    l2_hit_time=321e-9,
+    l2_miss_time=187e-9,
+    shared_l2=0.376,
+    sharpness=7.19,
+    knee=0.84,
+    persisting_knee=1.18,
+    persisting_sharpness=14.6,
+    write_pressure=0.337,
     thrash=0.0,
-    streaming_retention=0.66,
-    squeeze_share=0.702,
-    squeeze_slope=2.03,
-    managed_efficiency=0.42,
+    streaming_retention=0.274,
+    streaming_update=2.31,
+    squeeze_share=0.676,
+    squeeze_slope=2.23,
+    turnover=33e-9,
+    l1_knee=0.685,
+    l1_sharpness=3.9,
+    sparsity=0.526,
+    merging=4.89,
 )
 
 A100_FIT = replace(
@@ -319,9 +351,9 @@ DATASHEETS: dict[str, Datasheet] = {
         l2_bytes=50 * MIB,  # [H100]
         persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
         default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
-        l2_bandwidth=5.5e12,  # fit set: rows "264 blocks" and "arrays, 2 MiB, hot" of H100
-        l2_latency=210e-9,  # [benches] mean of near (151 ns) and far partition (270 ns)
-        dram_latency=370e-9,  # [benches]
+        l2_bandwidth=7.7e12,
+        l2_latency=145e-9,  # [benches] mean of near (151 ns) and far partition (270 ns)
+        dram_latency=347e-9,  # [benches]
         link="PCIe Gen5 x16",  # [H100]
         link_bandwidth=PCIE_GEN5_X16,
         pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
@@ -345,14 +377,16 @@ DATASHEETS: dict[str, Datasheet] = {
         l2_bytes=60 * MIB,  # 62914560, as this project's H200s report it
         persisting_l2_max_bytes=60 * MIB * 10 // 16,  # 39321600, likewise
         default_set_aside=60 * MIB * 3 // 16,  # 11796480, likewise
-        l2_bandwidth=5.5e12,  # as H100
-        l2_latency=210e-9,  # as H100
-        dram_latency=370e-9,  # as H100
+        l2_bandwidth=8.6e12,  # fit set: rows of the L2's read bandwidth of H200
+        l2_latency=145e-9,  # as H100
+        dram_latency=347e-9,  # as H100
         link="PCIe Gen5 x16",  # [H200]
         link_bandwidth=PCIE_GEN5_X16,
         pinned_share=0.877,  # as H100
-        pageable_to_device=10.7e9,  # fit set: rows "pageable" of H200
-        pageable_to_host=19.7e9,
+        pageable_to_device=8e9,  # fit set: rows "pageable" of H200, whose hosts differ by half
+        pageable_to_host=15.6e9,
+        copy_start=6.3e-6,
+        fault_group_time=66e-6,
         async_engines=3,
         fit=HOPPER_FIT,
     ),

@@ -48,12 +48,12 @@ class L2:
 
     @property
     def capacity(self) -> float:
-        """Bytes that lines read by all SMs can use beside the lines that persist.
+        """Bytes that lines can use beside the lines that persist.
 
         What is set aside and not used by persisting accesses serves all others (CUDA C++ Programming Guide, L2 Cache Set-Aside for
         Persisting Accesses).
         """
-        return (self._sheet.l2_bytes - self.persisting) * self._sheet.fit.shared_l2
+        return float(self._sheet.l2_bytes - self.persisting)
 
     @property
     def persisting(self) -> float:
@@ -167,7 +167,7 @@ class L2:
     def _shrink(self) -> None:
         self._snapshot = None
         persisting = self.persisting - self.set_aside
-        normal = sum([line.normal for line in self._lines.values()]) - self.capacity - max(0.0, persisting) * self._sheet.fit.shared_l2
+        normal = sum([line.normal for line in self._lines.values()]) - self.capacity - max(0.0, persisting)
         if normal <= 0.0 and persisting <= 0.0:
             return
         for key in list(self._lines):

@@ -87,6 +87,8 @@ class Machine:
         self._busy_until = 0.0
         self._running: list[tuple[float, float]] = []
         """End of each kernel under a window, and the bytes that are to persist for it."""
+        self._link_until = {True: 0.0, False: 0.0}
+        """When the last copy to the host, and the last one from it, ends."""
 
     @property
     def full_grid(self) -> LaunchShape:
@@ -114,8 +116,11 @@ class Machine:
             if pages is not None:
                 pages.to_device()
         self.l2.forget(destination)
-        seconds = self.sheet.launch + self.timing.copy(destination, source, nbytes)
+        seconds = self.sheet.launch + self.sheet.copy_start + self.timing.copy(destination, source, nbytes)
         seconds *= self.noise.sample(seconds)
+        there = destination.kind.on_host
+        seconds += self.sheet.duplex_loss * max(0.0, min(seconds, self._link_until[not there] - start))
+        self._link_until[there] = start + seconds
         self._busy_until = start + seconds
         return seconds
 
@@ -130,7 +135,8 @@ class Machine:
             return partial(self.run_copy, destination, source, nbytes), engine, waits
         read = Access("source", "read", nbytes, nbytes)
         write = Access("destination", "write", nbytes, nbytes)
-        return self.touching([(read, source), (write, destination)]), COMPUTE, False
+        inside = self.touching([(read, source), (write, destination)])
+        return lambda start: self.sheet.copy_start + inside(start), COMPUTE, False
 
     def touching(self, accesses: Sequence[tuple[Access, Allocation]]) -> Callable[[float], float]:
         """Duration of a driver's own kernel, such as a fill."""

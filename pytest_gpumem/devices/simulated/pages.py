@@ -26,7 +26,9 @@ class Touched:
     evicted: float = 0.0
     """Copied to the host to make room."""
     fresh: float = 0.0
-    """Mapped on the device without a copy: touched for the first time, or discarded."""
+    """Mapped on the device without a copy: touched for the first time."""
+    dropped: float = 0.0
+    """The same for discarded pages, each after a fault of its own."""
     mapped: float = 0.0
     """Mapped where they were, on the host, after a fault."""
     unshared: float = 0.0
@@ -141,7 +143,7 @@ class Pages:
         self.on_host -= host
         self.discarded -= dropped
         self._arrive(moved, dropped + populated, copies=self.read_mostly and not writes)
-        return Touched(moved=moved, fresh=dropped + populated, unshared=unshared, evicted=again + self._evict())
+        return Touched(moved=moved, fresh=populated, dropped=dropped, unshared=unshared, evicted=again + self._evict())
 
     def _arrive(self, moved: float, fresh: float, *, copies: bool) -> None:
         if copies:
@@ -199,10 +201,16 @@ class PageLog:
         """A launch touched pages; gives the seconds that it lost."""
         sheet = self._sheet
         seconds = 0.0
-        for nbytes in (touched.moved, touched.mapped, touched.unshared):
+        each = sheet.fault_group_time
+        for nbytes, at_once, time in (
+            (touched.moved, sheet.fault_group_bytes, each),
+            (touched.mapped, sheet.fault_group_bytes, each),
+            (touched.unshared, PAGE_BYTES, sheet.collapse_time),
+            (touched.dropped, PAGE_BYTES, each),
+        ):
             if nbytes > 0.0:
-                groups = max(1.0, nbytes / sheet.fault_group_bytes)
-                seconds += groups * sheet.fault_group_time
+                groups = max(1.0, nbytes / at_once)
+                seconds += groups * time
                 self._groups(address, nbytes, groups, writes)
         if touched.moved > 0.0:
             faults = math.floor(max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group)

@@ -25,7 +25,7 @@ _RECORD = 1.0e-6
 LAUNCH = 4.5e-6
 _REPLAY = 8.0e-6
 _SYNCHRONIZE = 4.0e-6
-ALLOCATE = 60.0e-6
+ALLOCATE = 47.0e-6
 CALL = 0.2e-6
 _SUBMIT = 2.0e-6
 """From a host call's end to the start of its work on an idle device."""

@@ -8,6 +8,7 @@ joins them, as none hides another one wholly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
 _SECTORS = 4.0
 """Sectors of a coalesced warp-wide request of 4-byte words."""
+_WORDS = 8.0
+"""Words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word."""
 _KNOWN = 1024
 """Launches whose outcome is remembered."""
 _SATURATED = 2 / 3
@@ -51,6 +54,20 @@ class Use:
     nearby: bool = False
     onward: bool = False
     through_l1: bool = False
+    per_sm: float = math.inf
+    """Bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1."""
+    by_all: bool = False
+    """All SMs read the same lines over and over."""
+
+    @property
+    def scattered(self) -> bool:
+        """Requests leave sectors partly used, and no neighbour asks for the rest. One sector more is a misaligned request."""
+        return self.l2_inflation > 1.0 + 1.0 / _SECTORS and not self.nearby and not self.dependent
+
+    @property
+    def density(self) -> float:
+        """Share of the allocation's sectors that a scattered access moves; 1 for any other."""
+        return min(1.0, self.footprint / self.allocation.nbytes) if self.scattered and self.l2_inflation >= _WORDS else 1.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,8 @@ class Work:
     """Seconds for which L1 and shared memory are busy with its requests."""
     on_chip_loads: float = 0.0
     """Loads from shared memory that threads wait for, over all threads."""
+    turnover: float = 0.0
+    """Seconds in which blocks make room for the blocks that wait for a place."""
 
 
 def work_of(
@@ -102,6 +121,11 @@ def work_of(
     """
     uses: dict[int, Use] = {}
     steps = 0.0
+    per_sm = min(
+        sheet.max_blocks_per_sm,
+        sheet.max_threads_per_sm // max(1, shape.threads),
+        sheet.shared_bytes_per_sm // shape.shared_bytes if shape.shared_bytes else sheet.max_blocks_per_sm,
+    )
     for access, allocation, itemsize, pages in accesses:
         use = uses.setdefault(id(allocation), Use(allocation, pages, itemsize))
         sectors = max(access.sectors_per_request, 1.0)
@@ -119,6 +143,10 @@ def work_of(
         use.nearby = use.nearby or access.nearby
         use.onward = use.onward or access.onward
         use.through_l1 = use.through_l1 or access.through_l1
+        if access.wrapping:
+            of_block = _of_block(allocation.nbytes // itemsize, shape) * itemsize
+            use.per_sm = min(float(allocation.nbytes), of_block * min(float(per_sm), max(1.0, shape.blocks / sheet.sm_count)))
+            use.by_all = of_block * shape.blocks > allocation.nbytes
         if access.direction == "read":
             use.reads = max(use.reads, distinct)
             use.read_requests += access.requested
@@ -127,12 +155,8 @@ def work_of(
             use.write_requests += access.requested
         if access.dependent:
             steps = max(steps, access.requested / itemsize)
-    per_sm = min(
-        sheet.max_blocks_per_sm,
-        sheet.max_threads_per_sm // max(1, shape.threads),
-        sheet.shared_bytes_per_sm // shape.shared_bytes if shape.shared_bytes else sheet.max_blocks_per_sm,
-    )
-    threads = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)) * max(1, shape.threads))
+    resident = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)))
+    threads = resident * max(1, shape.threads)
     gathered = tuple(uses.values())
     local = tuple(u for u in gathered if not u.allocation.kind.on_host)
     loads = max((u.read_requests / u.itemsize for u in local), default=0.0) + on_chip_loads
@@ -150,7 +174,14 @@ def work_of(
         # A grid of fewer blocks than there are SMs leaves the rest idle.
         on_chip=on_chip_cycles / (max(1, min(shape.blocks, sheet.sm_count)) * sheet.sm_clock),
         on_chip_loads=on_chip_loads,
+        turnover=max(0.0, shape.blocks / resident - 1.0) * math.sqrt(shape.threads) * sheet.fit.turnover,
     )
+
+
+def _of_block(elements: int, shape: LaunchShape) -> int:
+    """Distinct elements that one block of a grid-stride loop touches, element i modulo their number."""
+    step = math.gcd(elements, max(1, shape.blocks * shape.threads))
+    return elements if shape.threads >= step else elements // step * shape.threads
 
 
 @dataclass
@@ -225,16 +256,21 @@ class Timing:
 
         whole = miss_ratio(total / capacity, sheet.fit.knee, sheet.fit.sharpness)
         hits = [self._hits(u, total, whole, capacity, local, window, beside) for u in local]
-        read = write = incoming = random = hit = 0.0
+        read = write = incoming = random = sparse = hit = 0.0
         for u, h in zip(local, hits, strict=True):
             again = max(0.0, u.read_requests * u.inflation - u.reads)
             rewritten = max(0.0, u.write_requests * u.inflation - u.writes)
-            use_read = (u.reads * h.first + again * h.again) * h.penalty
+            # L2 completes a sector that is written in part before it writes it back.
+            filled = u.writes if u.scattered else 0.0
+            use_read = (max(u.reads, filled) * h.first + again * h.again) * h.penalty
             use_write = u.writes * h.first + rewritten * h.again
+            # Where lines are used in part, each row of DRAM is opened for fewer bytes.
+            sparse += (use_read + use_write) * (u.density**-sheet.fit.sparsity - 1.0)
             read += use_read
             write += use_write
             incoming += max(use_read, u.writes * h.first)
-            hit += ((u.reads + u.writes) * (1.0 - h.first) + (again + rewritten) * (1.0 - h.again)) * u.l2_inflation / u.inflation
+            served = (u.reads + u.writes) * (1.0 - h.first) + (again + rewritten) * (1.0 - h.again)
+            hit += served * u.l2_inflation / u.inflation * (sheet.fit.merging if u.nearby and u.writes else 1.0)
             if u.random and not u.dependent:
                 random += use_read + use_write
         left = 0.0
@@ -250,14 +286,14 @@ class Timing:
         write = max(0.0, write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
 
         moved = read + write
-        dram_time = self._dram_time(read, write, random, managed, total)
+        dram_time = self._dram_time(read, write, random, sparse)
         if saturating and sheet.fit.squeeze_share > l2.outside_share:
             # Too little cache to gather writes in: they reach DRAM in worse order.
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
-            dram_time += write_time * (1.0 / max(0.05, room) - 1.0)
+            dram_time += write / (sheet.peak_bandwidth * sheet.fit.write_efficiency) * (1.0 / max(0.05, room) - 1.0)
         l2_time = hit / sheet.l2_bandwidth
         away = remote / managed if managed else 0.0
-        latency_time = max(self._latency_time(work, local, hits, away), self._on_chip_wait(work))
+        latency_time = max(self._latency_time(work, local, hits, away), self._on_chip_wait(work)) + work.turnover
         body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
         return sheet.launch + ramp + body
@@ -287,8 +323,10 @@ class Timing:
         if len(work.local) == len(work.uses):
             return 0.0
         bandwidth = self._sheet.pinned_bandwidth * self._sheet.zero_copy_share
-        reads = sum(u.read_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
-        writes = sum(u.write_requests * u.l2_inflation for u in work.uses if u.allocation.kind.on_host)
+        # A sector that crosses alone needs a packet of its own.
+        there = [(u, u.l2_inflation * (self._sheet.sector_packets if u.scattered else 1.0)) for u in work.uses if u.allocation.kind.on_host]
+        reads = sum(u.read_requests * moved for u, moved in there)
+        writes = sum(u.write_requests * moved for u, moved in there)
         # The link is full duplex.
         return max(reads, writes) / bandwidth
 
@@ -327,7 +365,7 @@ class Timing:
         share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
         passing = 0.0 if u.nearby else sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
         # A line that is written has one home: both partitions of L2 may keep a copy of one that is only read.
-        room = capacity / fit.shared_l2 if u.writes else capacity
+        room = capacity * fit.shared_l2 if u.by_all and not u.writes else capacity
         miss = miss_ratio(passing / room, fit.knee, fit.sharpness)
         kept = min(1.0, l2.capacity / max(total, 1.0))
         left = u.footprint * kept
@@ -345,16 +383,19 @@ class Timing:
         persisting = ratio * u.footprint
         lost = miss_ratio((persisting + beside) / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
-        streaming = (1.0 - miss) * fit.streaming_retention
-        sector = ratio + (1.0 - ratio) * streaming
+        streaming, streams = (1.0 - miss) * fit.streaming_retention, covered - ratio
+        # A persisting line that its set-aside has lost is found where a normal one would be.
+        sector = ratio * (1.0 - lost * miss) + (1.0 - covered) * (1.0 - miss) + streams * streaming
+        # A streaming line may go between its read and its write.
+        twice = fit.streaming_update * streams * (1.0 - streaming) / max(1.0 - sector, 1e-9) if u.reads and u.writes else 0.0
         # A warp waits for the last of its sectors, and the hit ratio chooses sectors one by one.
         return _Hits(
             first=first,
-            again=1.0 - (1.0 - lost) * sector,
-            wait=1.0 - (1.0 - lost) * sector**_SECTORS,
-            normal=(1.0 - ratio) * u.footprint * streaming * kept,
+            again=1.0 - sector,
+            wait=1.0 - sector**_SECTORS,
+            normal=(1.0 - covered + streams * streaming) * u.footprint * kept,
             persisting=persisting * (1.0 - lost),
-            penalty=1.0 + fit.thrash * lost * min(1.0, ratio),
+            penalty=1.0 + fit.thrash * lost * min(1.0, ratio) + twice,
         )
 
     @staticmethod
@@ -365,16 +406,14 @@ class Timing:
         end = min(window.address + window.nbytes, allocation.address + allocation.nbytes)
         return max(0, end - max(window.address, allocation.address)) / allocation.nbytes
 
-    def _dram_time(self, read: float, write: float, random: float, managed: float, total: float) -> float:
+    def _dram_time(self, read: float, write: float, random: float, sparse: float) -> float:
         sheet, fit = self._sheet, self._sheet.fit
         moved = read + write
         if moved <= 0.0:
             return 0.0
         r, w = read / moved, write / moved
         efficiency = r * fit.read_efficiency + w * fit.write_efficiency - fit.turnaround * 4 * r * w
-        seconds = (moved + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.peak_bandwidth * efficiency)
-        share = min(1.0, managed / total) if total > 0.0 else 0.0
-        return seconds * (1.0 + share * (1.0 / fit.managed_efficiency - 1.0))
+        return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.peak_bandwidth * efficiency)
 
     def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
         """Seconds for which threads wait for their loads; `away` is the share of managed memory that lies beyond the link."""
@@ -383,6 +422,7 @@ class Timing:
             (1.0 if u.allocation.kind.on_host else away if u.pages is not None else 0.0 for u in work.uses if u.dependent), default=0.0
         )
         slowest = work.dependent_steps * sheet.link_latency * beyond_link
+        updates = 0.0
         for u, h in zip(local, hits, strict=True):
             if u.read_requests <= 0.0:
                 continue
@@ -397,11 +437,16 @@ class Timing:
                 slowest = max(slowest, work.dependent_steps * step)
             else:
                 loads = u.read_requests / u.itemsize / work.threads / work.loads_in_flight
-                slowest = max(slowest, loads * (self._hit_time(work) + waits * fit.l2_miss_time))
-        return slowest
+                beyond = miss_ratio(u.per_sm / sheet.shared_bytes_per_sm, fit.l1_knee, fit.l1_sharpness)
+                near = self._hit_time(work) - (1.0 - beyond) * (sheet.l2_latency - sheet.l1_latency_cycles / sheet.sm_clock)
+                waiting = loads * (near + beyond * waits * fit.l2_miss_time)
+                slowest = max(slowest, waiting)
+                # The store to an array that is updated may alias the next load, which therefore comes after it.
+                updates += waiting if u.writes else 0.0
+        return max(slowest, updates)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: float) -> float:
-        """Seconds of a copy between any two kinds of memory, after the launch itself."""
+        """Seconds of a copy between any two kinds of memory, after its launch and its start."""
         sheet = self._sheet
         pageable = destination.kind.pageable or source.kind.pageable
         if source.kind.on_host and destination.kind.on_host:

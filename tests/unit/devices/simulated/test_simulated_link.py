@@ -36,7 +36,9 @@ def both_ways(bench: Workbench, streams: int) -> float:
 
 
 def test_the_link_carries_both_ways_at_once(bench: Workbench) -> None:
-    assert both_ways(bench, 2) == pytest.approx(both_ways(bench, 1) / 2, rel=0.03)
+    """Each takes a little longer while the other runs."""
+    at_once = 0.5 * (1.0 + DATASHEETS["h100"].duplex_loss)
+    assert both_ways(bench, 2) == pytest.approx(both_ways(bench, 1) * at_once, rel=0.03)
 
 
 def test_one_copy_engine_serves_one_way_at_a_time() -> None:

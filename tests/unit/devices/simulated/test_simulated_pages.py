@@ -79,7 +79,7 @@ def test_discarded_pages_come_without_their_content() -> None:
     pages = on_host()
     pages.discard()
     touched = pages.touched_by_device(1.0, writes=True)
-    assert (touched.moved, touched.fresh) == (0, N)
+    assert (touched.moved, touched.fresh, touched.dropped) == (0, 0, N)
     pages.to_host()
     pages.discard()
     assert pages.to_device().moved == N  # a prefetch undoes it

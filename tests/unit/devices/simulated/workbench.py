@@ -78,7 +78,10 @@ def lookup() -> Kernel:
         name="lookup",
         parameters=(Parameter("out", Role.WRITE), Parameter("table", Role.READ)),
         shape=lambda facts, call: LaunchShape(call.blocks or 2 * facts.sm_count, 1024),
-        accesses=lambda call: (touch(call, "table", "read", requested=call.arrays["out"].nbytes), touch(call, "out", "write")),
+        accesses=lambda call: (
+            touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True),
+            touch(call, "out", "write"),
+        ),
         source="tests.cu",
         reference=reference,
     )
