@@ -144,7 +144,7 @@ class Datasheet:
     random_efficiency: float = 0.5
     """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
     l1_latency_cycles: float = 43.0
-    """Of a dependent load that hits L1. An assumption, not fitted."""
+    """Of a dependent load that hits L1. Fit set: the suite's latencies of H100."""
     shared_latency_cycles: float = 30.0
     """Of a dependent load from shared memory. An assumption, not fitted."""
     edge_cost: float = 4 / 9
@@ -152,9 +152,9 @@ class Datasheet:
     zero_copy_share: float = 0.95
     """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
     sector_packets: float = 2.35
-    """Cost of a sector that crosses the link alone, over that of one of four."""
+    """Cost of a sector that crosses the link alone, over that of one of four. Fit set: H100's row "mapped, stride 32"."""
     link_latency: float = 1.2e-6
-    """Of a dependent load from mapped host memory."""
+    """Of a dependent load from mapped host memory. Fit set: the suite's latencies of H100."""
     fault_group_bytes: int = 645 * KIB
     """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
     fault_group_time: float = 58e-6
@@ -224,7 +224,7 @@ class Datasheet:
 
 
 GA102_FIT = Fit(
-    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]",
+    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; turnover, sparsity and merging as on H100",
     read_efficiency=0.97,
     write_efficiency=0.97,
     turnaround=0.06,
@@ -249,7 +249,7 @@ GA102_FIT = Fit(
 )
 
 HOPPER_FIT = Fit(
-    rows="H100: rows marked fit; H200: 264 blocks without a window",
+    rows="H100: rows marked fit, and all rows of its recorded suite",
     read_efficiency=0.95,
     write_efficiency=0.976,
     turnaround=0.035,
@@ -351,9 +351,9 @@ DATASHEETS: dict[str, Datasheet] = {
         l2_bytes=50 * MIB,  # [H100]
         persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
         default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
-        l2_bandwidth=7.7e12,
-        l2_latency=145e-9,  # [benches] mean of near (151 ns) and far partition (270 ns)
-        dram_latency=347e-9,  # [benches]
+        l2_bandwidth=7.7e12,  # fit set: the suite's rows of H100
+        l2_latency=145e-9,  # likewise
+        dram_latency=347e-9,  # likewise
         link="PCIe Gen5 x16",  # [H100]
         link_bandwidth=PCIE_GEN5_X16,
         pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
