@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,10 +121,18 @@ def gate(
     if document is not None:
         _tell(output, document, decision, os.environ)
     if written := [name for name in FILES if (output / name).exists()]:
-        click.echo(printable(f"gpumem gate: {counted(len(written), 'file')} in {output}: {' '.join(written)}"), err=True)
+        _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
-        click.echo(printable(f"gpumem gate: {remark}"))
+        _say(remark)
     return decision.code
+
+
+def _say(sentence: str, *, err: bool = False) -> None:
+    """Print a sentence at the terminal's width."""
+    from pytest_gpumem.reporting.columns import wrapped
+
+    for line in wrapped(printable(f"gpumem gate: {sentence}"), shutil.get_terminal_size((120, 24)).columns):
+        click.echo(line, err=err)
 
 
 def _flags(found: int, wanted: int) -> str:

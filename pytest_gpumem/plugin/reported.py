@@ -12,6 +12,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.row_facts import failure_text
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
@@ -31,6 +32,12 @@ def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
     """The texts of failing rows, as wide as the terminal; 80 columns in a worker of xdist."""
     width = shutil.get_terminal_size().columns
     return [failure_text(row, device, width) for row in rows]
+
+
+def short_texts(rows: Iterable[Row]) -> list[str]:
+    """Their verdicts alone."""
+    width = shutil.get_terminal_size().columns
+    return ["\n".join(wrapped(printable(f"{row.verdict.reason} ({row.key})"), width, indent="")) for row in rows]
 
 
 def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:

@@ -21,7 +21,7 @@ from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
@@ -117,10 +117,7 @@ class RunningHooks:
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)
-            if final:
-                texts = [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)]
-            else:
-                texts = [printable(f"{row.verdict.reason} ({row.key})") for row in failing]
+            texts = [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)] if final else short_texts(failing)
             raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
         return result
 
