@@ -96,8 +96,9 @@ def gate(
     _prepare(output)
     steps = 1 if screen_only else 2
     click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
-    arguments = (*pytest_arguments, *(f"--gpumem-allow-lost={name}" for name in allow_lost))
-    screened = _screen(output, base, max_regression, arguments, duet_follows=not screen_only)
+    # A limit of a test wins over this one, in the screen and in the duet.
+    measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
+    screened = _screen(output, base, (*measuring, *(f"--gpumem-allow-lost={name}" for name in allow_lost)), duet_follows=not screen_only)
     document, duet = screened.document, None
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
@@ -107,7 +108,7 @@ def gate(
         wanted = open_to_a_duet(rows, facts, strict=strict_screen)
         click.echo(f"gpumem gate: step 2 of 2: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
-            duet = _duet(output, base, wanted, max_regression, rounds_max, accepted(pytest_arguments))
+            duet = _duet(output, base, wanted, rounds_max, accepted(measuring))
     decision = decide(
         screened.code,
         screened.failures,
@@ -197,7 +198,7 @@ class Screened:
     """Its results; None if it wrote none."""
 
 
-def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequence[str], *, duet_follows: bool) -> Screened:
+def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool) -> Screened:
     from pytest_gpumem.result_files import FileError, load
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
     from pytest_gpumem.settings import DUET_FOLLOWS
@@ -205,7 +206,6 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
     own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUTS[option.name]}" for option in of_role(Role.OUTPUT))]
-    own += [f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
@@ -221,9 +221,7 @@ def _screen(output: Path, base: str, max_regression: str | None, arguments: Sequ
     return Screened(code, failures, document)
 
 
-def _duet(
-    output: Path, base: str, rows: Sequence[Row], max_regression: str | None, rounds_max: int | None, arguments: Sequence[str]
-) -> dict[str, Judged]:
+def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:
     """The duet's verdicts of these rows; empty if it judged none."""
     from pytest_gpumem.commands.duet import ROUNDS, compare
     from pytest_gpumem.runs.decision import judged
@@ -233,7 +231,6 @@ def _duet(
         base,
         Wanted.of(rows),
         arguments,
-        max_regression=max_regression,
         rounds_max=ROUNDS if rounds_max is None else rounds_max,
         file=output / DUET,
         evidence=True,

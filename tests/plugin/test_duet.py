@@ -327,12 +327,16 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
 
 
 def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Project) -> None:
-    project.write("test_it.py", "# another comment\n" + TESTS)
+    """The limit of a test is its own, whatever the option says."""
+    limited = TESTS.replace("def test_same", "@pytest.mark.gpumem(max_regression='20%')\ndef test_same")
+    project.write("test_it.py", "import pytest  # another comment\n" + limited)
     command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
     done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
-    assert [(one["paired"]["pairs"], one["paired"]["same_code"]) for one in played["verdicts"]] == [(5, True)] * 2
+    found = {one["key"].partition("::")[2]: one["paired"] for one in played["verdicts"]}
+    assert {name: (one["pairs"], one["same_code"]) for name, one in found.items()} == {"test_mine": (5, True), "test_same": (5, True)}
+    assert {name: one["delta"] for name, one in found.items()} == {"test_mine": 0.05, "test_same": 0.2}
     assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
 
 

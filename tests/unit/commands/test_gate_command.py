@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, max_regression: str | None, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
+        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
             assert duet_follows == ("--screen-only" not in arguments)
             assert not any((output / name).exists() for name in gate.FILES)
             (output / gate.OUTPUTS["code_quality"]).write_text(
@@ -70,11 +70,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
-    result = run("--rounds-max", "10", "--", "tests", "-n0", rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
+    result = run("--rounds-max", "10", "--max-regression", "1%", "--", "tests", "-n0", rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
-    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests"])
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests", "--gpumem-max-regression=1%"])
+    assert "max_regression" not in call  # a limit of a test wins over it, as in the screen
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
@@ -156,7 +157,7 @@ def test_nothing_measured():
     (tmp_path / "out").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
     monkeypatch.setenv("GPUMEM_SAVE", "1")
-    screened = gate._screen(Path("out"), "HEAD", None, ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"], duet_follows=True)
+    screened = gate._screen(Path("out"), "HEAD", ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"], duet_follows=True)
     assert screened.document is not None
     wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
     errors = {row.nodeid for row in screened.document.rows if row.test_error is True}
