@@ -20,8 +20,10 @@ _REFUSED = {
 }
 
 
-def refusal(row: Row, simulated: bool) -> str | None:
+def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
     """Why a row may not enter a baseline; None if it may.
+
+    With `again`, the baseline has runs of this revision: the code did not change how the row is measured.
 
     Every run of a passing test enters, slow runs too. Without its slow runs, a baseline takes an unchanged test's slow mode for a
     regression. A row stays out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
@@ -35,7 +37,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return "it is simulated" if verdict.simulated else "it is not simulated"
     if measurement is not None and (why := unfit(measurement)) is not None:
         return why
-    if verdict.code in _REFUSED:
+    if verdict.code in _REFUSED and not (again and verdict.code is Code.MEASURED_DIFFERENTLY):
         return f"{_REFUSED[verdict.code]}: {verdict.reason}"
     comparison = verdict.comparison
     if comparison is not None and row.limits.max_regression is None:

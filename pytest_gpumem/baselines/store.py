@@ -106,7 +106,7 @@ class Store:
         accepted: dict[str, Row] = {}
         refused: list[tuple[Row, str]] = []
         for row in rows:
-            why = refusal(row, self._facts.simulated)
+            why = refusal(row, self._facts.simulated, again=revision in _revisions(row, revision, baseline))
             if why is None and row.key in accepted:
                 why = "another row of this run has the same key"
             if why is None:
@@ -335,14 +335,19 @@ def _dated_ahead(found: Mapping[Path, Content]) -> str | None:
 
 def _rejected(rows: Iterable[Row], revision: str | None, baseline: Baseline) -> list[str]:
     """Keys of rows that are slower than their baseline, where it holds earlier runs of this revision and of others."""
-    if revision is None or revision.endswith(DIRTY):
-        return []
     found = []
     for row in rows:
-        revisions = {one.process.revision for one in baseline.rows.get(row.key, ())}
+        revisions = _revisions(row, revision, baseline)
         if rejects(row) and revision in revisions and len(revisions) > 1:
             found.append(row.key)
     return found
+
+
+def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | None]:
+    """The revisions of a row's accepted runs; none if this revision does not tell its code."""
+    if revision is None or revision.endswith(DIRTY):
+        return set()
+    return {one.process.revision for one in baseline.rows.get(row.key, ())}
 
 
 def _processes(content: Content) -> int:

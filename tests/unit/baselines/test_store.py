@@ -245,6 +245,16 @@ def test_what_never_enters(tmp_path: Path, refused: Row, why: str) -> None:
     assert files(tmp_path) == []
 
 
+def test_another_way_of_measuring_enters_the_baseline_of_the_same_revision(tmp_path: Path) -> None:
+    """One process that an accident left to the host's clock would keep all later runs out."""
+    store, other = Store(tmp_path, H100), undecided(Code.MEASURED_DIFFERENTLY)
+    assert store.save([row()], "abc").accepted
+    assert store.save([other], "def").accepted == ()
+    assert store.save([other], "abc").accepted == (other,)
+    assert store.save([row()], "abc-dirty").accepted
+    assert store.save([other], "abc-dirty").accepted == ()
+
+
 @pytest.mark.parametrize(
     "accepted",
     [

@@ -12,8 +12,10 @@ import gate_simulation as gate
 import numpy as np
 import pytest
 import renew_tables
+from msgspec import structs
 
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.what_ran import WhatRan
 
 SAME = gate.Case("a group", gate.LARGE)
 
@@ -51,6 +53,36 @@ def test_creep_fails_although_each_night_passes() -> None:
     assert found.outcomes["FAIL"] == 1
     (change,) = found.failed_at
     assert 0.01 < change < 0.03
+
+
+CLOCKS = gate.CONDITIONS[0]
+NOISY = replace(gate.MIDDLE, process=0.004)
+
+
+@pytest.mark.parametrize(
+    ("slower", "changes"),
+    [
+        (1.0, {"conditions": (structs.replace(CLOCKS, sm_clock_hz=0.99 * 1.98e9),) * 2}),
+        (1.0, {"conditions": (structs.replace(CLOCKS, memory_clock_hz=0.99 * 3.2e9),) * 2}),
+        (1.0, {"conditions": (CLOCKS, structs.replace(CLOCKS, throttle_reasons=("hw_thermal_slowdown",)))}),
+        (1.0, {"conditions": (structs.replace(CLOCKS, other_processes=1), CLOCKS)}),
+        (1.0, {"what_ran": WhatRan("without the window, or with other advice")}),
+        (1.0, {"sampler": "host"}),
+        (2.0, {}),
+    ],
+    ids=["SM clock", "memory clock", "throttled", "another process", "window or advice", "the host", "seen by the time alone"],
+)
+def test_of_planted_slow_downs_by_other_causes_none_passes_by_the_same_code(slower: float, changes: dict[str, Any]) -> None:
+    """Slower by the limit where the record or the conditions show it; by twice the limit where the time alone does."""
+    source = gate.Source(gate.Case("planted", NOISY, gate.MODELLED[1], slower, same_code=True), (6,))
+    found = Counter(gate.judged(source.case, structs.replace(source.head(), **changes), source.history())[0].code for _ in range(200))
+    assert found[Code.SAME_CODE] == 0, found
+
+
+def test_the_same_code_settles_most_doubts_of_unchanged_code_and_few_of_slower_code() -> None:
+    case = gate.Case("planted", NOISY, gate.MODELLED[1], same_code=True)
+    assert outcomes(case, 200)["PASS"] > 150 > outcomes(replace(case, same_code=False), 200)["PASS"]
+    assert outcomes(replace(case, slower=1), 200)["PASS"] <= 20
 
 
 def test_a_suite_counts_its_rows() -> None:

@@ -70,7 +70,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
-    result = run("--rounds-max", "10", "--max-regression", "1%", "--", "tests", "-n0", rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
+    asked = ("--rounds-max", "10", "--max-regression", "1%", "--", "tests", "-n0")
+    result = run(*asked, rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
