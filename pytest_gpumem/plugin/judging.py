@@ -14,10 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import changes
-from pytest_gpumem.explain.causes import explain, slow_down
-from pytest_gpumem.explain.evidence import Evidence
-from pytest_gpumem.explain.text import text
-from pytest_gpumem.explain.what_ran import compared, lines
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
@@ -65,8 +61,14 @@ def explained(row: Row, session: GpuSession) -> Row:
         return row
     # The newest process of the baseline ran the newest code.
     if not session.settings.explain:
+        from pytest_gpumem.explain.what_ran import compared, lines  # here: few rows need it
+
         ran = compared(past[-1].what_ran, measurement.what_ran)
         return row if ran is None else replace(row, why=tuple(lines(ran)))
+    from pytest_gpumem.explain.causes import explain, slow_down
+    from pytest_gpumem.explain.evidence import Evidence
+    from pytest_gpumem.explain.text import text
+
     # Its counts need the option as well.
     found = explain(Evidence(past[-1], session.facts), Evidence(measurement, session.facts), slow_down(past, measurement))
     rest = [f"for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}"] if found.skipped else []

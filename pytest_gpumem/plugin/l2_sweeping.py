@@ -26,7 +26,6 @@ from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
 from pytest_gpumem.plugin.workers import under_xdist
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.l2_sweep import drawn, l2_svg
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
 
@@ -324,6 +323,8 @@ class SweepHooks(SummaryHooks):
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = Exit.NO_VERDICT
         if self._picture is not None and gpu.sweeps:
+            from pytest_gpumem.reporting.l2_sweep import l2_svg
+
             self._notes.append(write_output(session, "--gpumem-l2-sweep-map", self._picture, l2_svg(gpu.sweeps)))
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
@@ -331,9 +332,12 @@ class SweepHooks(SummaryHooks):
             writer.write_line(line)
 
     def _lines(self, writer: pytest.TerminalReporter) -> Iterator[str]:
+        if not self._session.sweeps and not self._notes:
+            return
+        from pytest_gpumem.reporting.l2_sweep import drawn
+
         width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
-        if self._session.sweeps or self._notes:
-            writer.section("gpumem: persisting L2")
+        writer.section("gpumem: persisting L2")
         for nodeid, found in self._session.sweeps:
             yield drawn(printable(nodeid), printable(found), width=width, colour=colour)
         for note in self._notes:

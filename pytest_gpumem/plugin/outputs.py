@@ -1,5 +1,7 @@
 """Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers of xdist.
 
+What makes their text is imported when it is needed: most runs write none of them.
+
 A new format needs a module in `reporting`, an entry in `OUTPUTS`, and an option of its name.
 """
 
@@ -13,6 +15,7 @@ from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
@@ -25,11 +28,12 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, code_quality, concerns, summarise, workflow_commands
-from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
+
+if TYPE_CHECKING:
+    from pytest_gpumem.reporting.plots.runs import Past
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,15 @@ class Run:
 
 def job_summary(run: Run) -> str:
     """The run in Markdown."""
+    from pytest_gpumem.reporting import markdown
+
     return markdown.page(run.rows, run.facts, run.settings, remarks=run.remarks)
 
 
 def _report(run: Run) -> str | None:
     if not run.rows:
         return None
-    from pytest_gpumem.reporting import html  # here: most runs write no report, and Jinja2 takes long to import
+    from pytest_gpumem.reporting import html
 
     return html.page(
         run.rows,
@@ -144,6 +150,8 @@ class OutputHooks(SummaryHooks):
         return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
 
     def _run(self) -> Run:
+        from pytest_gpumem.reporting.plots.runs import Past
+
         gpu = self._session
         past: dict[str, list[Past]] = {}
         for row in gpu.rows:

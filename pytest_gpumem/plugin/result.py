@@ -12,7 +12,6 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.reporting.l2_sweep import sweep_sentence
 from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
 
 
@@ -213,4 +212,6 @@ class SweepResult(Sweep, frozen=True):
     @property
     def sentence(self) -> str:
         """Whether persistence pays, with the gain of the best setting."""
+        from pytest_gpumem.reporting.l2_sweep import sweep_sentence  # here: few tests sweep
+
         return sweep_sentence(self)

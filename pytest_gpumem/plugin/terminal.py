@@ -25,8 +25,6 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
-from pytest_gpumem.reporting.summary import counts_text, profiled_lines, summary
-from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines, short_header
 from pytest_gpumem.settings import loosened
 from pytest_gpumem.units import format_time
@@ -170,6 +168,9 @@ class TerminalHooks(SummaryHooks):
 
     def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
         """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""
+        from pytest_gpumem.reporting.summary import counts_text, summary
+        from pytest_gpumem.reporting.table import table
+
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         if writer.verbosity > 0:
             drawn = [table(rows, session.facts, width=width, colour=colour, grouped=True), counts_text(rows)]
@@ -200,6 +201,8 @@ class TerminalHooks(SummaryHooks):
         writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section(title)
         if session.ranges.tool_attached():
+            from pytest_gpumem.reporting.summary import profiled_lines
+
             for line in profiled_lines(rows):
                 writer.write_line(line)
         elif rows:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.text import Text
 
 LEAST_NAME = 14
 """Columns that names get in any case."""
@@ -82,6 +83,8 @@ class Columns:
 
     def drawn(self, width: int, colour: bool) -> str:
         """The table in lines without trailing blanks."""
+        from rich.text import Text
+
         name_width = self.name_width(width)
         headings = [self.figures[index].rjust(wide) for index, wide in zip(self.shown, self._widths, strict=True)]
         lines = [Text(_BLANK.join([self.name.ljust(name_width), *headings, self.last]), style="bold")]
@@ -180,6 +183,8 @@ def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:
 
 def _printed(lines: Iterable[Text], colour: bool) -> str:
     """Styled lines as text without trailing blanks, none of them broken."""
+    from rich.console import Console  # here: it takes long to import, and the session's header, which is first, needs none
+
     console = Console(
         file=StringIO(),
         force_terminal=colour,
