@@ -165,14 +165,17 @@ def _set_aside(facts: DeviceFacts, given: Any) -> Literal["fit", "max", "off"] |
 
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
-    """The set-aside for a window of `nbytes`: the smallest step of L2/16 that holds it, never above L2/2 or the device's maximum.
+    """The set-aside for a window of `nbytes`, in steps of L2/16: the least that holds it, and one more if that is a quarter of L2 at most.
 
-    More is not better: on H100 the maximum, which guides recommend, makes a saturated kernel up to 2.2 times slower, because what is
-    set aside is missing for everything else.
+    Never above L2/2 or the device's maximum. With the least, the window's lines overflow some sets at some placements, and a launch takes 5
+    to 25 % longer there; with one step more at none. Beyond a quarter of L2 that step costs up to 9 %, because what is set aside is missing
+    for everything else (`ci/records/nvidia-h200/l2_placements.json`); the maximum, which guides recommend, makes a saturated kernel up to
+    2.2 times slower.
     """
     step = facts.l2_step_bytes
-    largest = min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes) // step * step
-    return min(-(-nbytes // step) * step, largest)
+    least = -(-nbytes // step) * step
+    roomy = least + step if least + step <= facts.l2_bytes // 4 else least
+    return min(roomy, min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes) // step * step)
 
 
 def fit_hit_ratio(set_aside: int, nbytes: int) -> float:
@@ -473,7 +476,7 @@ def persisting(
         buffer: device memory.
         hit_ratio: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and
             all of them where `hit` is not "persisting".
-        set_aside: bytes, a share of L2 such as "25%", or "fit" (smallest step of L2/16 that holds the buffer, not above L2/2), "max",
+        set_aside: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max",
             or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
             in the result.
         hit: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.

@@ -42,6 +42,22 @@ def test_lookup_table_stays_in_l2_of_a_busy_gpu(large_l2, gpu_benchmark, gpu_ker
     assert gained(gpu_benchmark, gpu_kernels.reset_data, persisting_stream, table, out, table) > 1.25
 
 
+@pytest.mark.parametrize("mib", [1, 2, 4, 6, 8, 12, 16, 24])
+def test_a_fitted_window_is_never_slower_than_none(
+    large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, gpu_device, streamed_bytes, mib
+):
+    """A saturated kernel on tables up to half of L2, beyond what the two intervals explain."""
+    if mib * MiB > gpu_device.facts.l2_bytes // 2:
+        pytest.skip(f"{mib} MiB are more than half of L2")
+    out, table = device_buffer(streamed_bytes, "i4"), device_buffer(mib * MiB, "i4")
+    found = {}
+    for label, options in (("off", {"set_aside": "off"}), ("fitted", {})):
+        with persisting_stream(table, **options) as stream:
+            found[label] = gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label=label).measurement
+    off, fitted = found["off"], found["fitted"]
+    assert fitted.latency - fitted.half_width <= off.latency + off.half_width
+
+
 def test_a_fitted_hit_ratio_avoids_thrashing(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):
     """A window beyond the set-aside evicts itself at hit ratio 1; the ratio that fits keeps a part."""
     out, table = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.8), "i4")

@@ -187,9 +187,9 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
     taken = bench.case(build, placements=3)
     assert [address for address, _ in groupby(address for address, _ in seen)] == addresses
     assert all(one != following for one, following in pairwise(addresses))
-    assert {granted for _, granted in seen} == {int(9.375 * MiB)}
+    assert {granted for _, granted in seen} == {int(12.5 * MiB)}
     assert taken.window is not None
-    assert (taken.window.nbytes, taken.window.set_aside) == (8 * MiB, int(9.375 * MiB))
+    assert (taken.window.nbytes, taken.window.set_aside) == (8 * MiB, int(12.5 * MiB))
     assert bench.device.l2.set_aside() == found
     assert windows(bench) == []
     assert bench.leftovers() == 0

@@ -216,11 +216,11 @@ def test_without_time_the_least_is_measured_and_said() -> None:
         nonlocal seconds
         seconds += 3.0
         taken.append(Setting(set_aside, hit_ratio))
-        return (0.5 if set_aside == 3 * STEP else 1.0), None
+        return (0.5 if set_aside == 4 * STEP else 1.0), None
 
     found = sweep(slow, H100, 8 * MiB, target="slow", spent=lambda: seconds)
-    assert [point.setting for point in found.points] == [OFF, Setting(3 * STEP, 1.0), Setting(10 * STEP, 1.0)]
-    assert taken.count(Setting(3 * STEP, 1.0)) == 1 + l2_sweep.LEAST_ROUNDS
+    assert [point.setting for point in found.points] == [OFF, Setting(4 * STEP, 1.0), Setting(10 * STEP, 1.0)]
+    assert taken.count(Setting(4 * STEP, 1.0)) == 1 + l2_sweep.LEAST_ROUNDS
     assert "the search ended after 3 of 12 settings: 9.0 s > 4.5 s" in found.notes
     assert found.pays
 

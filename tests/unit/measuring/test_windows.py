@@ -207,5 +207,5 @@ def test_a_case_shares_the_set_aside_with_an_open_stream(bench: Bench) -> None:
         alone = stream.set_aside
         measured = bench.case(build)
         assert measured.window is not None
-        assert measured.window.set_aside == 2 * alone
+        assert 2 * measured.window.set_aside == 3 * alone  # each alone has a step to spare
         assert bench.device.l2.set_aside() == stream.set_aside == alone

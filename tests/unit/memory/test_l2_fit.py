@@ -15,14 +15,16 @@ H100 = choose("sim:h100").facts
 @pytest.mark.parametrize(
     ("window", "set_aside"),
     [
-        (1 * MiB, 3.125 * MiB),  # one step of L2/16
-        (3.125 * MiB, 3.125 * MiB),
-        (8 * MiB, 9.375 * MiB),
+        (1 * MiB, 6.25 * MiB),  # one step of L2/16 holds it, and one more
+        (3.125 * MiB, 6.25 * MiB),
+        (8 * MiB, 12.5 * MiB),
+        (9.5 * MiB, 12.5 * MiB),  # one more would be above L2/4
+        (16 * MiB, 18.75 * MiB),
         (24 * MiB, 25 * MiB),
         (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
     ],
 )
-def test_smallest_step_that_holds_the_window_up_to_half_of_l2(window: float, set_aside: float) -> None:
+def test_what_holds_the_window_and_a_step_more_up_to_a_quarter_of_l2(window: float, set_aside: float) -> None:
     assert H100.l2_bytes == 50 * MiB
     assert fit_set_aside(H100, int(window)) == int(set_aside)
 

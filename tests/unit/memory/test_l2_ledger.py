@@ -31,14 +31,14 @@ def device() -> CountedDevice:
 def test_what_all_need_together_is_set_aside(device: CountedDevice, arena: Arena) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     with persisting(device, one) as outer:
-        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
+        assert outer.set_aside == device.l2.set_aside() == 4 * STEP
         with persisting(device, other) as inner:
             assert outer.set_aside == inner.set_aside == device.l2.set_aside() == 6 * STEP
             assert (outer.hit_ratio, inner.hit_ratio) == (1.0, 1.0)
             assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
             assert device.l2.window(inner.stream) == WindowSpec(other.address, 8 * MiB, 1.0)
             assert inner.thrashing is outer.thrashing is None
-        assert (outer.set_aside, device.l2.set_aside()) == (3 * STEP, 3 * STEP)
+        assert (outer.set_aside, device.l2.set_aside()) == (4 * STEP, 4 * STEP)
         assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
         assert device.l2.window(inner.stream) is None
         one.move()
@@ -157,7 +157,7 @@ def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
         monkeypatch.setattr(device.l2, "request_set_aside", once)
         with pytest.raises(type(failure)), persisting(device, other):
             pytest.fail("entered")
-        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
+        assert outer.set_aside == device.l2.set_aside() == 4 * STEP
         assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
     assert device.l2.set_aside() == FOUND
 
@@ -168,17 +168,17 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
     with persisting(device, buffer, set_aside="off") as stream:
         assert (stream.notes, idle_set_aside(device)) == ((), None)
     with persisting(device, buffer, hit_ratio=0) as stream:
-        assert stream.notes == ("9.375 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
+        assert stream.notes == ("12.5 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
     with persisting(device, buffer) as stream:
         assert stream.notes == ()
         assert idle_set_aside(device) == (
-            "9.375 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
+            "12.5 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
             "a cost without a gain"
         )
         stream.reset()
-        assert stream.notes == ("9.375 MiB of L2 are set aside with no window in them: a cost without a gain",)
+        assert stream.notes == ("12.5 MiB of L2 are set aside with no window in them: a cost without a gain",)
         stream.reset("window")
-        assert stream.notes == ("9.375 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain",)
+        assert stream.notes == ("12.5 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain",)
         stream.renew()
         assert stream.notes == ()
     assert idle_set_aside(device) is None
@@ -190,7 +190,7 @@ def test_a_driver_that_grants_nothing_to_the_second_restores(device: CountedDevi
         monkeypatch.setattr(device.l2, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n))
         with pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"), persisting(device, arena.buffer(8 * MiB)):
             pytest.fail("entered")
-        assert outer.set_aside == device.l2.set_aside() == 3 * STEP
+        assert outer.set_aside == device.l2.set_aside() == 4 * STEP
 
 
 class Turns:

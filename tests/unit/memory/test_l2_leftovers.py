@@ -136,7 +136,7 @@ def test_an_open_stream_of_ours_accounts_for_what_it_changed(device: CountedDevi
         del resets[:]
         assert watch.settle() is None
         watch.fresh()
-        assert (device.l2.set_aside(), resets) == (3 * STEP, [])
+        assert (device.l2.set_aside(), resets) == (4 * STEP, [])
         assert device.l2.window(stream.stream) is not None
         watch.begin()
     assert watch.settle() is None

@@ -59,14 +59,14 @@ def watched(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, arena: Arena) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer) as stream:
-        assert stream.set_aside == device.l2.set_aside() == 3 * STEP
+        assert stream.set_aside == device.l2.set_aside() == 4 * STEP
         assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
         before = buffer.address
         buffer.move()
         assert buffer.address != before
         assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
         assert stream.window is not None
-        assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (8 * MiB, 1.0, 3 * STEP)
+        assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (8 * MiB, 1.0, 4 * STEP)
     assert device.l2.set_aside() == FOUND
     assert device.l2.window(stream.stream) is None
     buffer.move()
@@ -76,7 +76,7 @@ def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, a
 def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_it(device: CountedDevice, arena: Arena) -> None:
     buffer = arena.buffer(64 * MiB)
     with persisting(device, buffer, window="20 MiB", offset="4 MiB", hit_ratio=20 / 64, miss="normal") as stream:
-        assert stream.set_aside == 7 * STEP  # the smallest step that holds 20 MiB
+        assert stream.set_aside == 7 * STEP  # what holds 20 MiB
         buffer.move()
         part = WindowSpec(buffer.address + 4 * MiB, 20 * MiB, 20 / 64, miss=AccessProperty.NORMAL)
         assert device.l2.window(stream.stream) == part
@@ -104,7 +104,7 @@ def test_a_window_under_which_nothing_persists_sets_nothing_aside(device: Counte
 
 def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(device: CountedDevice, arena: Arena) -> None:
     with persisting(device, arena.buffer(8 * MiB)) as table, persisting(device, arena.buffer(64 * MiB), hit="streaming") as stream:
-        assert (table.set_aside, table.hit_ratio, stream.hit_ratio) == (3 * STEP, 1.0, 1.0)
+        assert (table.set_aside, table.hit_ratio, stream.hit_ratio) == (4 * STEP, 1.0, 1.0)
         assert table.thrashing is None
 
 
@@ -297,7 +297,7 @@ def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -
 def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena: Arena, where: Any) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, where=where) as stream:
-        assert device.l2.set_aside() == 3 * STEP
+        assert device.l2.set_aside() == 4 * STEP
         assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
         buffer.move()
         assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
@@ -373,5 +373,5 @@ def test_a_device_without_persisting_l2_skips(
 
 def test_a_driver_that_grants_nothing_is_said(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: 0)
-    with pytest.raises(Unsupported, match=r"granted no set-aside where 9\.375 MiB"), persisting(device, arena.buffer(8 * MiB)):
+    with pytest.raises(Unsupported, match=r"granted no set-aside where 12\.5 MiB"), persisting(device, arena.buffer(8 * MiB)):
         pytest.fail("entered")
