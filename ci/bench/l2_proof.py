@@ -46,7 +46,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.nsight import counting, ncu
 from pytest_gpumem.nsight.recording import BadReport
-from pytest_gpumem.nsight.tools import NCU, ToolMissing, counting_command, find, ncu_error
+from pytest_gpumem.nsight.tools import NCU, NothingRecorded, counting_command, find, ncu_error
 from pytest_gpumem.ranges import MEASURE, Ranges, phase
 from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB, MiB
@@ -276,7 +276,7 @@ def count_as_a_user(device: str, echo: Callable[[str], object]) -> Record:
     day = datetime.now(timezone.utc).date().isoformat()
     try:
         found = counting.count(arguments, [], os.environ, echo, day=day)
-    except (counting.CallError, counting.NothingCounted, ToolMissing) as error:
+    except (counting.CallError, NothingRecorded) as error:
         return {"rows": {}, "error": str(error), "seconds": time.monotonic() - begun}
     rows = {row.label: structs.asdict(m.counted) for row in found.rows if (m := row.measurement) is not None and m.counted is not None}
     return {"rows": rows, "error": None, "command": child.recorded(found.command, ROOT), "seconds": time.monotonic() - begun}
@@ -407,7 +407,7 @@ def main() -> int:
             continue
         try:
             record[name] = look()
-        except ToolMissing as error:
+        except NothingRecorded as error:
             record[name] = {"error": str(error)}
         record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         if asked.json is not None:

@@ -78,16 +78,7 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
 @click.option("--set", "section_set", metavar="NAME", help="Set of sections, such as full. Default: the tool's.")
 @click.option("--metrics", metavar="NAMES", help="Further metrics, separated by commas.")
 @_options
-def ncu(
-    clock_control: str,
-    cache_control: str,
-    section_set: str | None,
-    metrics: str | None,
-    tests: tuple[str, ...],
-    file: Path | None,
-    overwrite: bool,
-    pytest_arguments: tuple[str, ...],
-) -> int:
+def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...], **options: Any) -> int:
     """Counters of each measured launch by Nsight Compute.
 
     Nothing but the measured launches of the selected tests is profiled. The tool is the one of GPUMEM_NCU, of the PATH, or of where
@@ -96,18 +87,7 @@ def ncu(
     from pytest_gpumem.nsight.profile import ProfileRequest, compute
 
     request = ProfileRequest(pytest_arguments, tests, file, overwrite)
-    return _profiled(
-        request,
-        lambda: compute(
-            request,
-            os.environ,
-            _echo,
-            clock_control=clock_control,
-            cache_control=cache_control,
-            section_set=section_set,
-            metrics=metrics,
-        ),
-    )
+    return _profiled(request, lambda: compute(request, os.environ, _echo, **options))
 
 
 @click.command(short_help="List the NVTX ranges of tests.", epilog=examples("gpumem ranges -- tests/test_a.py"))
@@ -133,15 +113,15 @@ def _echo(line: str) -> None:
 
 
 def _profiled(request: ProfileRequest, run: Callable[[], ProfileReport]) -> int:
-    from pytest_gpumem.nsight.profile import CallError, NothingProfiled
-    from pytest_gpumem.nsight.tools import ToolMissing, opening
+    from pytest_gpumem.nsight.profile import CallError
+    from pytest_gpumem.nsight.tools import NothingRecorded, opening
     from pytest_gpumem.runs.child import ending
 
     try:
         report = run()
     except CallError as error:
         raise click.UsageError(f"{error}.") from None
-    except (ToolMissing, NothingProfiled) as error:
+    except NothingRecorded as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
     count = len(report.tests)

@@ -34,7 +34,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.judging.limits import COUNTERS, absolute
     from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
-    from pytest_gpumem.nsight.tools import ToolMissing
+    from pytest_gpumem.nsight.tools import NothingRecorded
     from pytest_gpumem.reporting.table import traffic_table
 
     if file is not None and (why := unwritable(file)) is not None:
@@ -45,7 +45,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
     except counting.CallError as error:
         raise click.UsageError(str(error)) from None
-    except (ToolMissing, counting.NothingCounted) as error:
+    except NothingRecorded as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
     width = shutil.get_terminal_size((120, 24)).columns

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, footprints_of, together
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
+from pytest_gpumem.nsight.profile import results_of, under_tool
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import (
@@ -19,8 +20,7 @@ from pytest_gpumem.nsight.tools import (
     NSYS,
     NSYS_REPORT,
     TRAFFIC_METRICS,
-    Tool,
-    ToolMissing,
+    NothingRecorded,
     counting_command,
     find,
     lacks_metric,
@@ -32,16 +32,11 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import Document, device_from_json
-from pytest_gpumem.result_files import FileError, load
+from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.runs import DuetError, child
 from pytest_gpumem.runs.schedule import BASE, HEAD, turns
 from pytest_gpumem.runs.workers import Workers, environment_of, with_medians
 from pytest_gpumem.runs.worktree import Side as Tree
-
-
-class NotProfiled(Exception):
-    """A run measured nothing, or its profiler recorded nothing: one line with the cause and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +63,9 @@ class SideRun:
         """The child's environment."""
         return environment_of(self.tree, self.other, self.environment)
 
-
-def results_of(results: Path, finished: child.Finished, *, problem: str | None = None, under: str = "") -> Document:
-    """The measurements of a child.
-
-    Args:
-        problem: the cause in the profiler's output, if there is one.
-        under: the profiler, for the message; empty without one.
-
-    Raises:
-        NotProfiled: there are none.
-    """
-    try:
-        found = load(results) if results.exists() else None
-    except FileError as error:
-        raise NotProfiled(problem or f"pytest's results cannot be read: {error}") from None
-    if found is None:
-        where = f" under {under}" if under else ""
-        raise NotProfiled(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
-    return found
+    def under(self, command: Sequence[str], echo: Callable[[str], object]) -> child.Finished:
+        """Run the command of a tool that runs them."""
+        return under_tool(command, self.variables, echo, self.tree.folder)
 
 
 def trace_needed(measured: Iterable[Measurement]) -> bool:
@@ -101,38 +80,38 @@ def trace_needed(measured: Iterable[Measurement]) -> bool:
 
 def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]:
     """Run one side under Nsight Systems: kernels, copies and pages of its measured launches, by row key.
-    Raises `NotProfiled`: nsys is missing, or wrote no report that can be read.
+    Raises `NothingRecorded`: nsys is missing, or wrote no report that can be read.
     """
-    program = _program(NSYS, run)
+    program = find(NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, report = Path(folder, "results.json"), Path(folder, f"trace{NSYS_REPORT}")
-        finished = _run(nsys_command(program, run.command(results), report, name=None, managed=True), run, echo)
+        finished = run.under(nsys_command(program, run.command(results), report, name=None, managed=True), echo)
         collected = report.with_suffix(COLLECTED).exists()
         problem = None if report.exists() else nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
         rows = results_of(results, finished, problem=problem, under="nsys").rows
         if problem is not None:
-            raise NotProfiled(problem)
+            raise NothingRecorded(problem)
         try:
             recording = read(report, run.environment)
-        except (BadReport, ToolMissing) as error:
-            raise NotProfiled(str(error)) from None
+        except BadReport as error:
+            raise NothingRecorded(str(error)) from None
     found = _by_key([one for one in with_results(recording.profiles, rows) if one.kernels or one.copies or one.memsets])
     if not found:
-        raise NotProfiled("nsys recorded nothing in a measured launch of these tests")
+        raise NothingRecorded("nsys recorded nothing in a measured launch of these tests")
     return found
 
 
 def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
     """Run one side under Nsight Compute: counters of its measured launches, by row key.
     `hot`: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
-    Raises `NotProfiled`: ncu is missing, may not count, or saw no kernel.
+    Raises `NothingRecorded`: ncu is missing, may not count, or saw no kernel.
     """
-    program = _program(NCU, run)
+    program = find(NCU, run.environment)
     for further in (ACCESS_METRICS, ()):  # if ncu refuses them, sectors per request alone tell the access pattern
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
             more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in TRAFFIC_METRICS]
-            finished = _run(counting_command(program, run.command(results), log, hot=hot, more=more), run, echo)
+            finished = run.under(counting_command(program, run.command(results), log, hot=hot, more=more), echo)
             page = log.read_text(errors="replace") if log.exists() else ""
             problem = ncu_trouble(page) or ncu_trouble(finished.output)
             if further and (lacks_metric(page) or lacks_metric(finished.output)):
@@ -141,26 +120,12 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
             try:
                 profiles = read_csv(page).profiles
             except BadReport as error:
-                raise NotProfiled(problem or str(error)) from None
+                raise NothingRecorded(problem or str(error)) from None
             found = _by_key([one for one in with_results(profiles, rows) if one.kernels])
             if not found:
-                raise NotProfiled(problem or "ncu counted kernels, none of them in a measured launch of these tests")
+                raise NothingRecorded(problem or "ncu counted kernels, none of them in a measured launch of these tests")
             return found
     raise AssertionError("unreachable")  # the second pass returns or raises
-
-
-def _program(tool: Tool, run: SideRun) -> Path:
-    try:
-        return find(tool, run.environment)
-    except ToolMissing as error:
-        raise NotProfiled(str(error)) from None
-
-
-def _run(command: Sequence[str], run: SideRun, echo: Callable[[str], object]) -> child.Finished:
-    try:
-        return child.run(command, run.variables, echo, folder=run.tree.folder)
-    except OSError as error:
-        raise NotProfiled(f"{command[0]} cannot be started: {error}") from None
 
 
 def _by_key(profiles: Sequence[TestProfile]) -> dict[str, TestProfile]:
@@ -291,7 +256,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
             finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
-            except NotProfiled as reason:
+            except NothingRecorded as reason:
                 raise NothingMeasured(f"{HEAD}: {reason}") from None
         rows += [with_medians(row) for row in found.rows if row.measurement is not None or row.footprint is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
@@ -323,12 +288,12 @@ def _side(
     try:
         if request.counters and not facts.simulated:
             profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
-    except NotProfiled as reason:
+    except NothingRecorded as reason:
         notes.append(str(reason))
     try:
         if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
             traces = trace(run, echo)
-    except NotProfiled as reason:
+    except NothingRecorded as reason:
         notes.append(str(reason))
     tests = {row.key: (row.nodeid, row.label) for row in rows}
     return SideEvidence(tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows))

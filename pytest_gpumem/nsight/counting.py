@@ -15,24 +15,19 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.traffic import account
 from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, CountedKernel, kernels_in
 from pytest_gpumem.nsight.profile import CallError as CallError
-from pytest_gpumem.nsight.profile import gpu, named_device
+from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of, place_of_row
-from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
+from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, NothingRecorded, counting_command, find, ncu_error
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, from_plain
 from pytest_gpumem.result_files import FileError, content, parsed
-from pytest_gpumem.result_files import load as load_results
 from pytest_gpumem.runs import child
 
 SCHEMA = 1
 """Version of the file's layout. A reader refuses any other."""
-
-
-class NothingCounted(Exception):
-    """No traffic could be counted: one line with the cause and the remedy."""
 
 
 class BadFile(ValueError):
@@ -63,7 +58,7 @@ def count(
     Raises:
         CallError: --benchmark-json, the simulated device, or arguments that pytest does not accept.
         ToolMissing: Nsight Compute is not installed.
-        NothingCounted: it ran and counted nothing.
+        NothingRecorded: it ran and counted nothing.
     """
     _check(arguments, environment)
     program = find(NCU, environment)
@@ -72,10 +67,7 @@ def count(
         pytest_command = child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
         command = counting_command(program, pytest_command, log, more=(L2_HIT_RATE, SECTORS_PER_LOAD))
         echo(f"gpumem: {child.shown(command)}")
-        try:
-            finished = child.run(command, child.for_a_part(environment), echo)
-        except OSError as error:
-            raise NothingCounted(f"{program} cannot be started: {error}") from None
+        finished = under_tool(command, child.for_a_part(environment), echo)
         page = log.read_text(errors="replace") if log.exists() else ""
         problem = ncu_error(page) or ncu_error(finished.output)
         facts, rows = _results(results, finished, problem)
@@ -96,17 +88,15 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 def _results(results: Path, finished: child.Finished, problem: str | None) -> tuple[DeviceFacts, tuple[Row, ...]]:
     """The device and the rows of the child's session."""
     try:
-        document = load_results(results) if results.exists() else None
-    except FileError as error:
-        raise NothingCounted(f"pytest's results cannot be read: {error}") from None
-    if document is None:
+        document = results_of(results, finished, problem=problem)
+    except NothingRecorded:
         if problem is None and finished.exit_code == Exit.USAGE:
-            raise CallError("pytest did not accept its arguments or the device; its output is above")
-        raise NothingCounted(problem or f"pytest measured nothing ({finished.how}); its output is above")
+            raise CallError("pytest did not accept its arguments or the device; its output is above") from None
+        raise
     if document.device.simulated:
-        raise NothingCounted(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
+        raise NothingRecorded(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
     if not any(row.measurement is not None for row in document.rows):
-        raise NothingCounted(problem or "pytest measured nothing; its output is above")
+        raise NothingRecorded(problem or "pytest measured nothing; its output is above")
     return document.device, document.rows
 
 
@@ -116,15 +106,15 @@ def _joined(
     """The kernels of each measurement, and the rows with their counts."""
     measured = [row for row in rows if row.measurement is not None]
     if not any(row.measurement.profiled for row in measured if row.measurement is not None):
-        raise NothingCounted(
+        raise NothingRecorded(
             "the tests saw no profiler, so their ranges are missing: the package nvtx is not installed, or NVTX_DISABLE is set"
         )
     try:
         kernels = kernels_of(rows, kernels_in(page))
     except BadReport as error:
-        raise NothingCounted(problem or str(error)) from None
+        raise NothingRecorded(problem or str(error)) from None
     if not any(kernels.values()):
-        raise NothingCounted(
+        raise NothingRecorded(
             problem or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({MEASURED_RANGES})"
         )
     return kernels, tuple(_with_count(row, kernels.get(row.key, ()), source) for row in rows)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, clock, kernels_together, place_of
+from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, place_of
 from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
 from pytest_gpumem.ranges import DOMAIN
 from pytest_gpumem.records.profile import Besides, TestProfile
-from pytest_gpumem.records.uses import KernelUse
+from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longest_first
 
 SECTOR = 32
 """Bytes of a sector, the unit of requests to L2."""
@@ -207,7 +207,7 @@ def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
         by_place[None if place is None else (one.process, place)].append(one)
 
     def together(process: int | None, place: RangePlace) -> tuple[KernelUse, ...]:
-        return kernels_together(one.use for one in by_place.get((process, place), ()))
+        return longest_first(kernels_together(one.use for one in by_place.get((process, place), ())))
 
     # In the order of the session, for each measurement once.
     keys = dict.fromkeys((key[0], key[1].test, key[1].label) for key in by_place if key is not None)
@@ -237,7 +237,7 @@ def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
                 tool_version=version,
             )
         )
-    outside = Besides(kernels_together(one.use for one in by_place.get(None, ())))
+    outside = Besides(longest_first(kernels_together(one.use for one in by_place.get(None, ()))))
     return Recording(tuple(profiles), outside, _notes([one.use for one in kernels]), "ncu", version)
 
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from pytest_gpumem.nsight import nsys_tables
 from pytest_gpumem.nsight.nsys_tables import PROCESS, Range, RangesByThread, Tables, process_of, ranges_of
-from pytest_gpumem.nsight.recording import BadReport, Recording, copies_together, kernels_together
+from pytest_gpumem.nsight.recording import BadReport, Recording
 from pytest_gpumem.ranges import LAUNCH
 from pytest_gpumem.records.migrations import BETWEEN_DEVICES, CPU_FAULT, GPU_FAULT, TO_DEVICE, TO_HOST, PageEvent, page_counts
 from pytest_gpumem.records.profile import Besides, TestProfile
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.uses import CopyUse, KernelUse, copies_together, kernels_together, longest_first
 
 _WAYS = {1: "H2D", 2: "D2H", 3: "H2A", 4: "A2H", 5: "A2A", 6: "A2D", 7: "D2A", 8: "D2D", 9: "H2H", 10: "P2P"}
 """Directions of copies ("CUDA Memcopy Kind" of the SQLite schema)."""
@@ -67,7 +67,7 @@ class _PlaceContent:
     def summed(self, *, pages: bool) -> Besides:
         """The sums, with `migrations` if the recording has pages at all."""
         return Besides(
-            kernels_together(self.kernels),
+            longest_first(kernels_together(self.kernels)),
             copies_together(self.copies),
             copies_together(self.memsets),
             page_counts(self.pages, maps=False) if pages else None,

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight.tools import (
@@ -17,6 +18,7 @@ from pytest_gpumem.nsight.tools import (
     NCU_REPORT,
     NSYS,
     NSYS_REPORT,
+    NothingRecorded,
     Tool,
     check_version,
     filters,
@@ -28,6 +30,8 @@ from pytest_gpumem.nsight.tools import (
 )
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.schema import Document
+from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import child
 
 WHOLE_RUN = "gpumem"
@@ -36,10 +40,6 @@ WHOLE_RUN = "gpumem"
 
 class CallError(Exception):
     """A call that cannot be carried out: one line with its fault."""
-
-
-class NothingProfiled(Exception):
-    """No report was written: one line with the cause and the remedy."""
 
 
 # The tests
@@ -124,6 +124,31 @@ def gpu(environment: Mapping[str, str]) -> list[str]:
     return ["--gpumem-device", chosen if chosen.startswith("cuda") else "cuda"]
 
 
+def under_tool(
+    command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], folder: Path | None = None
+) -> child.Finished:
+    """Run pytest under a tool. Raises `NothingRecorded`: it cannot be started."""
+    try:
+        return child.run(command, environment, echo, folder=folder)
+    except OSError as error:
+        raise NothingRecorded(f"{command[0]} cannot be started: {error}") from None
+
+
+def results_of(results: Path, finished: child.Finished, *, problem: str | None = None, under: str = "") -> Document:
+    """The results of a child, whose file is `results`. Raises `NothingRecorded`: there are none.
+    `problem`: the cause in the tool's output, if there is one.
+    `under`: the tool, for the message; empty without one.
+    """
+    try:
+        found = load(results) if results.exists() else None
+    except FileError as error:
+        raise NothingRecorded(problem or f"pytest's results cannot be read: {error}") from None
+    if found is None:
+        where = f" under {under}" if under else ""
+        raise NothingRecorded(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
+    return found
+
+
 # The report
 
 
@@ -166,7 +191,7 @@ def systems(
     Raises:
         CallError: the run cannot be profiled, or the report exists.
         ToolMissing: Nsight Systems is not installed or too old.
-        NothingProfiled: it ran and wrote no report.
+        NothingRecorded: it ran and wrote no report.
     """
 
     def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
@@ -176,29 +201,12 @@ def systems(
     return _profile(NSYS, NSYS_REPORT, request, environment, echo, command)
 
 
-def compute(
-    request: ProfileRequest,
-    environment: Mapping[str, str],
-    echo: Callable[[str], object],
-    *,
-    clock_control: str = "none",
-    cache_control: str = "all",
-    section_set: str | None = None,
-    metrics: str | None = None,
-) -> ProfileReport:
-    """Profile the measured launches of a test run with Nsight Compute; further arguments as `tools.ncu_command`, else as `systems`."""
+def compute(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], **options: Any) -> ProfileReport:
+    """Profile the measured launches of a test run with Nsight Compute; `options` as of `tools.ncu_command`, else as `systems`."""
 
     def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
-        return ncu_command(
-            program,
-            pytest_command,
-            file,
-            names=[one.name for one in tests] if request.tests else [],
-            clock_control=clock_control,
-            cache_control=cache_control,
-            section_set=section_set,
-            metrics=metrics,
-        )
+        names = [one.name for one in tests] if request.tests else []
+        return ncu_command(program, pytest_command, file, names=names, **options)
 
     return _profile(NCU, NCU_REPORT, request, environment, echo, command)
 
@@ -222,10 +230,7 @@ def _profile(
     command = command_of(program, child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests), file, tests)
     written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
-    try:
-        finished = child.run(command, child.for_a_part(environment), echo)
-    except OSError as error:
-        raise NothingProfiled(f"{program} cannot be started: {error}") from None
+    finished = under_tool(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
         raise CallError("pytest did not accept its arguments or the device; its output is above")
     if written.anew and not file.stat().st_size:
@@ -233,7 +238,7 @@ def _profile(
     if not written.anew:
         output = finished.output
         cause = nsys_trouble(output, file, _only_name(tests), collected=collected.anew) if tool is NSYS else ncu_trouble(output)
-        raise NothingProfiled(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
+        raise NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
     return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
 
 

@@ -30,7 +30,11 @@ ANSWER_LIMIT = 60.0
 """Seconds that a tool has to print its version."""
 
 
-class ToolMissing(Exception):
+class NothingRecorded(Exception):
+    """A tool, or pytest under it, recorded nothing: one line with the cause and the remedy."""
+
+
+class ToolMissing(NothingRecorded):
     """A tool is not installed, too old, or not where a variable says: one line with the remedy."""
 
 

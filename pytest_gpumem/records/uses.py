@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
@@ -121,3 +124,82 @@ class Activity(Record, frozen=True):
     """Source of the trace: "CUPTI" or "the model"."""
     not_counted: str | None = None
     """Why kernels, copies and memsets were not traced; they are empty then."""
+
+
+_Use = TypeVar("_Use", KernelUse, CopyUse)
+
+
+def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
+    """The sums of kernels of one name and shape, in the order of their first launch."""
+    groups: dict[tuple[object, ...], list[KernelUse]] = {}
+    for one in launches:
+        groups.setdefault((one.name, one.grid, one.block, one.registers, one.shared, one.local), []).append(one)
+    return tuple(_one_kernel(group) for group in groups.values())
+
+
+def _one_kernel(group: list[KernelUse]) -> KernelUse:
+    asked = [None if one.l2_read is None or one.l2_written is None else one.l2_read + one.l2_written for one in group]
+    return replace(
+        group[0],
+        launches=sum(one.launches for one in group),
+        nanoseconds=sum(one.nanoseconds for one in group),
+        dram_read=_sum(one.dram_read for one in group),
+        dram_written=_sum(one.dram_written for one in group),
+        l2_read=_sum(one.l2_read for one in group),
+        l2_written=_sum(one.l2_written for one in group),
+        l2_hit_rate=_mean([one.l2_hit_rate for one in group], asked),
+        l2_read_hit_rate=_mean([one.l2_read_hit_rate for one in group], [one.l2_read for one in group]),
+        sectors_per_request=_mean([one.sectors_per_request for one in group], [one.l2_read for one in group]),
+        sectors_per_store=_mean([one.sectors_per_store for one in group], [one.l2_written for one in group]),
+        used_of_load=_mean([one.used_of_load for one in group], [one.l2_read for one in group]),
+        used_of_store=_mean([one.used_of_store for one in group], [one.l2_written for one in group]),
+        l1_load=_sum(one.l1_load for one in group),
+        l1_store=_sum(one.l1_store for one in group),
+        occupancy=_mean([one.occupancy for one in group], [one.nanoseconds for one in group]),
+        sm_clock_hz=_mean([one.sm_clock_hz for one in group], [one.nanoseconds for one in group]),
+        memory_clock_hz=_mean([one.memory_clock_hz for one in group], [one.nanoseconds for one in group]),
+    )
+
+
+def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
+    """The sums of copies or memsets of one kind between the same kinds of memory, the longest first."""
+    groups: dict[tuple[str, str, str], list[CopyUse]] = {}
+    for one in copies:
+        groups.setdefault((one.kind, one.source, one.destination), []).append(one)
+    return longest_first(
+        replace(
+            group[0],
+            count=sum(one.count for one in group),
+            nbytes=sum(one.nbytes for one in group),
+            nanoseconds=sum(one.nanoseconds for one in group),
+        )
+        for group in groups.values()
+    )
+
+
+def clock(kernels: Iterable[KernelUse], which: str) -> float | None:
+    """The mean of a clock over kernels, weighted by their time; `which` is "sm_clock_hz" or "memory_clock_hz"."""
+    known = [kernel for kernel in kernels if getattr(kernel, which) is not None]
+    return _mean([getattr(kernel, which) for kernel in known], [kernel.nanoseconds for kernel in known])
+
+
+def longest_first(uses: Iterable[_Use]) -> tuple[_Use, ...]:
+    """The uses by their time."""
+    # The sort is stable: equal times keep their order.
+    return tuple(sorted(uses, key=lambda one: -one.nanoseconds))
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    known = list(figures)
+    return None if any(one is None for one in known) else sum(one or 0 for one in known)
+
+
+def _mean(figures: list[float | None], weights: list[int | None]) -> float | None:
+    """A weighted mean; the plain one if a weight is unknown or 0, and None if a figure is unknown."""
+    known = [one for one in figures if one is not None]
+    if not known or len(known) < len(figures):
+        return None
+    whole = [one for one in weights if one]
+    if len(whole) < len(weights):
+        return sum(known) / len(known)
+    return sum(value * weight for value, weight in zip(known, whole, strict=True)) / sum(whole)

@@ -8,14 +8,12 @@ Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec.structs import replace
-
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse
+from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse, copies_together, kernels_together
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
@@ -44,26 +42,13 @@ def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
     return memset_use(cupti, record) if kind == "MEMSET" else None
 
 
-def together(seen: Iterable[KernelUse | CopyUse]) -> Activity:
+def together(seen: Sequence[KernelUse | CopyUse]) -> Activity:
     """Single records added up: kernels of one name and shape, copies of one kind."""
-    kernels: dict[tuple[Any, ...], KernelUse] = {}
-    copies: dict[tuple[str, str, str], CopyUse] = {}
-    for one in seen:
-        if isinstance(one, KernelUse):
-            key = (one.name, one.grid, one.block, one.registers, one.shared, one.local)
-            had = kernels.get(key)
-            kernels[key] = one if had is None else replace(had, launches=had.launches + 1, nanoseconds=had.nanoseconds + one.nanoseconds)
-        else:
-            way = (one.kind, one.source, one.destination)
-            before = copies.get(way, replace(one, count=0, nbytes=0, nanoseconds=0))
-            copies[way] = replace(
-                before, count=before.count + 1, nbytes=before.nbytes + one.nbytes, nanoseconds=before.nanoseconds + one.nanoseconds
-            )
-    longest = sorted(copies.values(), key=lambda each: -each.nanoseconds)
+    copies = copies_together(one for one in seen if isinstance(one, CopyUse))
     return Activity(
-        kernels=tuple(kernels.values()),
-        copies=tuple(each for each in longest if each.kind != "memset"),
-        memsets=tuple(each for each in longest if each.kind == "memset"),
+        kernels=kernels_together(one for one in seen if isinstance(one, KernelUse)),
+        copies=tuple(one for one in copies if one.kind != "memset"),
+        memsets=tuple(one for one in copies if one.kind == "memset"),
         source="CUPTI",
     )
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Allocation, Counters
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.streams import Timeline, Watching
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once, copies_together, kernels_together
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
@@ -40,9 +37,10 @@ class SimulatedCounters:
             seen = self._machine.watching
         finally:
             self._machine.watching = None
-        kernels, copies = ([one for one, _ in seen if isinstance(one, kind)] for kind in (KernelUse, CopyUse))
         times = [(start * 1e9, start * 1e9 + one.nanoseconds) for one, start in seen if isinstance(one, KernelUse)]
-        return Activity(kernels=_together(kernels), copies=_together(copies), at_once=round(at_once(times)), source="the model")
+        kernels = kernels_together(one for one, _ in seen if isinstance(one, KernelUse))
+        copies = copies_together(one for one, _ in seen if isinstance(one, CopyUse))
+        return Activity(kernels=kernels, copies=copies, at_once=round(at_once(times)), source="the model")
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()
@@ -77,17 +75,6 @@ def copy_step(use: CopyUse) -> Step:
 def memory_name(allocation: Allocation) -> str:
     """The kind of an allocation, one of `uses.MEMORY_KINDS`."""
     return "pinned" if allocation.kind.locked else allocation.kind.value
-
-
-def _together(seen: Sequence[Any]) -> tuple[Any, ...]:
-    """Uses of one kind and shape added up, in their order."""
-    found: dict[Any, Any] = {}
-    for one in seen:
-        added = ("launches", "nanoseconds") if isinstance(one, KernelUse) else ("count", "nbytes", "nanoseconds")
-        key = replace(one, **dict.fromkeys(added, 0))
-        had = found.get(key, key)
-        found[key] = replace(had, **{name: getattr(had, name) + getattr(one, name) for name in added})
-    return tuple(found.values())
 
 
 _: type[Counters] = SimulatedCounters

@@ -12,8 +12,9 @@ import pytest
 from known_devices import H100
 from ncu_csv import HEADING, UNITS, line, log, measured
 
-from pytest_gpumem.explain.processes import NotProfiled, SideRun, count
+from pytest_gpumem.explain.processes import SideRun, count
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
+from pytest_gpumem.nsight.tools import NothingRecorded
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
@@ -108,12 +109,12 @@ def test_metrics_that_this_gpu_lacks_are_left_out(tree: Side, tmp_path: Path, re
     ],
 )
 def test_what_keeps_counters_away_is_one_line(tree: Side, tmp_path: Path, results: str, table: str, why: str) -> None:
-    with pytest.raises(NotProfiled) as refused:
+    with pytest.raises(NothingRecorded) as refused:
         count(SideRun(tree, tree, (), (), stand_in(tmp_path, results, table)), lambda line: None)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_without_ncu_the_remedy_is_told(tree: Side, tmp_path: Path) -> None:
-    with pytest.raises(NotProfiled, match="GPUMEM_NCU"):
+    with pytest.raises(NothingRecorded, match="GPUMEM_NCU"):
         count(SideRun(tree, tree, (), (), {**os.environ, "GPUMEM_NCU": str(tmp_path / "nowhere")}), lambda line: None)

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from nsys_sqlite import Export
 
 from pytest_gpumem.explain.evidence import Evidence
-from pytest_gpumem.explain.processes import NotProfiled, SideRun, trace, trace_needed
+from pytest_gpumem.explain.processes import SideRun, trace, trace_needed
+from pytest_gpumem.nsight.tools import NothingRecorded
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.migrations import Migrations
@@ -83,7 +84,7 @@ def test_a_trace_is_evidence_where_nothing_was_watched(tmp_path: Path) -> None:
 
 
 def test_a_report_that_was_not_written_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(NotProfiled) as refused:
+    with pytest.raises(NothingRecorded) as refused:
         trace(run(tmp_path, writes=False), lambda line: None)
     assert str(refused.value) == "nsys wrote no report"
 
