@@ -94,6 +94,25 @@ def test_one_packed_copy_beats_many_small_ones(gpu_benchmark, gpu_work, device_b
     assert both.latency < many.latency
 
 
+def test_intermediates_that_stay_on_the_device_save_a_round_trip(
+    gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, pinned_buffer
+):
+    """Two kernels on data of the host: what lies between them goes to the host and back, or stays ("intermediate data structures should be
+    created in device memory, operated on by the device, and destroyed without ever being mapped by the host")."""
+    if gpu_device.facts.integrated:
+        pytest.skip("an integrated GPU has no link to save")
+    size = SIZE // 4
+    there, given, between, result = device_buffer(size), pinned_buffer(size), pinned_buffer(size), pinned_buffer(size)
+
+    def halves(*middle):
+        kernels = [gpu_work.kernel(gpu_kernels.elementwise, there, 1) for _ in range(2)]
+        return gpu_work.in_turn(gpu_work.copy(there, given), kernels[0], *middle, kernels[1], gpu_work.copy(result, there))
+
+    stays = gpu_benchmark(halves(), label="stays on the device")
+    returns = gpu_benchmark(halves(gpu_work.copy(between, there), gpu_work.copy(there, between)), label="to the host and back")
+    assert returns.latency > 1.8 * stays.latency
+
+
 def test_device_to_device_is_no_matter_of_the_link(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
     there, other = device_buffer(SIZE // 4), device_buffer(SIZE // 4)
     link = gpu_benchmark(gpu_kernels.memcpy, there, pinned_buffer(SIZE // 4), label="over the link")

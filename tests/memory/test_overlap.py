@@ -16,10 +16,14 @@ ROUNDS = 200
 """Of `elementwise`: on an H200 a quarter of the time of a copy of its data; the copy is the longest part."""
 
 
-def _undisturbed(gpu_benchmark, work, label):
+CHUNKS = 16
+"""Of a copy there and back: each costs some microseconds, and a share of the copy that nothing hides."""
+
+
+def _undisturbed(gpu_benchmark, work, label, **limits):
     """The first of three measurements whose samples agree: a link that other machines' guests use too copies at half the rate at times."""
     for name in (label, f"{label}, again", f"{label}, a third time"):
-        result = gpu_benchmark(work, label=name)
+        result = gpu_benchmark(work, label=name, **limits)
         low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
         if high - low < 0.1 * middle:
             return result
@@ -38,13 +42,15 @@ def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, round
 
 
 def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
-    """In, kernel and out: the bound is the longest of the three. Copies both ways at once keep within it where the link is full duplex
-    without loss; on an H200 they take longer than one."""
-    copies = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE)), gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE))
-    both = gpu_benchmark(gpu_work.together(*copies), label="both copies")
-    staged = gpu_benchmark(staged_copy(4, SIZE, rounds=ROUNDS, chunks=32), label="staged", min_overlap="60%")
-    assert staged.latency < 1.25 * both.latency
-    assert len(staged.overlap.parts) == 3
+    """In, kernel and out. A link that carries both ways at once loses a tenth on an H100 and an H200, so the bound is what copies of the
+    same chunks take both ways at once; the first chunk's way in and the last one's kernel come on top."""
+    up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE), pieces=CHUNKS)
+    down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE), pieces=CHUNKS)
+    both = _undisturbed(gpu_benchmark, gpu_work.together(up, down), "both copies")
+    staged = _undisturbed(gpu_benchmark, staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS), "staged", min_overlap="60%")
+    parts = [part.seconds for part in staged.overlap.parts]
+    assert len(parts) == 3
+    assert staged.latency < 1.1 * (both.latency + (max(parts) + min(parts)) / CHUNKS)
 
 
 def test_a_number_of_chunks_that_divides_nothing(gpu_benchmark, staged_copy):

@@ -358,7 +358,7 @@ def small_copies_cost_nothing_extra(patch: Patch) -> None:
     run = Machine.run_copy
 
     def begun(self: Machine, to: Any, source: Any, nbytes: int, start: float) -> float:
-        return max(1e-9, run(self, to, source, nbytes, start) - self.sheet.launch)
+        return max(1e-9, run(self, to, source, nbytes, start) - self.sheet.launch - self.sheet.copy_start)
 
     patch.setattr(Machine, "run_copy", begun)
 
