@@ -5,7 +5,7 @@ from __future__ import annotations
 QUICKLY = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 """Leave out what takes no part: each session would import most of Hypothesis again."""
 
-SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "20 ms", *QUICKLY)
+SIMULATED = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "5 ms", *QUICKLY)
 """Measure on the simulated device, quickly."""
 
 TRIAD = """

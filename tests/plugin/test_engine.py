@@ -197,7 +197,7 @@ def test_early(gpu_benchmark):
     )
     result = gpumem("-n2", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines_random(["test_pair *3 *PASS*", "FAILED *::test_slow - 3.28? us is above max_latency*"])
+    result.stdout.fnmatch_lines_random(["test_pair *3 *PASS*", "FAILED *::test_slow - 3.* us is above max_latency*"])
     document = json.loads((pytester.path / "out.json").read_text())
     assert len(document["gpumem"]["rows"]) == 6
     assert document["benchmarks"] == []

@@ -22,7 +22,7 @@ EARLY = os.environ.get("EARLY", "")
 
 @pytest.fixture
 def measure(gpu_benchmark, device_buffer, gpu_kernels):
-    return lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), **of)
+    return lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), **of)
 
 def test_two(measure):
     measure(label="x")

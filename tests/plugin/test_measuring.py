@@ -307,7 +307,7 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
                 assert len(result.placements) == 3
         """
     )
-    gpumem("--gpumem-precision", "50%").assert_outcomes(passed=1)
+    gpumem("--gpumem-precision", "50%", "--gpumem-budget", "20 ms").assert_outcomes(passed=1)
 
 
 def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpumem: Run) -> None:
