@@ -3,10 +3,11 @@
     pip install --target BEFORE .      # in a checkout of the other revision
     python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json
 
-Each part runs pytest in fresh processes. `start` is the time from the start of a process to its first sample, with empty caches (of CuPy,
-of this package, of the driver) and with warm ones; before the latter stand the times until pytest has read the conftest, has collected, and
-until the device is open and its clocks are up; `process` is the whole of such a process, which is what one more process of
-`--gpumem-processes` and of a duet takes; `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
+Each part runs pytest in fresh processes, with no plugin but pytest-benchmark and this one. `start` is the time from the start of a process
+to its first sample, with empty caches (of CuPy, of this package, of the driver) and with warm ones; before the latter stand the times until
+pytest has read the conftest, has collected, and until the device is open and its clocks are up; `pytest alone` is the time until it has
+collected without `--gpumem`; `process` is the whole of a process with one test, which is what one more process of `--gpumem-processes` and
+of a duet takes; `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
 
 Prints the record with its targets. Exits with 1 where a target of this installation is missed.
 """
@@ -46,9 +47,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.measuring.harness import Harness
-from pytest_gpumem.measuring.samplers import BlockedSampler
-
 
 def reached(stage):
     with Path(os.environ["WALL_TIME_STAGES"]).open("a") as file:
@@ -70,13 +68,17 @@ def after(owner, name, stage, before=None):
 
 
 reached("pytest ready")
-after(Harness, "wake", "clocks up", "device open")
-after(BlockedSampler, "samples", "first sample")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     reached("collected")
+    if session.config.option.gpumem:
+        from pytest_gpumem.measuring.harness import Harness  # which the session has imported
+        from pytest_gpumem.measuring.samplers import BlockedSampler
+
+        after(Harness, "wake", "clocks up", "device open")
+        after(BlockedSampler, "samples", "first sample")
 '''
 STAGES = ("pytest ready", "collected", "device open", "clocks up", "first sample")
 """In their order; each is a time since the start of the process."""
@@ -108,7 +110,7 @@ class Failed(Exception):
     """pytest failed; the message has its last words."""
 
 
-def session(folder: Path, device: str, installation: Path | None, caches: Path | None) -> dict[str, float]:
+def session(folder: Path, device: str, installation: Path | None, caches: Path | None, *, alone: bool = False) -> dict[str, float]:
     """Run the tests of a folder in a fresh process: seconds to each of `STAGES` and to the end ("whole").
 
     Args:
@@ -116,22 +118,26 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path |
         device: as --gpumem-device.
         installation: a folder that pip installed into; None: this one.
         caches: an empty folder for all caches; None: the user's own.
+        alone: without --gpumem; until the tests are collected.
     """
     stages = folder / "stages"
     stages.unlink(missing_ok=True)
-    environment = {**os.environ, "WALL_TIME_STAGES": str(stages)}
+    environment = {**os.environ, "WALL_TIME_STAGES": str(stages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if installation is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(installation), *filter(None, [environment.get("PYTHONPATH")])])
     if caches is not None:
         environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")}
-    command = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-device", device, "-q", "-p", "no:cacheprovider", "--rootdir=.", "."]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."]
+    command += ["-p", "benchmark", "-p", "gpumem"]
+    command += [] if alone else ["--gpumem", "--gpumem-device", device]
+    needed = {"pytest ready", "collected"} if alone else set(STAGES)
     begun = time.time()
     done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=TIMEOUT)
     ended = time.time()
     reached = dict(line.split(" ", 1)[::-1] for line in stages.read_text().splitlines()) if stages.exists() else {}
-    if done.returncode or not set(STAGES) <= set(reached):
+    if done.returncode or not needed <= set(reached):
         raise Failed(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
-    return {stage: float(reached[stage]) - begun for stage in STAGES} | {"whole": ended - begun}
+    return {stage: float(seconds) - begun for stage, seconds in reached.items()} | {"whole": ended - begun}
 
 
 def project(folder: Path, tests: str) -> Path:
@@ -151,6 +157,7 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
             yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first sample"]
     for _ in range(asked.repeats):
         for side, installation in sides.items():
+            yield "pytest alone", side, session(one, asked.device, installation, None, alone=True)["collected"]
             taken = session(one, asked.device, installation, None)
             for stage in STAGES[:-1]:
                 yield stage, side, taken[stage]

@@ -92,4 +92,4 @@ def test_modes_of_the_placements_and_which_count(make_row: Make, facts: DeviceFa
     placements = ((2.25e-4,),) * 7 + ((2.51e-4,),)
     for window, count in ((None, "all count"), (Window(8 * MiB, 1.0, 9_830_400), "the 7 count")):
         row = make_row("t.py::test_a", Outcome.FAIL, placements=placements, window=window)
-        assert f"modes      placements: 7 at 225.0 us, 1 at 251.0 us; {count}\n" in failure_text(row, facts)
+        assert f"modes      placements: 7 at 225.0 us, 1 at 251.0 us; {count}\n" in failure_text(row, facts, 120)
