@@ -31,12 +31,9 @@ class Results:
     """The content of one file."""
 
     document: Document
-    utc: str
-    """Time of writing, ISO 8601."""
-    revision: str | None
-    """Revision of the measured code; None if unknown."""
-    sweeps: tuple[tuple[str, Sweep], ...]
-    """Sweeps of persisting L2, each with its test's id."""
+    utc: str  # time of writing, ISO 8601
+    revision: str | None  # revision of the measured code; None if unknown
+    sweeps: tuple[tuple[str, Sweep], ...]  # sweeps of persisting L2, each with its test's id
 
 
 def content(path: Path) -> bytes:

@@ -56,17 +56,14 @@ class QuantityError(ValueError):
 class Share(NamedTuple):
     """A bandwidth as a share of the device's theoretical peak."""
 
-    value: float
-    """0.85 for "85% of peak"."""
+    value: float  # 0.85 for "85% of peak"
 
 
 class Margin(NamedTuple):
     """An allowed slow-down: `relative` x baseline + `absolute`."""
 
-    relative: float
-    """Share of the baseline's latency, 0.01 for "1%"."""
-    absolute: float
-    """Seconds on top."""
+    relative: float  # share of the baseline's latency, 0.01 for "1%"
+    absolute: float  # seconds on top
 
     def over(self, latency: float) -> float:
         """The allowed slow-down of a baseline of `latency` seconds, as a share of it."""
@@ -76,10 +73,8 @@ class Margin(NamedTuple):
 class Budget(NamedTuple):
     """Time to spend on measuring: exactly one of the two is given."""
 
-    each: float | None = None
-    """Seconds for each measurement."""
-    total: float | None = None
-    """Seconds for all measurements of the run together."""
+    each: float | None = None  # seconds for each measurement
+    total: float | None = None  # seconds for all measurements of the run together
 
 
 def parse_bytes(value: str | int) -> int:

@@ -33,10 +33,8 @@ class Compared:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
-    forced: str | None
-    """Why the sides are not comparable, if --force overrules it."""
-    unknown: tuple[str, ...]
-    """Sentences on facts that the files lack."""
+    forced: str | None  # why the sides are not comparable, if --force overrules it
+    unknown: tuple[str, ...]  # sentences on facts that the files lack
 
     @property
     def rows(self) -> list[Row]:

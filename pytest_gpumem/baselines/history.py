@@ -28,33 +28,23 @@ WINDOW = 20
 class Process:
     """The process that measured accepted rows."""
 
-    id: str
-    """Unique: a copy of its file is not a second process."""
-    utc: datetime
-    """When it was accepted."""
-    revision: str | None
-    """Revision of the measured code, with "-dirty" for uncommitted changes; None if unknown."""
-    device: DeviceFacts
-    """The device at that time, with its driver and CUDA versions."""
-    sequence: int = 0
-    """As `layout.Content.sequence`."""
-    mode: str | None = None
-    """The session's mode, which a test may override; None if unknown."""
+    id: str  # unique: a copy of its file is not a second process
+    utc: datetime  # when it was accepted
+    revision: str | None  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
+    device: DeviceFacts  # the device at that time, with its driver and CUDA versions
+    sequence: int = 0  # as `layout.Content.sequence`
+    mode: str | None = None  # the session's mode, which a test may override; None if unknown
 
 
 @dataclass(frozen=True)
 class Accepted:
     """One row of one run, of one process or of several (`--gpumem-processes`)."""
 
-    nodeid: str
-    """pytest's id of the test."""
-    measurement: Measurement
-    """Reduced: each placement holds its median only."""
+    nodeid: str  # pytest's id of the test
+    measurement: Measurement  # reduced: each placement holds its median only
     process: Process
-    reset: str | None = None
-    """`Reset.id` of the reset that the row was accepted after; None before the first one."""
-    test_source: str | None = None
-    """As `Row.test_source`."""
+    reset: str | None = None  # `Reset.id` of the reset that the row was accepted after; None before the first one
+    test_source: str | None = None  # as `Row.test_source`
 
     @property
     def label(self) -> str:
@@ -76,15 +66,11 @@ class Accepted:
 class AcceptedFootprint:
     """The footprint of one row of one run."""
 
-    nodeid: str
-    """pytest's id of the test."""
-    label: str
-    """Label of the part of the test; empty for the whole."""
-    footprint: Footprint
-    """Reduced: without its course over time."""
+    nodeid: str  # pytest's id of the test
+    label: str  # label of the part of the test; empty for the whole
+    footprint: Footprint  # reduced: without its course over time
     process: Process
-    reset: str | None = None
-    """As `Accepted.reset`."""
+    reset: str | None = None  # as `Accepted.reset`
 
     @property
     def key(self) -> str:
@@ -97,41 +83,30 @@ class Reset:
     """The acceptance of a change of a row: from then on only later runs count."""
 
     id: str
-    key: str
-    """`Row.key` of the row that changed."""
-    reason: str
-    """Why it was accepted, as whoever accepted it wrote."""
-    who: str
-    """Who accepted it; `store.IMPROVED` for a gain that --gpumem-save accepted."""
+    key: str  # `Row.key` of the row that changed
+    reason: str  # why it was accepted, as whoever accepted it wrote
+    who: str  # who accepted it; `store.IMPROVED` for a gain that --gpumem-save accepted
     utc: datetime
-    revision: str | None = None
-    """Revision of the accepted code."""
-    sequence: int = 0
-    """As `layout.Content.sequence`."""
+    revision: str | None = None  # revision of the accepted code
+    sequence: int = 0  # as `layout.Content.sequence`
 
 
 @dataclass(frozen=True)
 class Rejection:
     """A run showed its revision to be slower than the baseline of a row. Earlier runs of that revision leave the baseline."""
 
-    key: str
-    """`Row.key` of the row."""
-    revision: str
-    """Revision of the slower code."""
-    sequence: int
-    """Sequence number of the file; runs with a lower one leave."""
+    key: str  # `Row.key` of the row
+    revision: str  # revision of the slower code
+    sequence: int  # sequence number of the file; runs with a lower one leave
 
 
 @dataclass(frozen=True)
 class History:
     """The accepted runs of one row."""
 
-    accepted: tuple[Accepted, ...]
-    """The window: one item a run, oldest first."""
-    reason: str | None = None
-    """Why the window is empty."""
-    first: Accepted | None = None
-    """The first run since the reset; None while it is the only one."""
+    accepted: tuple[Accepted, ...]  # the window: one item a run, oldest first
+    reason: str | None = None  # why the window is empty
+    first: Accepted | None = None  # the first run since the reset; None while it is the only one
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

@@ -56,30 +56,22 @@ class File:
     """One file: the processes of one run, or an acceptance in a baseline's folder."""
 
     path: Path
-    digest: str
-    """SHA-256 of its bytes: files with the same digest are copies."""
-    device: DeviceFacts | None
-    """`UNKNOWN_GPU` if the file names none; None for an acceptance, which measured nothing."""
+    digest: str  # SHA-256 of its bytes: files with the same digest are copies
+    device: DeviceFacts | None  # `UNKNOWN_GPU` if the file names none; None for an acceptance, which measured nothing
     rows: tuple[Accepted, ...] = ()
-    limits: Mapping[str, str] | None = None
-    """By row key: the row's max_regression."""
-    left_out: Mapping[str, str] | None = None
-    """By row key: why a row is left out."""
-    stock: bool = False
-    """Written by stock pytest-benchmark."""
+    limits: Mapping[str, str] | None = None  # by row key: the row's max_regression
+    left_out: Mapping[str, str] | None = None  # by row key: why a row is left out
+    stock: bool = False  # written by stock pytest-benchmark
 
 
 @dataclass(frozen=True)
 class Side:
     """All processes of one side."""
 
-    name: str
-    """As it was given."""
+    name: str  # as it was given
     files: tuple[File, ...]
-    rows: Mapping[str, tuple[Accepted, ...]]
-    """By row key: one a run, oldest first."""
-    left_out: Mapping[str, str]
-    """By row key: why the row is left out."""
+    rows: Mapping[str, tuple[Accepted, ...]]  # by row key: one a run, oldest first
+    left_out: Mapping[str, str]  # by row key: why the row is left out
 
     @property
     def processes(self) -> int:

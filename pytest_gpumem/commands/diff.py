@@ -98,10 +98,8 @@ class Diff:
     """Two runs side by side."""
 
     pairs: tuple[Pair, ...]
-    base_only: tuple[str, ...]
-    """Keys of rows that head lacks."""
-    head_only: tuple[str, ...]
-    """Keys of rows that base lacks."""
+    base_only: tuple[str, ...]  # keys of rows that head lacks
+    head_only: tuple[str, ...]  # keys of rows that base lacks
 
 
 def diff_of(base: Sequence[Row], head: Sequence[Row]) -> Diff:

@@ -79,14 +79,10 @@ class _Found:
 class Earlier:
     """The history that a folder has."""
 
-    past: dict[str, list[Past]]
-    """By `Row.key` as it is printed, oldest first."""
-    footprints: dict[str, Footprint]
-    """By the same, of the newest run."""
-    files: int
-    """Number of files of this device."""
-    left_out: tuple[str, ...]
-    """Sentences about the other files."""
+    past: dict[str, list[Past]]  # by `Row.key` as it is printed, oldest first
+    footprints: dict[str, Footprint]  # by the same, of the newest run
+    files: int  # number of files of this device
+    left_out: tuple[str, ...]  # sentences about the other files
 
 
 def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:

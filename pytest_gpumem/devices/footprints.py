@@ -49,10 +49,8 @@ def _plus(one: Figures, other: Figures) -> Figures:
 class Source(ABC):
     """Something that reports memory: the driver, or the allocator of one library."""
 
-    name: str
-    """As in `Footprint.watched`."""
-    method: str
-    """As `MemoryUse.source`."""
+    name: str  # as in `Footprint.watched`
+    method: str  # as `MemoryUse.source`
 
     @abstractmethod
     def ready(self) -> bool:

@@ -32,34 +32,24 @@ SEGMENT_DELAY = 1e-3
 class MemoryEvent(NamedTuple):
     """One allocation or free, as a source reports it."""
 
-    at: float
-    """Seconds on the clock of `time.perf_counter`."""
-    library: str
-    """As `MemoryUse.library`."""
+    at: float  # seconds on the clock of `time.perf_counter`
+    library: str  # as `MemoryUse.library`
     kind: MemoryPlace
     layer: Layer
     address: int
-    nbytes: int
-    """0 for a free."""
-    stack: tuple[Frame, ...] = ()
-    """Python frames of the allocation, the innermost last; empty unless asked for."""
+    nbytes: int  # 0 for a free
+    stack: tuple[Frame, ...] = ()  # Python frames of the allocation, the innermost last; empty unless asked for
 
 
 class Figures(NamedTuple):
     """A library's own counts of one kind of memory, in bytes."""
 
-    used: int | None
-    """In use by its arrays; None: the sum of the single allocations."""
-    unused: int
-    """In its pool, and not in use."""
-    segments: int | None = None
-    """Of all segments of its pool; None where it has none."""
-    high: int | None = None
-    """The library's own high-water mark of what is in use; None where it has none."""
-    single: bool = True
-    """Its allocations are reported one by one."""
-    allocations: int | None = None
-    """Allocations up to now, where they are counted and not reported one by one."""
+    used: int | None  # in use by its arrays; None: the sum of the single allocations
+    unused: int  # in its pool, and not in use
+    segments: int | None = None  # of all segments of its pool; None where it has none
+    high: int | None = None  # the library's own high-water mark of what is in use; None where it has none
+    single: bool = True  # its allocations are reported one by one
+    allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
 @dataclass(eq=False)
@@ -73,8 +63,7 @@ class Allocated:
     address: int
     nbytes: int
     stack: tuple[Frame, ...] = ()
-    owner: str | None = None
-    """Of an allocation of the driver: the library whose pool took it."""
+    owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
     @property
     def used(self) -> bool:
@@ -86,8 +75,7 @@ class Step(NamedTuple):
     """A change of the bytes in use."""
 
     at: float
-    change: int
-    """Bytes; below 0 for a free."""
+    change: int  # bytes; below 0 for a free
     of: Allocated
 
 
@@ -196,16 +184,12 @@ class _Account:
 class Accounts:
     """What `account` finds."""
 
-    peak: int
-    """Most bytes of device memory in use at once."""
-    driver_peak: int
-    """Most bytes of device memory that the driver gave out at once."""
+    peak: int  # most bytes of device memory in use at once
+    driver_peak: int  # most bytes of device memory that the driver gave out at once
     uses: Mapping[Series, MemoryUse]
     courses: tuple[Course, ...]
-    at_peak: tuple[Allocated, ...]
-    """Allocations of the interval that lived at the peak, largest first."""
-    kept: tuple[Allocated, ...]
-    """Allocations of the interval that live at its end, largest first."""
+    at_peak: tuple[Allocated, ...]  # allocations of the interval that lived at the peak, largest first
+    kept: tuple[Allocated, ...]  # allocations of the interval that live at its end, largest first
 
 
 def account(steps: Sequence[Step], begin: float) -> Accounts:

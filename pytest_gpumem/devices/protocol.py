@@ -64,12 +64,9 @@ class HoldExpired(DeviceError):
 class HostMemory:
     """The host's memory, in bytes."""
 
-    total: int
-    """RAM that this process may use: the machine's, or its control group's if that is less."""
-    available: int
-    """Of it, what new allocations can take without swapping."""
-    locked: int
-    """Bytes that are page-locked through this device now: pinned and registered."""
+    total: int  # RAM that this process may use: the machine's, or its control group's if that is less
+    available: int  # of it, what new allocations can take without swapping
+    locked: int  # bytes that are page-locked through this device now: pinned and registered
 
 
 class Advice(str, Enum):
@@ -89,10 +86,8 @@ class Allocation:
 
     kind: MemoryKind
     nbytes: int
-    address: int
-    """Address in the device's address space; 0 if the device cannot see it (pageable)."""
-    host_address: int
-    """Address in the host's address space; 0 if the host cannot see it (device memory)."""
+    address: int  # address in the device's address space; 0 if the device cannot see it (pageable)
+    host_address: int  # address in the host's address space; 0 if the host cannot see it (device memory)
     backing: Any = None
     freed: bool = False
 
@@ -135,8 +130,7 @@ class Launch:
     kernel: Kernel
     call: Call
     shape: LaunchShape
-    arrays: Mapping[str, Allocation]
-    """Array arguments by parameter name."""
+    arrays: Mapping[str, Allocation]  # array arguments by parameter name
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ SCHEMA = 2
 
 class Status(str, Enum):
     OK = "OK"
-    WARNING = "warning"
-    """It works with a restriction, or only some features need what is missing."""
-    FAILURE = "failure"
-    """Until this is repaired, a GPU cannot be measured reliably."""
+    WARNING = "warning"  # it works with a restriction, or only some features need what is missing
+    FAILURE = "failure"  # until this is repaired, a GPU cannot be measured reliably
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,9 @@ class Check:
 
     name: str
     status: Status
-    detail: str
-    """The state found, or the features that are lost without it."""
-    remedy: str = ""
-    """The action that repairs it; empty if the status is OK."""
-    missing: bool = False
-    """True if the component is not installed."""
+    detail: str  # the state found, or the features that are lost without it
+    remedy: str = ""  # the action that repairs it; empty if the status is OK
+    missing: bool = False  # True if the component is not installed
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) == bool(self.remedy):
@@ -45,14 +40,10 @@ class Check:
 @dataclass(frozen=True)
 class Report:
     checks: tuple[Check, ...]
-    simulated_only: bool
-    """True if no GPU can be used, so that every result of this machine is simulated."""
-    summary: str
-    """One sentence that lists what this machine can measure."""
-    device: DeviceFacts | None = None
-    """The GPU as CUDA describes it; None if CUDA cannot use it."""
-    card: Card | None = None
-    """The card as the driver (NVML) describes it; None if NVML does not answer."""
+    simulated_only: bool  # True if no GPU can be used, so that every result of this machine is simulated
+    summary: str  # one sentence that lists what this machine can measure
+    device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if CUDA cannot use it
+    card: Card | None = None  # the card as the driver (NVML) describes it; None if NVML does not answer
 
     def to_json(self) -> dict[str, object]:
         """The report for programs."""

@@ -42,10 +42,8 @@ class SlowDown:
 
     base: float
     head: float
-    low: float
-    """Lower end of the interval of `seconds`."""
-    high: float
-    """Upper end of the interval of `seconds`."""
+    low: float  # lower end of the interval of `seconds`
+    high: float  # upper end of the interval of `seconds`
     confidence: float = CONFIDENCE
 
     @property
@@ -68,31 +66,22 @@ class SlowDown:
 class Cause:
     """One thing that changed, and the part of the slow-down that it accounts for."""
 
-    rule: str
-    """`Rule.name`."""
-    seconds: float
-    """Of the slow-down."""
-    share: float
-    """`seconds` as a share of the slow-down."""
-    up_to: bool
-    """It may be less: the estimates exceeded the slow-down, or this one has no upper bound of its own."""
-    estimate: float
-    """Seconds as the rule alone estimates them."""
-    figures: Mapping[str, Pair] = field(default_factory=dict)
-    """As `Estimate.figures`."""
-    details: Mapping[str, str] = field(default_factory=dict)
-    """As `Estimate.details`."""
+    rule: str  # `Rule.name`
+    seconds: float  # of the slow-down
+    share: float  # `seconds` as a share of the slow-down
+    up_to: bool  # it may be less: the estimates exceeded the slow-down, or this one has no upper bound of its own
+    estimate: float  # seconds as the rule alone estimates them
+    figures: Mapping[str, Pair] = field(default_factory=dict)  # as `Estimate.figures`
+    details: Mapping[str, str] = field(default_factory=dict)  # as `Estimate.details`
 
 
 @dataclass(frozen=True)
 class Note:
     """Something besides the causes that a reader must know."""
 
-    code: str
-    """A key of `text.NOTES`."""
+    code: str  # a key of `text.NOTES`
     base: str | float
-    head: str | float
-    """Names, or seconds."""
+    head: str | float  # names, or seconds
 
 
 @dataclass(frozen=True)
@@ -101,13 +90,10 @@ class Explanation:
 
     slow_down: SlowDown
     causes: tuple[Cause, ...]
-    unexplained: float
-    """Seconds that no cause accounts for."""
-    skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()
-    """Rules that lack evidence, with their needs."""
+    unexplained: float  # seconds that no cause accounts for
+    skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()  # rules that lack evidence, with their needs
     notes: tuple[Note, ...] = ()
-    ran: tuple[Difference, ...] | None = None
-    """What ran differently; None if nothing is known of one side."""
+    ran: tuple[Difference, ...] | None = None  # what ran differently; None if nothing is known of one side
 
     @property
     def unexplained_share(self) -> float:

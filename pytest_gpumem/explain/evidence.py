@@ -34,10 +34,8 @@ class Evidence:
 
     measurement: Measurement
     facts: DeviceFacts
-    profile: TestProfile | None = None
-    """Counters of a run under Nsight Compute."""
-    trace: TestProfile | None = None
-    """Kernels, copies and pages of a run under Nsight Systems."""
+    profile: TestProfile | None = None  # counters of a run under Nsight Compute
+    trace: TestProfile | None = None  # kernels, copies and pages of a run under Nsight Systems
 
 
 class Figures:

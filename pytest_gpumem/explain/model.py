@@ -28,22 +28,14 @@ ABSORBED = 0.95
 class AccessChange:
     """The loads, or the stores, of one kernel on both sides."""
 
-    kernel: str
-    """Its base name; several names if they cannot be told apart."""
-    load: bool
-    """Loads; else stores."""
-    seconds: float
-    """Of the kernel in head."""
-    sectors: Two | None
-    """Sectors of one load or store of a warp."""
-    used: Two | None
-    """Share of the sectors' bytes that threads use."""
-    ratio: float
-    """Growth of the sectors for the same bytes; 1 if unknown."""
-    l2: Two | None
-    """Bytes that it requests from L2."""
-    wanted: Two | None
-    """Bytes that threads load or store."""
+    kernel: str  # its base name; several names if they cannot be told apart
+    load: bool  # loads; else stores
+    seconds: float  # of the kernel in head
+    sectors: Two | None  # sectors of one load or store of a warp
+    used: Two | None  # share of the sectors' bytes that threads use
+    ratio: float  # growth of the sectors for the same bytes; 1 if unknown
+    l2: Two | None  # bytes that it requests from L2
+    wanted: Two | None  # bytes that threads load or store
 
     @property
     def grown(self) -> float:
@@ -249,8 +241,7 @@ class Estimate:
 class Need:
     """Evidence that a rule requires."""
 
-    words: str
-    """How to get it."""
+    words: str  # how to get it
     met: Callable[[BaseAndHead], bool]
 
 
@@ -258,15 +249,10 @@ class Need:
 class Rule:
     """One row of the table of rules."""
 
-    name: str
-    """Code of the cause, also in JSON."""
+    name: str  # code of the cause, also in JSON
     looks_at: str
-    threshold: float
-    """Second argument of `find`."""
-    means: str
-    """The quantity that the threshold limits."""
-    estimate: str
-    """How the seconds are estimated."""
+    threshold: float  # second argument of `find`
+    means: str  # the quantity that the threshold limits
+    estimate: str  # how the seconds are estimated
     needs: tuple[Need, ...]
-    find: Callable[[BaseAndHead, float], Estimate | None]
-    """None below the threshold."""
+    find: Callable[[BaseAndHead, float], Estimate | None]  # None below the threshold

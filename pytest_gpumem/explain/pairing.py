@@ -17,30 +17,18 @@ class KernelFigures:
     """All launches of one kernel, of any shape, within one measured launch."""
 
     name: str
-    count: float
-    """Launches."""
-    seconds: float
-    """Running time of all of them, by the tool that recorded them."""
-    dram_read: float | None
-    """Bytes."""
-    dram_written: float | None
-    """Bytes."""
-    l2: Accesses
-    """Bytes that the SMs read from L2 and wrote to it, in whole sectors."""
-    l1: Accesses
-    """Bytes of the sectors that loads and stores touch, before L1 serves any of them."""
-    hit_rate: float | None
-    """L2 hit rate, 0 to 1."""
-    sectors: Accesses
-    """Sectors of one load and of one store of a warp."""
-    used: Accesses
-    """Share of the sectors' bytes that loads and stores use."""
-    occupancy: float | None
-    """Achieved, 0 to 1."""
-    blocks: int
-    """Of its longest shape."""
-    threads: int
-    """Threads of a block of that shape."""
+    count: float  # launches
+    seconds: float  # running time of all of them, by the tool that recorded them
+    dram_read: float | None  # bytes
+    dram_written: float | None  # bytes
+    l2: Accesses  # bytes that the SMs read from L2 and wrote to it, in whole sectors
+    l1: Accesses  # bytes of the sectors that loads and stores touch, before L1 serves any of them
+    hit_rate: float | None  # l2 hit rate, 0 to 1
+    sectors: Accesses  # sectors of one load and of one store of a warp
+    used: Accesses  # share of the sectors' bytes that loads and stores use
+    occupancy: float | None  # achieved, 0 to 1
+    blocks: int  # of its longest shape
+    threads: int  # threads of a block of that shape
     registers: int | None
 
     @property

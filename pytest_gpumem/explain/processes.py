@@ -44,14 +44,10 @@ class SideRun:
     """One side's tests, ready to run."""
 
     tree: Tree
-    other: Tree
-    """The other side, whose modules it must not see."""
-    arguments: tuple[str, ...]
-    """pytest's."""
-    tests: tuple[str, ...]
-    """Node ids; empty for all that the arguments select."""
-    environment: Mapping[str, str]
-    """All environment variables."""
+    other: Tree  # the other side, whose modules it must not see
+    arguments: tuple[str, ...]  # pytest's
+    tests: tuple[str, ...]  # node ids; empty for all that the arguments select
+    environment: Mapping[str, str]  # all environment variables
 
     def command(self, results: Path) -> list[str]:
         """The command of the child, which writes its results."""
@@ -145,18 +141,12 @@ MOST_REASONS = 3
 class ExplainRequest:
     """The tests to measure, and how."""
 
-    tests: tuple[str, ...]
-    """Node ids; empty for all that the arguments select."""
-    arguments: tuple[str, ...]
-    """pytest's."""
-    pairs: int
-    """Processes of each side."""
-    counters: bool
-    """Run both sides under ncu too."""
-    traces: bool | None = None
-    """Run both sides under nsys too; None: if CUPTI could not watch copies or pages."""
-    seed: int = 0
-    """Of the order of base and head."""
+    tests: tuple[str, ...]  # node ids; empty for all that the arguments select
+    arguments: tuple[str, ...]  # pytest's
+    pairs: int  # processes of each side
+    counters: bool  # run both sides under ncu too
+    traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch copies or pages
+    seed: int = 0  # of the order of base and head
 
 
 def measure_sides(

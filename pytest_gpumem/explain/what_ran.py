@@ -36,18 +36,12 @@ class Difference:
     """One thing that ran differently."""
 
     change: Literal["added", "removed", "changed"]
-    what: str
-    """The value of a `StepKind`, "call", "state", or "order" where only the order differs."""
-    name: str
-    """Kernel, direction of a copy, runtime function, or part of the state; empty for what has no name."""
-    field: str = ""
-    """Of a change: the field of `Step` or, of calls, "count"."""
-    was: str | None = None
-    """The value on the first side, in words; of what was removed, its properties."""
-    now: str | None = None
-    """The value on the second side, in words; of what was added, its properties."""
-    times: int = 1
-    """Steps of the launch that differ so."""
+    what: str  # the value of a `StepKind`, "call", "state", or "order" where only the order differs
+    name: str  # kernel, direction of a copy, runtime function, or part of the state; empty for what has no name
+    field: str = ""  # of a change: the field of `Step` or, of calls, "count"
+    was: str | None = None  # the value on the first side, in words; of what was removed, its properties
+    now: str | None = None  # the value on the second side, in words; of what was added, its properties
+    times: int = 1  # steps of the launch that differ so
 
     @property
     def text(self) -> str:

@@ -36,12 +36,9 @@ KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
 class Drift:
     """The change of a control kernel since the baseline; slower is positive."""
 
-    log: float
-    """Log-ratio."""
-    variance: Variance
-    """Variance of `log` for an unchanged device."""
-    kind: str
-    """The control: a key of `KINDS`."""
+    log: float  # log-ratio
+    variance: Variance  # variance of `log` for an unchanged device
+    kind: str  # the control: a key of `KINDS`
 
     @property
     def share(self) -> float:

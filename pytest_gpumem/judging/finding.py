@@ -58,10 +58,8 @@ class Finding:
     """The result of one rule for one measurement."""
 
     outcome: Outcome
-    form: str
-    """Key of `SENTENCES`."""
-    figures: Mapping[str, str]
-    """The words and figures of its sentence."""
+    form: str  # key of `SENTENCES`
+    figures: Mapping[str, str]  # the words and figures of its sentence
     code: Code | None = None
 
     @property

@@ -25,8 +25,7 @@ class PastFootprint:
     """The footprint of an accepted run."""
 
     footprint: Footprint
-    revision: str | None
-    """Revision of its code; None if unknown."""
+    revision: str | None  # revision of its code; None if unknown
 
 
 @dataclass(frozen=True)

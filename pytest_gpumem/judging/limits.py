@@ -42,16 +42,12 @@ class _Judged:
     """A limit and the measurement that it applies to."""
 
     measurement: Measurement
-    name: str
-    """The limit's name."""
-    written: str
-    """The limit, as written."""
+    name: str  # the limit's name
+    written: str  # the limit, as written
     origin: str
     facts: DeviceFacts
-    siblings: Mapping[str, Measurement]
-    """The measurements of its test by label."""
-    past: Sequence[Measurement] = ()
-    """The accepted runs that it is compared with, oldest first."""
+    siblings: Mapping[str, Measurement]  # the measurements of its test by label
+    past: Sequence[Measurement] = ()  # the accepted runs that it is compared with, oldest first
 
     @property
     def limit(self) -> str:

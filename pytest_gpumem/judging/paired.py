@@ -62,15 +62,11 @@ SHOWN = 0.99
 class Bet:
     """A wealth that grows while pairs lie beyond a bound."""
 
-    bound: float
-    """Log-ratio."""
-    side: int
-    """+1: the alternative is above the bound; -1: below it."""
-    expected: float
-    """Prior distance from the bound."""
+    bound: float  # log-ratio
+    side: int  # +1: the alternative is above the bound; -1: below it
+    expected: float  # prior distance from the bound
     log_wealth: float = 0.0
-    most: float = 0.0
-    """Largest logarithm of the wealth so far."""
+    most: float = 0.0  # largest logarithm of the wealth so far
     _count: int = 0
     _sum: float = 0.0
     _squares: float = 0.0
@@ -100,20 +96,13 @@ class Bet:
 class Paired:
     """The verdict of the pairs of one test. Changes are shares: +0.01 is 1 % slower."""
 
-    outcome: Outcome | None
-    """PASS or FAIL; None while it is open."""
-    log_ratios: tuple[float, ...]
-    """One a pair, in the order of measurement."""
-    delta: float
-    """Allowed slow-down."""
-    alarm: float
-    """Anytime-valid p-value of "slower by at most delta"."""
-    miss: float
-    """Anytime-valid p-value of "slower by delta or more"."""
-    gross: bool = False
-    """A FAIL by the rule for gross changes."""
-    same_code: bool = False
-    """A PASS that rests on the same machine code too."""
+    outcome: Outcome | None  # PASS or FAIL; None while it is open
+    log_ratios: tuple[float, ...]  # one a pair, in the order of measurement
+    delta: float  # allowed slow-down
+    alarm: float  # anytime-valid p-value of "slower by at most delta"
+    miss: float  # anytime-valid p-value of "slower by delta or more"
+    gross: bool = False  # a FAIL by the rule for gross changes
+    same_code: bool = False  # a PASS that rests on the same machine code too
 
     @property
     def pairs(self) -> int:

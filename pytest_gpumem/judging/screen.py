@@ -37,10 +37,8 @@ ALPHA = 0.05
 class Family:
     """The rows of one suite that are compared with a baseline."""
 
-    size: int = 1
-    """Number of compared rows; a number that is too large is stricter."""
-    rejected: int = 0
-    """Number of rows rejected so far."""
+    size: int = 1  # number of compared rows; a number that is too large is stricter
+    rejected: int = 0  # number of rows rejected so far
 
     @property
     def threshold(self) -> float:

@@ -94,10 +94,8 @@ SESSION_SECONDS = 3600.0
 class Variance:
     """An estimated variance of a log-latency."""
 
-    value: float
-    """A share, squared."""
-    freedom: float
-    """Degrees of freedom of the estimate."""
+    value: float  # a share, squared
+    freedom: float  # degrees of freedom of the estimate
 
     def __add__(self, other: Variance) -> Variance:
         """Variance of a sum of independent parts; degrees of freedom by Welch and Satterthwaite."""
@@ -124,16 +122,11 @@ class Variance:
 class Reading(NamedTuple):
     """One process's measurement."""
 
-    latency: float
-    """Seconds: the mean of the medians."""
-    medians: tuple[float, ...]
-    """Seconds: one for each placement that counts."""
-    overhead: float | None
-    """Seconds of launch overhead in `latency`; None if unknown."""
-    sampler: str
-    """How samples were taken."""
-    provenance: Provenance | None
-    """When and on which card."""
+    latency: float  # seconds: the mean of the medians
+    medians: tuple[float, ...]  # seconds: one for each placement that counts
+    overhead: float | None  # seconds of launch overhead in `latency`; None if unknown
+    sampler: str  # how samples were taken
+    provenance: Provenance | None  # when and on which card
 
 
 def readings(measurement: Measurement) -> list[Reading]:
@@ -167,24 +160,15 @@ def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
 class Difference:
     """A run less its baseline, on a logarithmic scale."""
 
-    log: float
-    """Mean log(latency) of the run less that of the baseline's runs."""
-    session: float
-    """Prior variance between sessions, plus the excess of the runs' variance over its prior."""
-    process: float
-    """Variance between processes of a run."""
-    base: float
-    """Variance of the mean over the baseline's runs."""
-    freedom: float
-    """Degrees of freedom of all of them."""
-    runs: int
-    """Runs of the baseline."""
-    processes: int
-    """Processes of the baseline."""
-    measured: int
-    """Processes of the run."""
-    has_prior: bool
-    """True if the prior of device-timed kernels applies, so that few runs suffice."""
+    log: float  # mean log(latency) of the run less that of the baseline's runs
+    session: float  # prior variance between sessions, plus the excess of the runs' variance over its prior
+    process: float  # variance between processes of a run
+    base: float  # variance of the mean over the baseline's runs
+    freedom: float  # degrees of freedom of all of them
+    runs: int  # runs of the baseline
+    processes: int  # processes of the baseline
+    measured: int  # processes of the run
+    has_prior: bool  # True if the prior of device-timed kernels applies, so that few runs suffice
 
     def variance(self, measured: int | None = None) -> Variance:
         """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has."""
@@ -233,12 +217,9 @@ def of_repetition(measurement: Measurement) -> Variance:
 
 
 class _Processes(NamedTuple):
-    session: float
-    """Prior variance between sessions."""
-    value: float
-    """Variance between processes of a run."""
-    freedom: int
-    """Degrees of freedom of the row's own processes."""
+    session: float  # prior variance between sessions
+    value: float  # variance between processes of a run
+    freedom: int  # degrees of freedom of the row's own processes
 
 
 def _processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> _Processes:

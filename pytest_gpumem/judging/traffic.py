@@ -65,10 +65,8 @@ class Account:
     """A declaration and a count side by side."""
 
     finding: Agreement
-    difference: float | None
-    """Counted bytes over declared ones, less 1; None where nothing was declared."""
-    sentence: str
-    """Both figures and their meaning, without a full stop."""
+    difference: float | None  # counted bytes over declared ones, less 1; None where nothing was declared
+    sentence: str  # both figures and their meaning, without a full stop
 
     @property
     def notable(self) -> bool:

@@ -23,8 +23,7 @@ class Role(str, Enum):
 
     READ = "read"
     WRITE = "write"
-    UPDATE = "update"
-    """Read and then written: its content must be put back before a result can be checked."""
+    UPDATE = "update"  # read and then written: its content must be put back before a result can be checked
     SCALAR = "scalar"
 
 
@@ -34,22 +33,17 @@ class Parameter:
 
     name: str
     role: Role
-    default: int | float | None = None
-    """Value of a scalar that the caller leaves out; None: it must be given."""
+    default: int | float | None = None  # value of a scalar that the caller leaves out; None: it must be given
 
 
 @dataclass(frozen=True)
 class ArrayFacts:
     """Facts of one array argument."""
 
-    size: int
-    """Elements."""
-    dtype: str
-    """NumPy type string without byte order, such as "f4"."""
-    itemsize: int
-    """Bytes of one element."""
-    on_host: bool = False
-    """The memory lies on the host's side of the link (pinned, registered or pageable)."""
+    size: int  # elements
+    dtype: str  # numPy type string without byte order, such as "f4"
+    itemsize: int  # bytes of one element
+    on_host: bool = False  # the memory lies on the host's side of the link (pinned, registered or pageable)
 
     @property
     def nbytes(self) -> int:
@@ -101,8 +95,7 @@ class Call:
 
     arrays: Mapping[str, ArrayFacts]
     scalars: Mapping[str, int | float] = field(default_factory=dict)
-    blocks: int | None = None
-    """Grid chosen by the caller; None: the kernel's own default."""
+    blocks: int | None = None  # grid chosen by the caller; None: the kernel's own default
 
 
 @dataclass(frozen=True)

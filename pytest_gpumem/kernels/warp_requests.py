@@ -50,8 +50,7 @@ class _Value:
     """What is known of a register: a number for each thread of a warp, plus a shared one that is a multiple of `divisor`."""
 
     lanes: tuple[int, ...]
-    divisor: int
-    """0 if there is no shared number."""
+    divisor: int  # 0 if there is no shared number
 
     @property
     def uniform(self) -> bool:
@@ -81,8 +80,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class _Instruction:
-    name: tuple[str, ...]
-    """Its parts: ("ld", "global", "f32")."""
+    name: tuple[str, ...]  # its parts: ("ld", "global", "f32")
     operands: tuple[str, ...]
 
     @property

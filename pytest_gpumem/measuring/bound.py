@@ -36,12 +36,9 @@ class BoundKernel:
 
     kernel: Kernel
     device: Device
-    stream: Stream
-    """Where an untimed call runs."""
-    blocks: int | None = None
-    """Grid chosen by the caller; None: the kernel's own."""
-    persisting: PersistingStream | None = None
-    """The persisting stream of `with_stream`."""
+    stream: Stream  # where an untimed call runs
+    blocks: int | None = None  # grid chosen by the caller; None: the kernel's own
+    persisting: PersistingStream | None = None  # the persisting stream of `with_stream`
 
     @property
     def name(self) -> str:

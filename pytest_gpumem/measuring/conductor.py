@@ -34,12 +34,9 @@ from pytest_gpumem.units import format_share, format_time
 class Passes(NamedTuple):
     """Untimed passes of a measurement."""
 
-    pages: bool = False
-    """Counts page faults and migrations."""
-    activity: bool = False
-    """Finds kernels, copies and memsets of a launch, with their times."""
-    ran: bool = False
-    """Finds each step of a launch, with the machine code of its kernels."""
+    pages: bool = False  # counts page faults and migrations
+    activity: bool = False  # finds kernels, copies and memsets of a launch, with their times
+    ran: bool = False  # finds each step of a launch, with the machine code of its kernels
 
 
 NO_PASSES = Passes()

@@ -77,10 +77,8 @@ WAKE_LIMIT = 2.0
 class Floors:
     """What a reading contains besides the timed work."""
 
-    empty: float
-    """Seconds between two events with nothing between them."""
-    launch: float
-    """Seconds between two events with an idle launch between them: the launch overhead of this process."""
+    empty: float  # seconds between two events with nothing between them
+    launch: float  # seconds between two events with an idle launch between them: the launch overhead of this process
 
 
 class Harness:

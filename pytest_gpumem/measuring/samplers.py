@@ -286,8 +286,7 @@ class Choice:
 
     sampler: str
     reason: str
-    fallback: bool
-    """True if the host's clock may take over; not if the user asked for this sampler."""
+    fallback: bool  # True if the host's clock may take over; not if the user asked for this sampler
 
 
 def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choice:

@@ -51,10 +51,8 @@ class Found:
     """Where work can be timed."""
 
     stream: Stream
-    name: str | None
-    """Of the stream; None for the current stream of the launch."""
-    seconds: float
-    """From a launch until the device is idle."""
+    name: str | None  # of the stream; None for the current stream of the launch
+    seconds: float  # from a launch until the device is idle
 
 
 def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> Found:

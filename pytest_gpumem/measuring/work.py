@@ -36,10 +36,8 @@ class Work(ABC):
     """Something that can be queued on a stream and measured."""
 
     name: str
-    on_host: bool = False
-    """The host takes part: `queue` returns late, and only the host's clock shows the time."""
-    verifies: bool = False
-    """True if `verify` compares anything."""
+    on_host: bool = False  # the host takes part: `queue` returns late, and only the host's clock shows the time
+    verifies: bool = False  # True if `verify` compares anything
 
     @property
     @abstractmethod

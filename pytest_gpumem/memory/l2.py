@@ -361,8 +361,7 @@ class _Ledger:
     """The persisting streams that are open on one device, which has one set-aside for all of them."""
 
     device: Device
-    found: int
-    """Bytes that were set aside before the first of them."""
+    found: int  # bytes that were set aside before the first of them
     live: list[PersistingStream] = field(default_factory=list)
     granted: int = 0
 

@@ -27,12 +27,9 @@ NOT_GIVEN: Any = object()
 class Advised:
     """The advice that holds for a buffer."""
 
-    read_mostly: bool = False
-    """`cudaMemAdviseSetReadMostly`."""
-    preferred_location: Place | None = None
-    """`cudaMemAdviseSetPreferredLocation`."""
-    accessed_by: frozenset[Place] = frozenset()
-    """`cudaMemAdviseSetAccessedBy`, for each of them."""
+    read_mostly: bool = False  # `cudaMemAdviseSetReadMostly`
+    preferred_location: Place | None = None  # `cudaMemAdviseSetPreferredLocation`
+    accessed_by: frozenset[Place] = frozenset()  # `cudaMemAdviseSetAccessedBy`, for each of them
 
     @property
     def words(self) -> str:

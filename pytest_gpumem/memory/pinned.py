@@ -27,10 +27,8 @@ class TooMuchPinned(OutOfMemory):
 class PinnedCap:
     """The cap on page-locked host memory of one device, all buffers together."""
 
-    share: float = DEFAULT_SHARE
-    """Of the RAM that the process may use, in (0, 1]."""
-    origin: str = "default"
-    """Where it was set, such as "gpumem_pinned_share in pytest.ini"."""
+    share: float = DEFAULT_SHARE  # of the RAM that the process may use, in (0, 1]
+    origin: str = "default"  # where it was set, such as "gpumem_pinned_share in pytest.ini"
 
     def check(self, device: Device, nbytes: int) -> None:
         """Refuse `nbytes` more of page-locked memory if they would pass the cap.

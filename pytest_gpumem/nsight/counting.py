@@ -217,10 +217,8 @@ class _File(msgspec.Struct):
 class StoredCounts:
     """The counts in a file of `gpumem traffic`."""
 
-    device: str
-    """Key of the device."""
-    counts: Mapping[str, Counted]
-    """By `Row.key`."""
+    device: str  # key of the device
+    counts: Mapping[str, Counted]  # by `Row.key`
 
 
 def load(path: Path) -> StoredCounts:

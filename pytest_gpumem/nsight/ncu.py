@@ -65,12 +65,9 @@ class CountedKernel:
     """One launch of a kernel as a report has it."""
 
     use: KernelUse
-    ranges: tuple[str, ...]
-    """Ranges of the domain `gpumem` that were open, outermost first."""
-    process: int | None = None
-    """Process id; None if the report does not have it."""
-    set_aside: int | None = None
-    """Bytes of L2 set aside for persisting accesses."""
+    ranges: tuple[str, ...]  # ranges of the domain `gpumem` that were open, outermost first
+    process: int | None = None  # process id; None if the report does not have it
+    set_aside: int | None = None  # bytes of L2 set aside for persisting accesses
 
 
 def kernels_in(page: str) -> tuple[CountedKernel, ...]:
@@ -282,10 +279,8 @@ def _size(written: str) -> tuple[int, int, int]:
 class PageLine:
     """One kernel of the page."""
 
-    cells: Mapping[str, str]
-    """By the headings of their columns."""
-    units: Mapping[str, str]
-    """By the same headings."""
+    cells: Mapping[str, str]  # by the headings of their columns
+    units: Mapping[str, str]  # by the same headings
 
     @property
     def ranges(self) -> tuple[str, ...]:

@@ -77,8 +77,7 @@ class _PlaceContent:
 class _Window(NamedTuple):
     """The time in which pages that move belong to a measured launch."""
 
-    opened: int
-    """Start of its range; page faults of the host count from here."""
+    opened: int  # start of its range; page faults of the host count from here
     start: int
     end: int
     range: Range

@@ -167,16 +167,11 @@ class Range:
     """One push/pop range of the domain `gpumem`."""
 
     name: str
-    start: int
-    """Nanoseconds."""
-    end: int
-    """Nanoseconds; the end of the recording for a range that was never closed."""
-    thread: int
-    """Serialised id of its thread."""
-    outer: Range | None = None
-    """The range around it, on the same thread."""
-    inner: list[Range] = field(default_factory=list)
-    """The ranges directly within it."""
+    start: int  # nanoseconds
+    end: int  # nanoseconds; the end of the recording for a range that was never closed
+    thread: int  # serialised id of its thread
+    outer: Range | None = None  # the range around it, on the same thread
+    inner: list[Range] = field(default_factory=list)  # the ranges directly within it
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -50,12 +50,9 @@ class SelectedTest:
     """A test that would run."""
 
     nodeid: str
-    name: str
-    """Name of its range in the domain `gpumem`, unique among the tests that run."""
-    measures: bool
-    """It uses `gpu_benchmark`."""
-    managed: bool
-    """It uses a fixture that allocates managed memory."""
+    name: str  # name of its range in the domain `gpumem`, unique among the tests that run
+    measures: bool  # it uses `gpu_benchmark`
+    managed: bool  # it uses a fixture that allocates managed memory
 
 
 def select(

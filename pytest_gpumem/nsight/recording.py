@@ -18,12 +18,9 @@ class BadReport(ValueError):
 class RangePlace(NamedTuple):
     """A measurement of a test, by its ranges."""
 
-    test: str
-    """Name of the test's range."""
-    label: str
-    """Label in its range; empty outside of labelled ranges."""
-    measured: bool
-    """Inside of a measured launch."""
+    test: str  # name of the test's range
+    label: str  # label in its range; empty outside of labelled ranges
+    measured: bool  # inside of a measured launch
 
 
 def place_of(ranges: Sequence[str]) -> RangePlace | None:

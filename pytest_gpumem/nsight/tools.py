@@ -42,18 +42,12 @@ class ToolMissing(NothingRecorded):
 class Tool:
     """One of NVIDIA's profilers."""
 
-    program: str
-    """Name of its command line."""
-    title: str
-    """Name of the product."""
-    variable: str
-    """Environment variable that names its program."""
-    source: str
-    """Where to get it."""
-    folders: tuple[str, ...]
-    """Patterns of the folders where installers put it."""
-    least: tuple[int, int]
-    """The oldest supported version: year and number."""
+    program: str  # name of its command line
+    title: str  # name of the product
+    variable: str  # environment variable that names its program
+    source: str  # where to get it
+    folders: tuple[str, ...]  # patterns of the folders where installers put it
+    least: tuple[int, int]  # the oldest supported version: year and number
 
 
 # The oldest versions are those of CUDA 12.0, the oldest CUDA that this package has an extra for.

@@ -46,12 +46,9 @@ _STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
 class Cause(Enum):
     """Why the watchdog acts."""
 
-    TIMEOUT = auto()
-    """A limit was exceeded."""
-    INTERRUPT = auto()
-    """The process did not react to an interrupt in time."""
-    DEATH = auto()
-    """The process has ended by itself: a crash, `os._exit`, a signal."""
+    TIMEOUT = auto()  # a limit was exceeded
+    INTERRUPT = auto()  # the process did not react to an interrupt in time
+    DEATH = auto()  # the process has ended by itself: a crash, `os._exit`, a signal
 
 
 @dataclass(frozen=True)

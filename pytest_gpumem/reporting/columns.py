@@ -25,12 +25,9 @@ class Line:
     """One row of a table."""
 
     name: str
-    figures: Sequence[str | Text] = ()
-    """As many as the table has columns of figures."""
-    last: str | Text = ""
-    """Such as the verdict."""
-    below: Sequence[str] = ()
-    """Lines under the name, indented and dim."""
+    figures: Sequence[str | Text] = ()  # as many as the table has columns of figures
+    last: str | Text = ""  # such as the verdict
+    below: Sequence[str] = ()  # lines under the name, indented and dim
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,11 @@ class Columns:
     Figures are never cut: names are shortened, and the table gets wider than asked for where `LEAST_NAME` does not fit.
     """
 
-    name: str
-    """Heading of the names."""
-    figures: Sequence[str]
-    """Headings of the figures."""
-    last: str
-    """Heading of the last column; empty if there is none."""
-    lines: Sequence[Line | Text]
-    """Rows, and texts that take the room of all columns."""
-    least_name: int = 28
-    """Columns of names from which on the table fits."""
+    name: str  # heading of the names
+    figures: Sequence[str]  # headings of the figures
+    last: str  # heading of the last column; empty if there is none
+    lines: Sequence[Line | Text]  # rows, and texts that take the room of all columns
+    least_name: int = 28  # columns of names from which on the table fits
 
     @cached_property
     def rows(self) -> list[Line]:

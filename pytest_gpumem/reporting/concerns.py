@@ -26,20 +26,16 @@ LIMIT = 1 << 20
 class Level(Enum):
     """How much a row needs a look; the value is GitHub's command."""
 
-    FAILURE = "error"
-    """The test failed."""
-    WARNING = "warning"
-    """The test passed, and its verdict is UNDECIDED."""
+    FAILURE = "error"  # the test failed
+    WARNING = "warning"  # the test passed, and its verdict is UNDECIDED
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a test is defined."""
 
-    file: str
-    """Path with forward slashes, relative to the repository."""
-    line: int
-    """From 1 on."""
+    file: str  # path with forward slashes, relative to the repository
+    line: int  # from 1 on
 
 
 @dataclass(frozen=True)

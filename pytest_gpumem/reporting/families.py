@@ -45,14 +45,10 @@ _FIGURES = (
 class Family:
     """One plot: the rows of a test over one number."""
 
-    function: str
-    """Id of the test function."""
-    x_unit: str
-    """Of the number, such as "MiB", "stride" or "of L2"."""
-    y_name: str
-    """Name of the figures: "bandwidth", "asked bandwidth", "latency per access" or "latency"."""
-    unit: Unit
-    """Of the figures."""
+    function: str  # id of the test function
+    x_unit: str  # of the number, such as "MiB", "stride" or "of L2"
+    y_name: str  # name of the figures: "bandwidth", "asked bandwidth", "latency per access" or "latency"
+    unit: Unit  # of the figures
     series: tuple[Series, ...]
     ceilings: tuple[Ceiling, ...]
 
@@ -63,12 +59,9 @@ class _Read:
 
     row: Row
     measurement: Measurement
-    words: tuple[str, ...]
-    """The texts between the numbers: one more than there are numbers."""
-    numbers: tuple[str, ...]
-    """As they are written."""
-    values: tuple[float, ...]
-    """Sizes in MiB."""
+    words: tuple[str, ...]  # the texts between the numbers: one more than there are numbers
+    numbers: tuple[str, ...]  # as they are written
+    values: tuple[float, ...]  # sizes in MiB
     sizes: tuple[bool, ...]
 
 

@@ -76,14 +76,10 @@ _Key = tuple[str, str, str, str, str]
 class SiteChange:
     """One line in both runs."""
 
-    site: Site
-    """As it is now; as it was where it allocates nothing now."""
-    before: int
-    """Bytes in the baseline."""
-    after: int
-    """Bytes now."""
-    was: str = ""
-    """Text of the line in the baseline, where it was another."""
+    site: Site  # as it is now; as it was where it allocates nothing now
+    before: int  # bytes in the baseline
+    after: int  # bytes now
+    was: str = ""  # text of the line in the baseline, where it was another
 
     @property
     def growth(self) -> int:

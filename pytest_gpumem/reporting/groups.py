@@ -18,30 +18,18 @@ COALESCED = 4
 class Behaviour(str, Enum):
     """Kinds of tests. If the rows of a test are of several kinds, the test has the first of them in this order."""
 
-    OVERLAP = "overlap"
-    """Copies and kernels at the same time."""
-    LATENCY = "latency"
-    """Dependent accesses."""
-    MANAGED = "managed memory"
-    """Pages that may migrate."""
-    LINK = "host link"
-    """Bytes that cross PCIe or NVLink."""
-    ALLOCATION = "allocation and host"
-    """Calls timed by the host's clock that move no bytes."""
-    PERSISTING = "persisting L2"
-    """A stream with an access-policy window."""
-    CACHE = "L2"
-    """Hot mode: caches are not flushed before a sample."""
-    PATTERN = "access pattern"
-    """Requests that touch more or fewer sectors than coalesced ones."""
-    DRAM = "DRAM"
-    """A footprint of several times L2."""
-    OTHER = "other"
-    """A small or unknown footprint."""
-    MEMORY = "memory of tests"
-    """No time is measured, only the memory that the test takes."""
-    NOTHING = "not measured"
-    """The test failed before it measured anything."""
+    OVERLAP = "overlap"  # copies and kernels at the same time
+    LATENCY = "latency"  # dependent accesses
+    MANAGED = "managed memory"  # pages that may migrate
+    LINK = "host link"  # bytes that cross PCIe or NVLink
+    ALLOCATION = "allocation and host"  # calls timed by the host's clock that move no bytes
+    PERSISTING = "persisting L2"  # a stream with an access-policy window
+    CACHE = "L2"  # hot mode: caches are not flushed before a sample
+    PATTERN = "access pattern"  # requests that touch more or fewer sectors than coalesced ones
+    DRAM = "DRAM"  # a footprint of several times L2
+    OTHER = "other"  # a small or unknown footprint
+    MEMORY = "memory of tests"  # no time is measured, only the memory that the test takes
+    NOTHING = "not measured"  # the test failed before it measured anything
 
 
 ORDER = tuple(Behaviour)

@@ -49,10 +49,8 @@ class _Figure:
 
     caption: str
     plot: Markup
-    legend: tuple[tuple[str, str], ...] = ()
-    """Class of a colour, and the name of its series."""
-    target: str = ""
-    """Element of the page that the caption links to."""
+    legend: tuple[tuple[str, str], ...] = ()  # class of a colour, and the name of its series
+    target: str = ""  # element of the page that the caption links to
     notes: tuple[str, ...] = ()
 
 

@@ -38,12 +38,9 @@ _MEDIANS = 24
 class Figure:
     """One figure of a row."""
 
-    text: str = ""
-    """Empty if the row has no such figure."""
-    value: float | None = None
-    """For sorting: seconds, bytes per second, or a share."""
-    short: str = ""
-    """A shorter text for a narrow table; empty if there is none."""
+    text: str = ""  # empty if the row has no such figure
+    value: float | None = None  # for sorting: seconds, bytes per second, or a share
+    short: str = ""  # a shorter text for a narrow table; empty if there is none
 
 
 @dataclass(frozen=True)

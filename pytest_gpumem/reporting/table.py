@@ -35,8 +35,7 @@ class _Shown:
     facts: RowFacts
     name: str
     below: tuple[str, ...]
-    alone: bool
-    """True if it is the only row of its test, so that its name is not under a heading."""
+    alone: bool  # True if it is the only row of its test, so that its name is not under a heading
 
 
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, grouped: bool = False) -> str:

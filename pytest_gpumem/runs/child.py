@@ -79,10 +79,8 @@ def name_of(argument: str) -> str:
 class Finished:
     """A command that has ended."""
 
-    exit_code: int
-    """Negative for the number of the signal that ended it, as `subprocess` has it."""
-    output: str
-    """The standard output and error of it and its children."""
+    exit_code: int  # negative for the number of the signal that ended it, as `subprocess` has it
+    output: str  # the standard output and error of it and its children
 
     @property
     def how(self) -> str:

@@ -26,14 +26,10 @@ _REGRESSION = (Code.SLOWER, Code.CREPT)
 class Judged:
     """The duet's verdict of one row."""
 
-    outcome: str | None
-    """Its verdict's name; None: there was nothing to compare."""
-    sentence: str
-    """Why."""
-    new: bool = False
-    """Base does not have it."""
-    same_code: bool = False
-    """A PASS that rests on the same machine code too."""
+    outcome: str | None  # its verdict's name; None: there was nothing to compare
+    sentence: str  # why
+    new: bool = False  # base does not have it
+    same_code: bool = False  # a PASS that rests on the same machine code too
 
 
 def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
@@ -49,10 +45,8 @@ class Decision:
     """How a gate ends."""
 
     code: int
-    rows: tuple[Row, ...]
-    """The run's rows, with the duet's verdict where it gave one."""
-    remarks: tuple[str, ...]
-    """The reasons, a sentence each; the last one is the result."""
+    rows: tuple[Row, ...]  # the run's rows, with the duet's verdict where it gave one
+    remarks: tuple[str, ...]  # the reasons, a sentence each; the last one is the result
 
 
 def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:

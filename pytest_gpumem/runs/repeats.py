@@ -31,18 +31,12 @@ class RepeatFailed(Exception):
 class Further:
     """The rows and reports of a further process."""
 
-    name: str
-    """Such as "process 2 of 3 of --gpumem-processes"."""
-    rows: Mapping[str, Row]
-    """By `Row.key`."""
-    failures: Mapping[str, str]
-    """By node id: the text of each failed test."""
-    finished: frozenset[str]
-    """Node ids of the tests that it reported to their end."""
-    broken: str | None = None
-    """How the process ended, if its session did not come to its end."""
-    failed_as_a_whole: str | None = None
-    """Its last words, if its session failed and no test of it did."""
+    name: str  # such as "process 2 of 3 of --gpumem-processes"
+    rows: Mapping[str, Row]  # by `Row.key`
+    failures: Mapping[str, str]  # by node id: the text of each failed test
+    finished: frozenset[str]  # node ids of the tests that it reported to their end
+    broken: str | None = None  # how the process ended, if its session did not come to its end
+    failed_as_a_whole: str | None = None  # its last words, if its session failed and no test of it did
 
     def failure_of(self, nodeid: str) -> str | None:
         """Why a test failed in this process; None if it did not."""

@@ -44,16 +44,12 @@ class DuetVerdict:
     """One verdict."""
 
     key: str
-    outcome: Outcome | None
-    """None: no verdict, because there is nothing to compare."""
+    outcome: Outcome | None  # None: no verdict, because there is nothing to compare
     sentence: str
-    paired: Paired | None = None
-    """The figures behind it."""
-    base_latency: float | None = None
-    """Seconds: the median over base's processes."""
+    paired: Paired | None = None  # the figures behind it
+    base_latency: float | None = None  # seconds: the median over base's processes
     head_latency: float | None = None
-    new: bool = False
-    """Base does not have it."""
+    new: bool = False  # base does not have it
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ BASE, HEAD = "base", "head"
 class Turn(NamedTuple):
     """One process of the schedule."""
 
-    round: int
-    """Number of its pair, from 1 on."""
-    side: str
-    """`BASE` or `HEAD`."""
+    round: int  # number of its pair, from 1 on
+    side: str  # `BASE` or `HEAD`
 
 
 def turns(seed: int) -> Iterator[Turn]:

@@ -57,8 +57,7 @@ class _Region:
 
     address: int
     nbytes: int
-    parts: int
-    """Allocations that lie in it now."""
+    parts: int  # allocations that lie in it now
 
 
 class CudaMemory:

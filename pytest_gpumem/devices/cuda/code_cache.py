@@ -30,8 +30,7 @@ class Library(msgspec.Struct, frozen=True, array_like=True):
 
     path: str
     nbytes: int
-    modified: int
-    """Nanoseconds."""
+    modified: int  # nanoseconds
 
     @classmethod
     def of(cls, path: str) -> Library:
@@ -44,8 +43,7 @@ class MachineCode(msgspec.Struct, frozen=True, array_like=True):
     """A kernel's machine code."""
 
     code: bytes
-    symbol: str
-    """Name of the kernel in `code`."""
+    symbol: str  # name of the kernel in `code`
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -53,8 +51,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
     code: MachineCode
     compiler: Library
-    digest: bytes
-    """Of both: a damaged file is compiled again."""
+    digest: bytes  # of both: a damaged file is compiled again
 
 
 Compile = Callable[[], MachineCode]

@@ -41,12 +41,9 @@ _LAUNCHES = tuple(
 class Launch(NamedTuple):
     """One call that launches a kernel."""
 
-    correlation: int
-    """CUPTI's number of the call."""
-    name: str
-    """Mangled name of the kernel."""
-    function: int
-    """CUfunction or CUkernel."""
+    correlation: int  # CUPTI's number of the call
+    name: str  # mangled name of the kernel
+    function: int  # CUfunction or CUkernel
 
 
 class UnknownCode(Exception):

@@ -52,8 +52,7 @@ _EXPIRED = 2
 class CudaHold:
     """One waiting stream."""
 
-    words: Any
-    """The slot's two words: written by the host to release, by the kernel to say how it ended."""
+    words: Any  # the slot's two words: written by the host to release, by the kernel to say how it ended
     slot: int
     stream: CudaStream
     timeout: float

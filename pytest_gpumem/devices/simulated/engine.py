@@ -24,10 +24,8 @@ ENGINES = (COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST)
 class SimulatedEvent:
     """A point in a stream: the time at which it was last recorded."""
 
-    time: float | None = None
-    """Seconds of virtual time; None before the first record was reached."""
-    pending: int = 0
-    """Records that are queued and not reached yet."""
+    time: float | None = None  # seconds of virtual time; None before the first record was reached
+    pending: int = 0  # records that are queued and not reached yet
 
 
 @dataclass(eq=False)
@@ -36,8 +34,7 @@ class Work:
 
     engine: str
     duration: Callable[[float], float]
-    share: float = 1.0
-    """Of the engine: work that takes less leaves the rest to other streams."""
+    share: float = 1.0  # of the engine: work that takes less leaves the rest to other streams
 
 
 @dataclass(eq=False)
@@ -52,8 +49,7 @@ class HoldItem:
     """An item that keeps its stream waiting until it is released or its time is over."""
 
     timeout: float
-    released: float | None = None
-    """Virtual time of the release; None while it waits."""
+    released: float | None = None  # virtual time of the release; None while it waits
     expired: bool = False
 
 
@@ -62,8 +58,7 @@ class Mark:
     """An item that stamps a point which other streams wait for."""
 
     stream: SimulatedStream
-    time: float | None = None
-    """Virtual time at which all before it was done; None until then."""
+    time: float | None = None  # virtual time at which all before it was done; None until then
 
 
 @dataclass(eq=False)

@@ -40,14 +40,10 @@ class _Prepared:
     computation: Computation
     duration: Callable[[WindowSpec | None], Callable[[float], float]]
     engine: str
-    share: float
-    """Of the engine."""
-    waits: bool
-    """The host waits for it: a copy from or to pageable memory."""
-    use: KernelUse | CopyUse
-    """Its entry in the recorded activity."""
-    ran: what_ran.Step
-    """Its entry in the record of a launch."""
+    share: float  # of the engine
+    waits: bool  # the host waits for it: a copy from or to pageable memory
+    use: KernelUse | CopyUse  # its entry in the recorded activity
+    ran: what_ran.Step  # its entry in the record of a launch
 
 
 class SimulatedKernels:

@@ -21,20 +21,13 @@ PAGE_BYTES = 64 * 1024
 class Touched:
     """Bytes that an access by the device moved or mapped."""
 
-    moved: float = 0.0
-    """Copied from the host."""
-    evicted: float = 0.0
-    """Copied to the host to make room."""
-    fresh: float = 0.0
-    """Mapped on the device without a copy: touched for the first time."""
-    dropped: float = 0.0
-    """The same for discarded pages, each after a fault of its own."""
-    mapped: float = 0.0
-    """Mapped where they were, on the host, after a fault."""
-    unshared: float = 0.0
-    """Whose copies on the host were dropped by a write, after a fault."""
-    remote: float = 0.0
-    """Read or written on the host, across the link."""
+    moved: float = 0.0  # copied from the host
+    evicted: float = 0.0  # copied to the host to make room
+    fresh: float = 0.0  # mapped on the device without a copy: touched for the first time
+    dropped: float = 0.0  # the same for discarded pages, each after a fault of its own
+    mapped: float = 0.0  # mapped where they were, on the host, after a fault
+    unshared: float = 0.0  # whose copies on the host were dropped by a write, after a fault
+    remote: float = 0.0  # read or written on the host, across the link
 
 
 @dataclass
@@ -42,19 +35,14 @@ class Pages:
     """Where the pages of one managed allocation are, in bytes; what is nowhere was never touched."""
 
     nbytes: int
-    room: float = math.inf
-    """Bytes that the device can hold of them."""
+    room: float = math.inf  # bytes that the device can hold of them
     on_host: float = 0.0
     on_device: float = 0.0
-    on_both: float = 0.0
-    """Read-only copies on both sides."""
-    mapped: float = 0.0
-    """Of those on the host, mapped by the device."""
-    discarded: float = 0.0
-    """Of those on the host, without content."""
+    on_both: float = 0.0  # read-only copies on both sides
+    mapped: float = 0.0  # of those on the host, mapped by the device
+    discarded: float = 0.0  # of those on the host, without content
     read_mostly: bool = False
-    preferred: str | None = None
-    """"host" or "device"."""
+    preferred: str | None = None  # "host" or "device"
     accessed_by_device: bool = False
 
     @property

@@ -39,8 +39,7 @@ class Step:
 
     item: Item
     effect: Callable[[], None] | None = None
-    ran: what_ran.Step | None = None
-    """Its entry in the record of a launch, without the stream."""
+    ran: what_ran.Step | None = None  # its entry in the record of a launch, without the stream
 
 
 @dataclass(eq=False)
@@ -48,8 +47,7 @@ class Watching:
     """What ran so far, while a launch is watched."""
 
     steps: list[what_ran.Step] = field(default_factory=list)
-    calls: Counter[str] = field(default_factory=Counter)
-    """Calls of the CUDA runtime that have no step, by name."""
+    calls: Counter[str] = field(default_factory=Counter)  # calls of the CUDA runtime that have no step, by name
 
 
 @dataclass(eq=False)
@@ -57,8 +55,7 @@ class SimulatedGraph:
     """Captured steps; each replay does all of them again."""
 
     steps: list[Step]
-    windows: tuple[WindowSpec | None, ...]
-    """The window of each of its kernels."""
+    windows: tuple[WindowSpec | None, ...]  # the window of each of its kernels
 
 
 @dataclass(eq=False)
@@ -66,8 +63,7 @@ class Capture:
     """A capture that is under way."""
 
     stream: SimulatedStream
-    window: WindowSpec | None
-    """Of every kernel, where one is given."""
+    window: WindowSpec | None  # of every kernel, where one is given
     steps: list[Step] = field(default_factory=list)
     windows: list[WindowSpec | None] = field(default_factory=list)
 

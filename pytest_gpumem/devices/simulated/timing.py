@@ -188,20 +188,13 @@ def _of_block(elements: int, shape: LaunchShape) -> int:
 class _Hits:
     """Hits and misses of one use."""
 
-    first: float
-    """Share of the first touches that miss."""
-    again: float
-    """Share of the repeated accesses that miss, in bytes."""
-    wait: float
-    """Share of the repeated loads whose warp waits for DRAM."""
-    normal: float
-    """Bytes left with the normal property."""
-    persisting: float
-    """Bytes left in the set-aside."""
-    penalty: float
-    """Factor on misses."""
-    released: float = 0.0
-    """Bytes that persisted and are normal lines from now on."""
+    first: float  # share of the first touches that miss
+    again: float  # share of the repeated accesses that miss, in bytes
+    wait: float  # share of the repeated loads whose warp waits for DRAM
+    normal: float  # bytes left with the normal property
+    persisting: float  # bytes left in the set-aside
+    penalty: float  # factor on misses
+    released: float = 0.0  # bytes that persisted and are normal lines from now on
 
 
 class Timing:

@@ -40,15 +40,12 @@ class Delta:
     """One row's change, as shares: +0.01 is 1 % slower."""
 
     name: str
-    target: str
-    """Element of the page about the row."""
+    target: str  # element of the page about the row
     delta: float
     low: float
     high: float
-    style: str
-    """Class of its verdict: "pass", "fail" or "doubt"."""
-    margin: float | None = None
-    """Allowed slow-down; None if the row has no such limit."""
+    style: str  # class of its verdict: "pass", "fail" or "doubt"
+    margin: float | None = None  # allowed slow-down; None if the row has no such limit
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,9 @@ class Rung:
     """The latency of one access in one row."""
 
     name: str
-    target: str
-    """Element of the page about the row."""
+    target: str  # element of the page about the row
     seconds: float
-    half_width: float | None = None
-    """Half of its 95 % interval, in seconds."""
+    half_width: float | None = None  # half of its 95 % interval, in seconds
 
 
 def _frame(count: int, step: float, names: float, top: float = 8.0) -> Frame:

@@ -23,11 +23,9 @@ class Point:
 
     x: float
     y: float
-    low: float | None = None
-    """Lower end of its interval; None if there is none."""
+    low: float | None = None  # lower end of its interval; None if there is none
     high: float | None = None
-    tip: str = ""
-    """Shown while the pointer rests on it."""
+    tip: str = ""  # shown while the pointer rests on it
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,7 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
-    predicted: bool = False
-    """Calculated, not measured: drawn dashed, without dots."""
+    predicted: bool = False  # calculated, not measured: drawn dashed, without dots
 
 
 @dataclass(frozen=True)

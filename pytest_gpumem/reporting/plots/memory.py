@@ -119,11 +119,9 @@ class Taken:
     """The bytes of one test."""
 
     name: str
-    target: str
-    """Element of the page that its name links to."""
+    target: str  # element of the page that its name links to
     nbytes: int
-    before: int | None = None
-    """Bytes in the baseline; None if unknown."""
+    before: int | None = None  # bytes in the baseline; None if unknown
 
 
 def memory_bars(tests: Sequence[Taken]) -> Markup:

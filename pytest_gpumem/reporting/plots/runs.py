@@ -167,10 +167,8 @@ class Turn:
     """An earlier run of a suite: its rows' latencies over those of this run, less 1."""
 
     utc: datetime
-    middle: float
-    """The median row."""
-    low: float
-    """The smallest change of any row."""
+    middle: float  # the median row
+    low: float  # the smallest change of any row
     high: float
     rows: int
     revision: str | None = None
@@ -222,8 +220,7 @@ class Load:
     name: str
     nbytes: int
     bandwidth: float
-    dram: bool
-    """Its footprint is too large for L2, so DRAM serves it."""
+    dram: bool  # its footprint is too large for L2, so DRAM serves it
 
 
 def roofline(loads: Sequence[Load], peak: float | None) -> Markup:

@@ -113,8 +113,7 @@ class Unit:
     """The unit of an axis."""
 
     name: str
-    factor: float = 1.0
-    """The unit in the unit of the values: 1e-6 for microseconds of values in seconds."""
+    factor: float = 1.0  # the unit in the unit of the values: 1e-6 for microseconds of values in seconds
 
     def text(self, value: float) -> str:
         """A value in this unit, in at most four digits, without the unit's name."""
@@ -149,10 +148,8 @@ class Scale:
 
     low: float
     high: float
-    start: float
-    """Coordinate of `low`."""
-    end: float
-    """Coordinate of `high`."""
+    start: float  # coordinate of `low`
+    end: float  # coordinate of `high`
     log: bool = False
     unit: Unit = Unit("")
 
@@ -203,8 +200,7 @@ LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 20.0, 34.0
 class Frame:
     """The area of a plot within its drawing."""
 
-    height: float
-    """Of the drawing."""
+    height: float  # of the drawing
     left: float = LEFT
     right: float = WIDTH - RIGHT
     top: float = TOP
