@@ -22,6 +22,7 @@ from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.export import export, schema
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.l2_sweep import l2_sweep
+from pytest_gpumem.commands.merge import merge
 from pytest_gpumem.commands.profile import profile, ranges
 from pytest_gpumem.commands.read import read
 from pytest_gpumem.commands.report import report
@@ -30,7 +31,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 TASKS = {
-    "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline"),
+    "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline", "merge"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "completion"),
@@ -114,6 +115,7 @@ COMMANDS = (
     export,
     gate,
     l2_sweep,
+    merge,
     profile,
     ranges,
     read,

@@ -109,6 +109,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "of a real GPU",
     },
     "l2-sweep": {Exit.NO_VERDICT: "nothing was swept; the other codes are pytest's"},
+    "merge": {
+        Exit.FAILED: "a test failed in a shard, or a row fails among all of them",
+        Exit.USAGE: "a shard is missing, or of another run",
+    },
     "profile": {Exit.FAILED: "tests failed; the report is complete", Exit.NO_VERDICT: "no report was written"},
     "read": {Exit.NO_VERDICT: "a file cannot be read"},
     "traffic": {Exit.FAILED: "a declaration is too large, or a count is beyond its limit", Exit.NO_VERDICT: "nothing could be counted"},

@@ -125,6 +125,13 @@ def _processes(value: object) -> int | None:
         raise units.QuantityError(f"{value!r} is not understood; accepted is auto or a whole number from 1 on") from None
 
 
+def _shard(value: object) -> tuple[int, int]:
+    found = re.fullmatch(r"\s*([0-9]{1,4})/([0-9]{1,4})\s*", value) if isinstance(value, str) else None
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise units.QuantityError(f"{value!r} is no shard; accepted is I/N, such as 1/4 to 4/4 for four")
+    return int(found[1]), int(found[2])
+
+
 def _precision(value: Any) -> float:
     share = units.parse_share(value)
     if not 0 < share < 1:
@@ -374,6 +381,15 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
+    Option(
+        "shard",
+        Role.PROCESSES,
+        _shard,
+        None,
+        "Run the part I of N of the tests, as I/N, divided by their cost in the baseline; gpumem merge makes one run of all parts. "
+        "Default: all tests.",
+        "I/N",
+    ),
     Option("save", Role.SAVING, _flag, False, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
@@ -521,6 +537,8 @@ class Settings(NamedTuple):
     """Fresh processes to measure in; None: one, and more for undecided rows."""
     isolate: bool = False
     """Run the tests in a worker of xdist."""
+    shard: tuple[int, int] | None = None
+    """The number of this shard, from 1 on, and how many there are; None: all tests."""
     save: bool = False
     """Accept this run's passing rows into the baseline."""
     baseline: str | None = None

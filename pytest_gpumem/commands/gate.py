@@ -15,6 +15,7 @@ import click
 
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.baseline import FOLDER
+from pytest_gpumem.commands.merge import DUET, FILES, JUNIT, OUTPUTS, RESULTS, merged_into, output_option, prepare
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit
@@ -28,27 +29,21 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.decision import Decision, Judged
 
 
-RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
-FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
-"""The files that the gate writes into its folder."""
-IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
-"""File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
-
-
 @click.command(
     short_help="Hold a pull request to its base, in a pipeline.",
     epilog=examples(
         "gpumem gate origin/main                       # in a pull request's pipeline",
         "gpumem gate origin/main --strict -- tests/gpu # only PASS of every row is green",
         "gpumem gate origin/main --screen-only         # without the duet",
+        "gpumem gate origin/main --shards 'shards/*'   # what several runners measured",
     ),
 )
+@output_option
 @click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("gpumem-results"),
-    help="Folder of results, report and summary. Default: gpumem-results.",
+    "--shards",
+    metavar="RESULTS",
+    multiple=True,
+    help="Results of all shards of the screen, as gpumem merge takes them, in place of measuring here; may be repeated.",
 )
 @click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test is held to.')
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
@@ -64,6 +59,7 @@ IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own f
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def gate(
     output: Path,
+    shards: tuple[str, ...],
     max_regression: str | None,
     screen_only: bool,
     rounds_max: int | None,
@@ -93,12 +89,18 @@ def gate(
         ancestry(base, (), Path.cwd())
     except RevisionError as error:
         raise click.UsageError(f"BASE: {error}.") from None
-    _prepare(output)
     steps = 1 if screen_only else 2
-    click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
+    if shards:
+        _check_measured({"--max-regression": max_regression, "--allow-lost": allow_lost})
+        screened = _of_shards(output, base, shards)
+        max_regression = screened.document.settings.get("max_regression") if screened.document is not None else None
     # A limit of a test wins over this one, in the screen and in the duet.
     measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
-    screened = _screen(output, base, (*measuring, *(f"--gpumem-allow-lost={name}" for name in allow_lost)), duet_follows=not screen_only)
+    if not shards:
+        prepare(output)
+        click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
+        arguments = (*measuring, *(f"--gpumem-allow-lost={name}" for name in allow_lost))
+        screened = _screen(output, base, arguments, duet_follows=not screen_only)
     document, duet = screened.document, None
     rows = document.rows if document is not None else ()
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
@@ -162,30 +164,6 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
             raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
 
 
-def _prepare(output: Path) -> None:
-    """Make the folder, and remove the files of an earlier gate: a run that breaks must not show another's results.
-
-    Raises:
-        click.UsageError: it holds files, and no marker of a gate; nothing is touched.
-    """
-    marker = output / IGNORED
-    try:
-        if (
-            output.is_dir()
-            and any(output.iterdir())
-            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
-        ):
-            raise click.UsageError(
-                f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
-            )
-        output.mkdir(parents=True, exist_ok=True)
-        write_whole(marker, MARKER)
-        for name in FILES:
-            (output / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
-
-
 @dataclass(frozen=True)
 class Screened:
     """The results of the screen."""
@@ -219,6 +197,33 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
     return Screened(code, failures, document)
+
+
+def _check_measured(options: Mapping[str, object]) -> None:
+    """Refuse options of the screen, whose shards are measured. Raises `click.UsageError`."""
+    for flag, value in options.items():
+        if value:
+            raise click.UsageError(f"{flag}: the shards are judged already; give --gpumem-{flag.removeprefix('--')} to each of them.")
+
+
+def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
+    """The results of shards as those of a screen.
+
+    Raises:
+        click.ClickException: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
+    """
+    from pytest_gpumem.revisions import DIRTY, head
+
+    found = merged_into(output, shards)
+    compared, revision = found.document.settings.get("baseline_of"), head(Path.cwd())
+    if compared != base:
+        what = "all runs" if compared is None else f"the history of {compared}"
+        raise click.ClickException(f"--shards: compared with {what}; measure them with --gpumem-baseline-of={base}")
+    if revision is not None and (found.revision or "").removesuffix(DIRTY) != revision.removesuffix(DIRTY):
+        raise click.ClickException(f"--shards: of the code of {found.revision or 'no revision'}, and {revision} is checked out")
+    for remark in found.remarks:
+        click.echo(printable(f"gpumem gate: {remark}"))
+    return Screened(found.code, found.failures, found.document)
 
 
 def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:

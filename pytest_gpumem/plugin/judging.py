@@ -8,6 +8,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -185,7 +186,8 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
     if measurement is None:
         return replace(row, verdict=with_verdict(row, row.verdict, session))
     history = session.history(row)
-    verdict = judge(
+    alone = partial(
+        judge,
         measurement,
         limits,
         session.facts,
@@ -193,11 +195,14 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
         strict=session.settings.strict,
         no_history=history.reason,
         siblings=siblings,
-        family=session.family,
         first=history.first_measurement,
         changes=session.changes,
         evidence=session.evidence,
     )
+    verdict = alone(family=session.family)
+    session.withheld.pop(row.key, None)
+    if session.whole_suite is not None and verdict.code is Code.LOOKS_SLOWER and (unbound := alone()).outcome is Outcome.FAIL:
+        session.withheld[row.key] = with_verdict(row, unbound, session)
     if limits.max_regression is not None or limits.fail_if_faster is not None:
         session.family = session.family.after(verdict)
     if verdict.outcome is Outcome.NEW and session.baseline.accepted(row.key) is not None:

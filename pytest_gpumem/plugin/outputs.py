@@ -115,7 +115,8 @@ class OutputHooks(SummaryHooks):
         file, line, _ = report.location
         self._locations[report.nodeid] = file, (line or 0) + 1
 
-    def _places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, Place]:
+        """Where the tests that were reported are defined, by node id."""
         return {nodeid: Place(self._within_checkout(file), line) for nodeid, (file, line) in self._locations.items()}
 
     def _within_checkout(self, file: str) -> str:
@@ -168,7 +169,7 @@ class OutputHooks(SummaryHooks):
             past=past,
             footprints={key: found[-1].footprint for key, found in gpu.baseline.footprints.items()},
             sweeps=gpu.sweeps,
-            places=self._places(),
+            places=self.places(),
             remarks=missing_lines(gpu.missing),
         )
 
@@ -177,7 +178,7 @@ class OutputHooks(SummaryHooks):
             writer.write_line(printable(note))
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
             writer.ensure_newline()
-            for line in workflow_commands(concerns(self._session.rows), self._places()):
+            for line in workflow_commands(concerns(self._session.rows), self.places()):
                 writer.write_line(line)
 
 

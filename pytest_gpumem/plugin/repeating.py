@@ -77,7 +77,9 @@ class RepeatHooks:
             self._progress = RepeatProgress(time.monotonic, self._count, sum(uses(item, BENCHMARK_FIXTURE) for item in session.items))
             announce(gpu, self._progress.line())
             try:
-                for process in processes(gpu, arguments, self._count - 1, watch=self._watch):
+                # A process that is a part of this run has no shard of its own.
+                own = [item.nodeid for item in session.items] if gpu.settings.shard is not None else []
+                for process in processes(gpu, arguments, self._count - 1, lambda: own, watch=self._watch):
                     gpu.further.append(process)
                     self._progress.ended()
                     announce(gpu, self._progress.line())

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
 from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
+from pytest_gpumem.reporting.concerns import Place
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 from pytest_gpumem.units import comparison_text
@@ -125,14 +126,21 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         from pytest_gpumem.plugin.repeating import DecideHooks
 
         config.pluginmanager.register(DecideHooks(session), "gpumem-repeats")
+    places: Callable[[], Mapping[str, Place]] = dict
     if not session.is_worker:
         config.pluginmanager.register(WorkerGpus(settings, chosen), "gpumem-worker-gpus")
         from pytest_gpumem.plugin.outputs import OutputHooks
         from pytest_gpumem.plugin.terminal import TerminalHooks
 
-        config.pluginmanager.register(OutputHooks(session), "gpumem-outputs")
+        outputs = OutputHooks(session)
+        config.pluginmanager.register(outputs, "gpumem-outputs")
+        places = outputs.places
         config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
         config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
+    if settings.shard is not None:
+        from pytest_gpumem.plugin.sharding import ShardHooks
+
+        config.pluginmanager.register(ShardHooks(session, settings.shard, places), "gpumem-shard")
 
 
 def _leave(session: pytest.Session) -> None:
@@ -359,7 +367,7 @@ class LostHooks:
         known = gpu.baseline.expected(gpu.settings.mode)
         if gpu.is_worker:
             stored = {row.nodeid for row in known.values()}
-            gpu.config.workeroutput[DESELECTED] = sorted(self._deselected & stored)  # type: ignore[attr-defined]
+            gpu.config.workeroutput[DESELECTED] = sorted((self._deselected & stored) - gpu.elsewhere)  # type: ignore[attr-defined]
             return
         # A session under a profiler judges nothing.
         if session.config.option.collectonly or gpu.ranges.tool_attached():
@@ -381,6 +389,8 @@ class LostHooks:
     def _why(self, nodeid: str, *, complete: bool) -> tuple[Status, str] | None:
         """Status and reason of a measurement that is missing; None if its test was not requested."""
         end = self._session.rows.end(nodeid)
+        if nodeid in self._session.elsewhere:
+            return None
         if end is not None:
             return LOST, "its test passed without it" if end == PASSED else f"its test {self._session.rows.explain(nodeid)}"
         if nodeid in self._deselected:

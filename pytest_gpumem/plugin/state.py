@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -50,7 +50,7 @@ from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import Missing, Row, Verdict
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
     DUET_FOLLOWS,
@@ -118,6 +118,12 @@ class GpuSession:
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []
         """Lines for the summary."""
+        self.elsewhere: frozenset[str] = frozenset()
+        """Node ids of the tests that other shards run."""
+        self.whole_suite: int | None = None
+        """In a shard: number of rows of all shards that may be compared with the baseline."""
+        self.withheld: dict[str, Verdict] = {}
+        """In a shard, by `Row.key`: the FAIL of a row that is UNDECIDED only because so many rows are compared."""
         self.sweeps: list[tuple[str, Sweep]] = []
         """Sweeps of persisting L2, each with its test's id."""
         self.is_worker = is_worker(config)
@@ -417,8 +423,12 @@ class GpuSession:
 
     def open_family(self, items: Iterable[pytest.Item]) -> None:
         """Count the rows that may be compared with the baseline: those of collected tests that it holds."""
-        collected = {item.nodeid for item in items}
-        self.family = Family(size=max(1, sum(rows[-1].nodeid in collected for rows in self.baseline.rows.values() if rows)))
+        own = self.compared({item.nodeid for item in items})
+        self.family = Family(size=max(1, own if self.whole_suite is None else self.whole_suite))
+
+    def compared(self, nodeids: Container[str]) -> int:
+        """Number of rows of the baseline that these tests have."""
+        return sum(rows[-1].nodeid in nodeids for rows in self.baseline.rows.values() if rows)
 
     def open_ledger(self, items: Iterable[pytest.Item]) -> None:
         """Divide a total budget among the tests that measure, by their cost in the baseline."""

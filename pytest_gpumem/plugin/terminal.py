@@ -121,7 +121,7 @@ class TerminalHooks(SummaryHooks):
         if gpu.baseline.dated_ahead is not None:
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
-        if len(gpu.rows) or gpu.missing:
+        if len(gpu.rows) or gpu.missing or gpu.settings.shard is not None:  # of an empty shard too: a merge takes all
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")

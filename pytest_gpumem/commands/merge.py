@@ -1,0 +1,155 @@
+"""The command `gpumem merge`, and the folder of results that it and `gpumem gate` write."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_gpumem.commands import examples
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.printable import printable
+from pytest_gpumem.settings import Role, of_role
+
+if TYPE_CHECKING:
+    from pytest_gpumem.runs.shards import Merged
+
+RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
+OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
+FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
+"""The files of the folder."""
+IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+"""File in the folder, and its text: it marks a folder that a gate or a merge made, and hides its files from git."""
+
+output_option = click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("gpumem-results"),
+    help="Folder of results, report and summary. Default: gpumem-results.",
+)
+
+
+def prepare(output: Path) -> None:
+    """Make the folder, and remove the files of an earlier gate: a run that breaks must not show another's results.
+
+    Raises:
+        click.UsageError: it holds files, and no marker of a gate; nothing is touched.
+    """
+    marker = output / IGNORED
+    try:
+        if (
+            output.is_dir()
+            and any(output.iterdir())
+            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+        ):
+            raise click.UsageError(
+                f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        write_whole(marker, MARKER)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
+
+
+def merged_into(output: Path, written: Sequence[str]) -> Merged:
+    """Merge the results of shards, and write the folder's files of them.
+
+    Args:
+        output: the folder; files of an earlier gate are replaced once the shards are read.
+        written: the files, or patterns of them.
+
+    Raises:
+        click.ClickException: the shards are not those of one run; nothing is written.
+    """
+    from pytest_gpumem.reporting.concerns import code_quality, concerns
+    from pytest_gpumem.reporting.html import page as report
+    from pytest_gpumem.reporting.markdown import page as markdown
+    from pytest_gpumem.reporting.terminal import missing_lines
+    from pytest_gpumem.result_files import ResultsError
+    from pytest_gpumem.runs.shards import junit, merged
+
+    try:
+        found = merged(_paths(written))
+    except ResultsError as error:
+        raise click.ClickException(str(error)) from None
+    prepare(output)
+    document = found.document
+    texts = {
+        RESULTS: json.dumps(found.value, indent=4, allow_nan=False),
+        JUNIT: junit(found.tests),
+        OUTPUTS["markdown"]: markdown(document.rows, document.device, document.settings, remarks=missing_lines(document.missing)),
+        OUTPUTS["code_quality"]: code_quality(concerns(document.rows), found.places),
+    }
+    if document.rows:
+        shown = report(document.rows, document.device, document.settings, utc=found.utc, past=None, sweeps=(), revision=found.revision)
+        texts[OUTPUTS["report"]] = shown
+    try:
+        for name, text in texts.items():
+            write_whole(output / name, text)
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
+    return found
+
+
+def _paths(written: Sequence[str]) -> list[Path]:
+    """The files that are named, or that a quoted pattern finds."""
+    from pytest_gpumem.result_files import ResultsError
+
+    found: list[Path] = []
+    for one in written:
+        path = Path(os.path.expanduser(one))
+        names = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        if not names:
+            raise ResultsError(f"{one}: no such file or pattern")
+        found += (name for name in names if name not in found)
+    return found
+
+
+@click.command(
+    short_help="Make one run of the results of shards.",
+    epilog=examples("gpumem merge shard-*.json", "gpumem merge 'results/*/shard.json' --output gpumem-results"),
+)
+@output_option
+@click.argument("results", metavar="RESULTS...", nargs=-1, required=True)
+def merge(output: Path, results: tuple[str, ...]) -> int:
+    """Merge RESULTS, the --benchmark-json files of all shards of a run (pytest --gpumem-shard I/N), into one.
+
+    The rows are judged as those of one suite. Writes results, JUnit, a report, a Markdown summary and a code-quality report into a folder.
+    A missing shard is an error.
+    """
+    from pytest_gpumem.reporting.concerns import concerns, summarise, workflow_commands
+    from pytest_gpumem.reporting.summary import summary
+    from pytest_gpumem.reporting.terminal import missing_lines, wants_colour
+
+    found = merged_into(output, results)
+    document, width = found.document, shutil.get_terminal_size((120, 24)).columns
+    if document.rows:
+        click.echo(summary(document.rows, document.device, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    for line in (*missing_lines(document.missing), *found.remarks):
+        click.echo(printable(line))
+    click.echo(_counts(found))
+    if (note := summarise((output / OUTPUTS["markdown"]).read_text(encoding="utf-8"), os.environ)) is not None:
+        click.echo(printable(note), err=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(concerns(document.rows), found.places):
+            click.echo(line)
+    written = [name for name in FILES if (output / name).exists()]
+    click.echo(printable(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}"), err=True)
+    return Exit(found.code)
+
+
+def _counts(found: Merged) -> str:
+    counts = Counter(test.outcome or "not run" for test in found.tests)
+    return f"{counted(len(found.tests), 'test')}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}"

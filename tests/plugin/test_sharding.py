@@ -1,0 +1,209 @@
+"""`--gpumem-shard` and `gpumem merge`: the tests of a suite over several sessions, and one verdict for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.runs.shards import KEY
+
+PLANTED = """
+    import os
+    import pytest
+    from pytest_gpumem.devices.simulated.timing import Timing
+    from pytest_gpumem.plugin import state
+
+    @pytest.fixture(autouse=True)
+    def _slower(request, monkeypatch):
+        factors, kernel = [float(os.environ.get("FACTOR", 1)) if request.node.name == "test_slower[8388608]" else 1.0], Timing.kernel
+        read = state.read_controls
+
+        def controls(*arguments, **keywords):  # the code alone is slower, not the device
+            factors.append(1.0)
+            try:
+                return read(*arguments, **keywords)
+            finally:
+                factors.pop()
+
+        monkeypatch.setattr(Timing, "kernel", lambda self, work, window: kernel(self, work, window) * factors[-1])
+        monkeypatch.setattr(state, "read_controls", controls)
+"""
+"""A conftest that makes one test slower."""
+
+Run = Callable[..., pytest.RunResult]
+COUNT = 4
+SUITE = """
+    import os
+    import pytest
+
+    SIZES = [number << 22 for number in range(1, 7)]
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_copy(gpu_benchmark, device_buffer, gpu_kernels, size):
+        gpu_benchmark(gpu_kernels.copy, device_buffer(size), device_buffer(size))
+
+    @pytest.mark.gpumem(max_regression="5%")
+    @pytest.mark.parametrize("size", SIZES)
+    def test_slower(gpu_benchmark, device_buffer, gpu_kernels, size):
+        gpu_benchmark(gpu_kernels.copy, device_buffer(size), device_buffer(size))
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_plain(number):
+        assert number != int(os.environ.get("FAILS", "-1"))
+
+    def test_skipped():
+        pytest.skip("not here")
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(pytester.path)
+    pytester.makepyfile(SUITE)
+    pytester.makeconftest(PLANTED)
+    return pytester.path
+
+
+def sharded(gpumem: Run, *arguments: str, count: int = COUNT) -> list[str]:
+    """Run every shard; the names of their results."""
+    names = [f"shard-{index}.json" for index in range(1, count + 1)]
+    for index, name in enumerate(names, 1):
+        gpumem(f"--gpumem-shard={index}/{count}", f"--benchmark-json={name}", *arguments)
+    return names
+
+
+def merge(*names: str) -> Result:
+    return CliRunner().invoke(main, ["merge", *names])
+
+
+def rows(path: Path) -> dict[str, tuple[str, bool]]:
+    return {row["nodeid"]: (row["verdict"]["outcome"], row["failed"]) for row in json.loads(path.read_text())["gpumem"]["rows"]}
+
+
+def cases(path: Path) -> dict[tuple[str, str], str]:
+    found = {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found[case.get("classname", ""), case.get("name", "")] = kinds[0] if kinds else "passed"
+    return found
+
+
+def test_four_shards_merged_equal_one_run(suite: Path, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        gpumem("--gpumem-save").assert_outcomes(passed=18, skipped=1)
+    monkeypatch.setenv("FACTOR", "2")
+    monkeypatch.setenv("FAILS", "3")
+    one = gpumem("--benchmark-json=one.json", "--junitxml=one.xml")
+    one.assert_outcomes(passed=16, failed=2, skipped=1)
+    names = sharded(gpumem)
+    result = merge(*names)
+    assert result.exit_code == one.ret == 1
+    whole, together = json.loads((suite / "one.json").read_text()), json.loads((suite / "gpumem-results" / "results.json").read_text())
+    assert rows(suite / "gpumem-results" / "results.json") == rows(suite / "one.json")
+    assert cases(suite / "gpumem-results" / "junit.xml") == cases(suite / "one.xml")
+    assert together["gpumem"]["missing"] == whole["gpumem"]["missing"]
+    assert {one["fullname"] for one in together["benchmarks"]} == {one["fullname"] for one in whole["benchmarks"]}
+    assert KEY not in together
+    shards = [json.loads((suite / name).read_text())[KEY] for name in names]
+    assert sum(len(shard["tests"]) for shard in shards) == 19
+    # By cost: no shard has all the tests that measure.
+    measured = [sum("test_plain" not in test["nodeid"] for test in shard["tests"]) for shard in shards]
+    assert max(measured) <= 6
+    assert {shard["family"] for shard in shards} == {12}
+    for name in ("report.html", "summary.md", "code-quality.json"):
+        assert (suite / "gpumem-results" / name).exists()
+    assert json.loads((suite / "gpumem-results" / "code-quality.json").read_text())[0]["location"]["lines"]["begin"] > 1
+
+
+def test_what_is_no_run(suite: Path, gpumem: Run) -> None:
+    names = sharded(gpumem, "-k", "plain", count=3)
+
+    def refused(*given: str) -> str:
+        result = merge(*given)
+        assert result.exit_code == 4
+        assert not (suite / "gpumem-results").exists()
+        (line,) = result.stderr.splitlines()
+        return line
+
+    assert "shard 2 of 3 is missing" in refused(names[0], names[2])
+    (suite / "copy.json").write_text((suite / names[0]).read_text())
+    assert "copy.json: shard 1" in refused(*names, "copy.json")
+    gpumem("-k", "plain", "--benchmark-json=one.json", "--gpumem-shard=1/2")
+    assert "shards 3" in refused("one.json", *names[1:])
+    gpumem("-k", "plain and not 3", "--benchmark-json=other.json", "--gpumem-shard=1/3")
+    assert "do not make up one suite" in refused("other.json", *names[1:])
+    gpumem("-k", "plain", "--benchmark-json=hot.json", "--gpumem-shard=1/3", "--gpumem-mode=hot")
+    assert "--gpumem-mode" in refused("hot.json", *names[1:])
+    gpumem("-k", "copy", "--benchmark-json=whole.json")
+    assert "of no shard" in refused("whole.json", *names[1:])
+    assert "no such file" in refused("nothing-*.json")
+    assert merge("shard-*.json").exit_code == 0
+
+
+def test_more_shards_than_tests(suite: Path, gpumem: Run) -> None:
+    ends = [gpumem("--gpumem-shard", f"{index}/3", "-k", "plain and 1", f"--benchmark-json=shard-{index}.json") for index in (1, 2, 3)]
+    assert [end.ret for end in ends] == [0, 0, 0]
+    assert sorted(end.parseoutcomes().get("passed", 0) for end in ends) == [0, 0, 1]
+    result = merge("shard-*.json")
+    assert result.exit_code == 0
+    assert "1 test: 1 passed" in result.output
+
+
+def test_a_shard_that_broke_is_no_green_run(suite: Path, gpumem: Run) -> None:
+    names = sharded(gpumem, "-k", "plain", count=2)
+    value: dict[str, Any] = json.loads((suite / names[0]).read_text())
+    value[KEY]["exit"] = 2
+    value[KEY]["tests"][0]["outcome"] = None
+    (suite / names[0]).write_text(json.dumps(value))
+    result = merge(*names)
+    assert result.exit_code == 1
+    assert "shard 1 of 2 ended with 2 before its tests did" in result.output
+    assert "shard 1 of 2 did not run 1 test" in result.output
+
+
+def test_in_workers(suite: Path, gpumem: Run) -> None:
+    pytest.importorskip("xdist")
+    gpumem("--gpumem-save").assert_outcomes(passed=18, skipped=1)
+    names = sharded(gpumem, "-n2", count=2)
+    assert merge(*names).exit_code == 0
+    assert len(rows(suite / "gpumem-results" / "results.json")) == 12
+    assert json.loads((suite / "gpumem-results" / "results.json").read_text())["gpumem"]["missing"] == []
+
+
+def test_further_processes_measure_the_same_shard(suite: Path, session: Run) -> None:
+    arguments = (
+        "--gpumem",
+        "--gpumem-device=sim",
+        "--gpumem-budget=5ms",
+        "-k",
+        "copy",
+        "--gpumem-processes=2",
+        "--benchmark-json=out.json",
+    )
+    result = session(*arguments, "--gpumem-shard=1/2")
+    assert result.ret == 0
+    found = json.loads((suite / "out.json").read_text())
+    assert 0 < len(found["gpumem"]["rows"]) < 6
+    assert all(len(row["measurement"]["further"]) == 1 for row in found["gpumem"]["rows"])
+
+
+@pytest.mark.parametrize("written", ["0/2", "3/2", "2", "a/b", "1/0", ""])
+def test_no_shard(suite: Path, gpumem: Run, written: str) -> None:
+    result = gpumem(f"--gpumem-shard={written}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: gpumem: --gpumem-shard: {written!r} is no shard; accepted is I/N*"])
+
+
+def test_the_header_says_which(suite: Path, gpumem: Run) -> None:
+    gpumem("--gpumem-save", "-k", "copy").assert_outcomes(passed=6)
+    result = gpumem("--gpumem-shard=2/4")
+    (line,) = [line for line in result.outlines if line.startswith("gpumem: shard")]
+    assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests, 6 of which have a cost in the baseline", line)
