@@ -29,6 +29,8 @@ FAILED, ERROR, SKIPPED = "failed", "error", "skipped"
 """Ends of a test that JUnit tells from a pass."""
 _OF_ONE_MACHINE = ("baseline", "baseline_offline", "counted", "device", "allow_lost")
 """Settings in which shards may differ, besides those of a whole run."""
+WIDTH = 100
+"""Columns of the text of a failure."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -132,7 +134,7 @@ def merged(paths: Sequence[Path]) -> Merged:
         for row in rows
     ]
     texts = {
-        nodeid: "\n\n".join(failure_text(row, first.document.device) for row in rows if row.nodeid == nodeid and row.key in promoted)
+        nodeid: "\n\n".join(failure_text(row, first.document.device, WIDTH) for row in rows if row.nodeid == nodeid and row.key in promoted)
         for nodeid in failing
     }
     tests = tuple(_failing(test, texts) for one in files for test in one.shard.tests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
+from ci_project import BRANCH, SIMULATED, Done, Project, again
 from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
@@ -193,6 +196,86 @@ def test_further_processes_measure_the_same_shard(suite: Path, session: Run) -> 
     found = json.loads((suite / "out.json").read_text())
     assert 0 < len(found["gpumem"]["rows"]) < 6
     assert all(len(row["measurement"]["further"]) == 1 for row in found["gpumem"]["rows"])
+
+
+GITHUB, GITLAB = (
+    yaml.safe_load((Path(__file__).parents[2] / "ci" / kind / "gpumem-shards.yml").read_text()) for kind in ("github", "gitlab")
+)
+
+
+def of_github(job: str, project: Project, **matrix: str) -> Done[str]:
+    """The steps of a job after its installation; expressions stand for what GitHub puts there."""
+    given = {"github.base_ref": BRANCH, **{f"matrix.{name}": value for name, value in matrix.items()}}
+    (step,) = [step for step in GITHUB["jobs"][job]["steps"] if step.get("name") in ("Measure", "Gate")]
+    own = {name: re.sub(r"\$\{\{ (.*?) \}\}", lambda found: given[found[1]], text) for name, text in step["env"].items()}
+    variables = {name: str(value) for name, value in GITHUB["env"].items()} | own
+    variables["GATE_OPTIONS"] = "--screen-only"
+    return project.run(step["run"], variables, **SIMULATED, **shared(project, SHARDS="2", RUNNER_TEMP=str(project.folder.parent)))
+
+
+def of_gitlab(job: str, project: Project, *, shard: int = 1) -> Done[str]:
+    script = "\n".join([". .venv/bin/activate", *GITLAB[job]["script"]])
+    project.git("update-ref", "refs/remotes/origin/gpumem-base", f"origin/{BRANCH}")
+    given = {"TESTS": "", "GATE_OPTIONS": "--screen-only", "CI_NODE_INDEX": str(shard), "CI_NODE_TOTAL": "2"}
+    return project.run(script, given, **SIMULATED, **shared(project))
+
+
+def shared(project: Project, **variables: str) -> dict[str, str]:
+    return {"GPUMEM_BASELINE": str(project.folder.parent / "store"), **variables}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with a baseline of three runs of its base, and a change on top."""
+    made = Project(tmp_path)
+    saved = made.run(". .venv/bin/activate; python -m pytest -q --gpumem --gpumem-save", SIMULATED, **shared(made))
+    assert saved.returncode == 0, saved.stdout
+    (stored,) = (tmp_path / "store").rglob("*.json")
+    for number in range(2):
+        again(stored, number)
+    made.write("test_more.py", "def test_plain():\n    pass\n")
+    made.git("add", ".")
+    made.git("commit", "-qm", "more")
+    return made
+
+
+@pytest.mark.parametrize("kind", ["github", "gitlab"])
+def test_the_templates(project: Project, tmp_path: Path, kind: str) -> None:
+    """Two runners and a gate; then with a shard that is missing."""
+    if kind == "github":
+        screens = [of_github("screen", project, shard=str(shard), card="gpu") for shard in (1, 2)]
+        folder, gate = tmp_path / "shards", functools.partial(of_github, "gate", project, card="gpu")
+        (tmp_path / "shard").rename(folder)  # as the artifacts go
+    else:
+        screens = [of_gitlab("gpumem:screen", project, shard=shard) for shard in (1, 2)]
+        folder, gate = project.folder, functools.partial(of_gitlab, "gpumem:gate", project)
+    assert [done.returncode for done in screens] == [0, 0]
+    done = gate()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "green: 1 rows" in done.stdout
+    assert (project.folder / "gpumem-results" / "junit.xml").read_text().count("<testcase") == 2
+    (folder / "shard-2.json").unlink()
+    missing = gate()
+    assert missing.returncode == 4
+    assert "shard 2 of 2 is missing" in missing.stderr
+
+
+def test_a_gate_refuses_shards_of_another_comparison(project: Project) -> None:
+    command = ". .venv/bin/activate; python -m pytest -q --gpumem --gpumem-shard=1/1 --benchmark-json=../one.json $MORE"
+    gate = ". .venv/bin/activate; gpumem gate --screen-only --shards ../one.json $MORE -- origin/main"
+    for more, to_gate, words in (
+        ("", "", "compared with all runs"),
+        ("--gpumem-baseline-of=HEAD", "", "compared with the history of HEAD"),
+        ("--gpumem-baseline-of=origin/main", "--max-regression=1%", "give --gpumem-max-regression to each of them"),
+    ):
+        assert project.run(command, SIMULATED, **shared(project, MORE=more)).returncode == 0
+        done = project.run(gate, SIMULATED, **shared(project, MORE=to_gate))
+        assert done.returncode == 4
+        assert words in done.stderr
+    project.git("commit", "-qm", "empty", "--allow-empty")
+    done = project.run(gate, SIMULATED, **shared(project, MORE=""))
+    assert done.returncode == 4
+    assert "is checked out" in done.stderr
 
 
 @pytest.mark.parametrize("written", ["0/2", "3/2", "2", "a/b", "1/0", ""])
