@@ -222,7 +222,7 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     if revision is not None and (found.revision or "").removesuffix(DIRTY) != revision.removesuffix(DIRTY):
         raise click.ClickException(f"--shards: of the code of {found.revision or 'no revision'}, and {revision} is checked out")
     for remark in found.remarks:
-        click.echo(printable(f"gpumem gate: {remark}"))
+        _say(remark)
     return Screened(found.code, found.failures, found.document)
 
 
