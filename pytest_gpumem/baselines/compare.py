@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Accepted, changes
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, SideError, merged
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family, baseline_latency
 from pytest_gpumem.outcomes import Code, Exit, Outcome
@@ -34,7 +35,7 @@ class Compared:
 
     pairs: tuple[Pair, ...]
     forced: str | None  # why the sides are not comparable, if --force overrules it
-    unknown: tuple[str, ...]  # sentences on facts that the files lack
+    notes: tuple[str, ...]  # sentences on facts that the files lack, and on rows that are not compared
 
     @property
     def rows(self) -> list[Row]:
@@ -75,7 +76,10 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
         pair = _pair(key, base, head, max_regression, family)
         family = family.after(pair.row.verdict) if _limited(pair.row) else family
         pairs.append(pair)
-    return Compared(tuple(pairs), why, tuple(_unknown(base, head)))
+    notes = [*_unknown(base, head)]
+    if memory := max(base.of_memory, head.of_memory):
+        notes.append(f"{counted(memory, 'test')} whose memory alone was watched: gpumem diff compares it")
+    return Compared(tuple(pairs), why, tuple(notes))
 
 
 def _pair(key: str, base: Side, head: Side, written: str | None, family: Family) -> Pair:

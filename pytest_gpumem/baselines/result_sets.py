@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, Process
 from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
@@ -61,6 +62,7 @@ class File:
     rows: tuple[Accepted, ...] = ()
     limits: Mapping[str, str] | None = None  # by row key: the row's max_regression
     left_out: Mapping[str, str] | None = None  # by row key: why a row is left out
+    of_memory: int = 0  # rows of tests whose memory alone was watched: nothing was timed
     stock: bool = False  # written by stock pytest-benchmark
 
 
@@ -90,6 +92,11 @@ class Side:
         return any(file.stock for file in self.files)
 
     @property
+    def of_memory(self) -> int:
+        """Rows of memory alone, as in `File`."""
+        return sum(file.of_memory for file in self.files)
+
+    @property
     def limits(self) -> dict[str, str]:
         """By row key: the max_regression of its newest row."""
         return {key: limit for file in self.files for key, limit in (file.limits or {}).items()}
@@ -115,7 +122,8 @@ def side(given: str) -> Side:
     left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
     found = Side(given, tuple(files), now, left_out)
     if not found.processes or not (found.rows or found.left_out):
-        raise SideError(f"{given}: nothing was measured")
+        memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
+        raise SideError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
     return found
 
 
@@ -166,13 +174,16 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     """A `--benchmark-json` file of a session with `--gpumem`."""
     found = document_in(value)
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
-    rows, left_out = [], {}
+    rows, left_out, of_memory = [], {}, 0
     # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
     broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
     for row in found.rows:
         why = "its test failed" if row.failed and row.nodeid not in broken else None
         if why is None and row.measurement is not None:
             why = unfit(row.measurement)
+        elif why is None and row.footprint is not None:
+            of_memory += 1
+            continue
         if row.measurement is None or why is not None:
             left_out[row.key] = why or "nothing was measured"
             continue
@@ -183,7 +194,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
     _refuse_twice(rows)
     limits = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
-    return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out)
+    return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out, of_memory=of_memory)
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:

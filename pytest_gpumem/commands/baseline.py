@@ -67,7 +67,11 @@ def one_line() -> Iterator[None]:
         raise click.ClickException(str(error)) from None
 
 
-@click.group(short_help="List, copy and tidy the accepted runs.", epilog=examples("gpumem baseline list --baseline s3://bucket/baselines"))
+@click.group(
+    no_args_is_help=False,
+    short_help="List, copy and tidy the accepted runs.",
+    epilog=examples("gpumem baseline list --baseline s3://bucket/baselines"),
+)
 def baseline() -> None:
     """Look at the accepted runs of --gpumem-baseline, copy them between places, and remove those that no comparison needs."""
 

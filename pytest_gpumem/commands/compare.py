@@ -38,7 +38,7 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
     lines = [f"base: {_what(base)}", f"head: {_what(head)}"]
     if compared.forced is not None:
         lines.append(f"FORCED: {compared.forced}; no gate is passed by this")
-    lines += compared.unknown
+    lines += compared.notes
     shown = [line for sentence in lines for line in wrapped(sentence, width)]
     shown.append(_table(compared, width, colour))
     simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""

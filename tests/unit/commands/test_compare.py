@@ -20,6 +20,7 @@ from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
 from pytest_gpumem.records.row import Verdict
 
@@ -418,3 +419,15 @@ def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compa
     assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
     lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--format", "csv").stdout.splitlines()))
     assert float(lines[0]["delta"]) == pytest.approx(document["rows"][0]["delta"])
+
+
+def test_rows_of_memory_alone_are_left_to_the_command_that_compares_them(folder: Folder, compare: Callable[..., Result]) -> None:
+    memory = replace(folder.row(name="test_memory"), measurement=None, footprint=Footprint(1 << 20, watched=("fixtures",)))
+    folder.write("a.json", [folder.row(), memory])
+    folder.write("b.json", [folder.row(), memory])
+    done = compare("a.json", "b.json")
+    assert done.exit_code == 0
+    assert "UNDECIDED" not in done.stdout
+    assert "1 test whose memory alone was watched: gpumem diff compares it" in done.stdout
+    folder.write("c.json", [memory])
+    assert one_line(compare("c.json", "b.json")) == "c.json: nothing was timed; gpumem diff compares the memory of its 1 test"
