@@ -43,6 +43,8 @@ COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", FURTHER_PROCESS, FURTHER_REPOR
 FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
 """Variable of a further process: the descriptor of a pipe, from which it reads one line before it measures: a JSON list of the node ids to
 run; empty for all."""
+FURTHER_TESTS = "_GPUMEM_FURTHER_TESTS"
+"""Variable of a further process: a JSON list of the node ids that it may be told to run; empty for all. It collects no other files."""
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
 """Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
 variables that start with GPUMEM."""

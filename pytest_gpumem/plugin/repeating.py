@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.workers import is_controller, under_xdist
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.progress import RepeatProgress
 from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
-from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TURN, READS_CONTROLS
+from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
 
 LEAST_SECONDS = 30.0
 """The least time for measuring again. It may take as long as the session took so far."""
@@ -112,6 +112,20 @@ class FurtherReports:
     def __init__(self, path: Path, session: GpuSession) -> None:
         self._file = path.open("w", encoding="utf-8")
         self._session = session
+        self._tests: list[str] = json.loads(os.environ.pop(FURTHER_TESTS, "[]"))
+        self._unneeded: Callable[[Path], bool] = lambda path: False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        files = {session.config.rootpath / nodeid.partition("::")[0] for nodeid in self._tests}
+        if files and all(file.is_file() for file in files):
+            needed = {file.resolve() for file in files}
+            # A file that the command line names must be found.
+            self._unneeded = lambda path: path.is_file() and path.resolve() not in needed and not session.isinitpath(path)
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out files without a test that may run: to import them takes time."""
+        return self._unneeded(collection_path) or None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:

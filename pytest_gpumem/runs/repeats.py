@@ -15,7 +15,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError, content, document_in, parsed
 from pytest_gpumem.runs.child import Background, for_a_part, pytest_command
-from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TURN
+from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TESTS, FURTHER_TURN
 
 ENDED = {"ended": True}
 """Last line of the file of `FURTHER_REPORTS`; before it stand `nodeid`, `failure` (a text or null) and `finished` of each report."""
@@ -75,7 +75,8 @@ def repeats(
         for number in range(count):
             while len(started) <= AHEAD and number + len(started) < count:
                 name = f"process {number + len(started) + 2} of {count + 1} of --gpumem-processes"
-                process = _Process(name, arguments, folder, environment)
+                # Those of later processes are fewer.
+                process = _Process(name, arguments, folder, {**environment, FURTHER_TESTS: json.dumps(only())})
                 stack.callback(process.close)
                 started.append(process)
             yield started.popleft().measure(only(), device, watch)

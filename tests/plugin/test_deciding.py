@@ -36,7 +36,7 @@ def _slower(monkeypatch):
         finally:
             factors.pop()
 
-    monkeypatch.setattr(Timing, "kernel", lambda self, work, window: kernel(self, work, window) * factors[-1])
+    monkeypatch.setattr(Timing, "kernel", lambda self, *given: kernel(self, *given) * factors[-1])
     monkeypatch.setattr(session, "read_controls", controls)
 """
 
@@ -124,6 +124,14 @@ def test_an_undecided_row_passes_by_further_processes(pytester: pytest.Pytester,
     (new,) = (path for path in pytester.path.glob(".benchmarks/*/gpumem/*") if str(path.relative_to(pytester.path)) not in STORED)
     stored = {row["nodeid"]: row["measurement"] for row in json.loads(new.read_text())["content"]["rows"]}
     assert {name: len(one.get("further", ())) for name, one in stored.items()} == {"test_a.py::test_copy": 2, "test_a.py::test_other": 0}
+
+
+@pytest.mark.parametrize("named", [(), ("test_a.py", "test_b.py")], ids=["collected", "named"])
+def test_further_processes_import_no_other_files(pytester: pytest.Pytester, run: Run, named: tuple[str, ...]) -> None:
+    (pytester.path / "test_b.py").write_text("open('imports.txt', 'a').write('b')\n\ndef test_nothing(): pass\n")
+    run(*named, LIMIT="0.8%").assert_outcomes(passed=3)
+    assert times(pytester.path) == {"copy": 3, "other": 1}
+    assert (pytester.path / "imports.txt").read_text() == ("bbb" if named else "b")
 
 
 def test_a_row_that_takes_many_processes_is_left_to_the_duet_that_follows(pytester: pytest.Pytester, run: Run) -> None:
