@@ -14,7 +14,6 @@ from pytest_gpumem import MiB
 
 HERE = Path(__file__).resolve().parent
 HEAD = (HERE / "side.txt").is_file() and (HERE / "side.txt").read_text(encoding="utf-8").strip() == "head"
-CASES = HERE / "cases.py"
 LEAN_GRID = 32
 
 
@@ -91,22 +90,3 @@ def test_unchanged_prefetched(gpu_benchmark, gpu_kernels, prefetched_buffer):
 
 def test_unchanged_copy(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
     gpu_benchmark(gpu_kernels.memcpy, device_buffer(64 * MiB), pinned_buffer(64 * MiB))
-
-
-# Somebody else's
-
-
-def _names() -> list[str]:
-    if not CASES.is_file():
-        return []
-    from explain_cases import load
-
-    return [pair.name for pair in load(CASES)]
-
-
-@pytest.mark.parametrize("name", _names())
-def test_case(gpu_benchmark, name):
-    from explain_cases import load
-
-    pair = next(pair for pair in load(CASES) if pair.name == name)
-    gpu_benchmark((pair.head if HEAD else pair.base)())

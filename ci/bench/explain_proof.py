@@ -1,18 +1,16 @@
-"""Does `gpumem explain` name what was planted? Eight planted regressions, unchanged pairs, and cases of somebody else's, on one GPU.
+"""Does `gpumem explain` name what was planted? Eight planted regressions and four unchanged pairs, on one GPU.
 
     python ci/bench/explain_proof.py --json ci/records/nvidia-h200/explain_proof.json --keep tests/data/explain
-    python ci/bench/explain_proof.py --json FILE --only cases --cases MODULE.py
 
 Base and head are two folders with the same tests (`explain_planted.py`) and a word that tells them apart; `gpumem explain` is run on them
-as a user would. Three runs, each written to the record as soon as it is over:
+as a user would. Two runs, each written to the record as soon as it is over:
 
 counted   kernels on device memory, with counters of Nsight Compute
 watched   managed memory and the host link, by CUPTI in the processes themselves
-cases     base and head of each case in MODULE.py (see `explain_cases.py`), with counters of Nsight Compute
 
 Evidence is kept in small files, from which the same explanation is made without a GPU (tests/data/explain). Exits with 1 where a planted
-cause is not named first in all but one of those that can be named, where a cause outside the rules is not "unexplained", or where an
-unchanged pair is blamed. About 60 s, 25 s and 60 s; --pairs 1 cuts each by a third, --only picks runs.
+cause is not named first in all but one, or where an unchanged pair is blamed. About 60 s and 25 s; --pairs 1 cuts each by a third, --only
+picks a run.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from explain_cases import BadCases, load
 from record_file import write_record
 
 from pytest_gpumem.explain import evidence
@@ -64,18 +61,15 @@ SECONDS = 300.0
 Record = dict[str, Any]
 
 
-def folders(place: Path, cases: Path | None) -> tuple[Path, Path]:
+def folders(place: Path) -> tuple[Path, Path]:
     """Base and head, ready to run."""
     made = []
     for side in ("base", "head"):
         folder = place / side
         folder.mkdir()
         shutil.copy(HERE / "explain_planted.py", folder / "test_planted.py")
-        shutil.copy(HERE / "explain_cases.py", folder / "explain_cases.py")
         (folder / "side.txt").write_text(side, encoding="utf-8")
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        if cases is not None:
-            shutil.copy(cases, folder / "cases.py")
         made.append(folder)
     return made[0], made[1]
 
@@ -111,27 +105,24 @@ def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, cou
 
 
 def name_of(key: str) -> str:
-    """ "test_planted.py::test_case[gather]" is "gather", "test_planted.py::test_stride_two" is "test_stride_two"."""
-    test = key.rpartition("::")[2]
-    return test.removeprefix("test_case[").removesuffix("]") if test.startswith("test_case[") else test
+    """ "test_planted.py::test_stride_two" is "test_stride_two"."""
+    return key.rpartition("::")[2]
 
 
-def judged(explanation: Record, planted: tuple[str, ...] | None) -> bool | None:
-    """Whether an explanation says what was planted; None where nothing is held to."""
-    if planted is None:
-        return None
+def judged(explanation: Record, planted: tuple[str, ...]) -> bool:
+    """Whether an explanation says what was planted."""
     if not planted:
         return explanation["first"] in (None, UNEXPLAINED) and not explanation["causes"]
     return explanation["first"] in planted
 
 
-def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...] | None]) -> list[Record]:
+def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...]]) -> list[Record]:
     """One row for each case that was planted, also for those that were not measured."""
     by_name = {name_of(one["key"]): one for one in explanations}
     found = []
     for name, rules in planted.items():
         one = by_name.get(name)
-        row: Record = {"name": name, "planted": None if rules is None else list(rules), "measured": one is not None}
+        row: Record = {"name": name, "planted": list(rules), "measured": one is not None}
         if one is not None:
             row |= {
                 "right": judged(one, rules),
@@ -149,17 +140,10 @@ def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...] |
 
 def verdict(found: Sequence[Record]) -> tuple[str, bool]:
     """What the rows prove, in one line, and whether it is enough."""
-    held = [row for row in found if row["planted"] is not None]
-    nameable = [row for row in held if row["planted"] and row["planted"] != [UNEXPLAINED]]
-    outside = [row for row in held if row["planted"] == [UNEXPLAINED]]
-    unchanged = [row for row in held if not row["planted"]]
-    right = {name: sum(bool(row.get("right")) for row in some) for name, some in (("n", nameable), ("o", outside), ("u", unchanged))}
-    said = (
-        f"{right['n']} of {len(nameable)} planted causes named first, {right['o']} of {len(outside)} outside the rules unexplained, "
-        f"{right['u']} of {len(unchanged)} unchanged pairs blamed on nothing"
-    )
-    enough = right["n"] >= len(nameable) - MISSES and right["o"] == len(outside) and right["u"] == len(unchanged)
-    return said, bool(held) and enough
+    planted, unchanged = ([row for row in found if bool(row["planted"]) is changed] for changed in (True, False))
+    named, quiet = (sum(bool(row.get("right")) for row in some) for some in (planted, unchanged))
+    said = f"{named} of {len(planted)} planted causes named first, {quiet} of {len(unchanged)} unchanged pairs blamed on nothing"
+    return said, bool(found) and named >= len(planted) - MISSES and quiet == len(unchanged)
 
 
 def table(record: Record) -> str:
@@ -173,8 +157,8 @@ def table(record: Record) -> str:
             said.append(f"{row['name']:<28}{'-':>11}  not measured")
             continue
         share = row["causes"][0]["share"] if row["causes"] else None
-        planted = "-" if row["planted"] is None else "/".join(row["planted"]) or "nothing"
-        mark = {True: "", False: "   MISS", None: ""}[row["right"]]
+        planted = "/".join(row["planted"]) or "nothing"
+        mark = "" if row["right"] else "   MISS"
         first = row["first"] or "nothing to explain"
         shown = "" if share is None else f"{100 * share:.0f} %"
         said.append(f"{row['name']:<28}{100 * row['slow_down']['share']:>+9.2f} %  {first:<22}{shown:>10}  {planted}{mark}")
@@ -206,8 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the evidence is written, a folder for each case")
-    parser.add_argument("--cases", type=Path, metavar="MODULE.py", help="further cases")
-    parser.add_argument("--only", action="append", choices=("counted", "watched", "cases"), help="this run alone; may be repeated")
+    parser.add_argument("--only", action="append", choices=("counted", "watched"), help="this run alone")
     parser.add_argument("--pairs", type=int, default=2, help="processes of each side (default 2)")
     parser.add_argument("--budget", default="300 ms", help="of each measurement (default 300 ms)")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or sim:NAME, which has no counters (default cuda)")
@@ -215,23 +198,14 @@ def main() -> int:
     for folder in [asked.json.absolute().parent] if asked.json else []:
         if not folder.is_dir():
             parser.error(f"--json {asked.json}: there is no folder {folder}")
-    planted: dict[str, Mapping[str, tuple[str, ...] | None]] = {"counted": COUNTED, "watched": WATCHED}
-    if asked.cases is not None:
-        try:
-            planted["cases"] = {pair.name: pair.planted for pair in load(asked.cases)}
-        except BadCases as error:
-            parser.error(f"--cases: {error}")
-    elif "cases" in (asked.only or ()):
-        parser.error("--only cases needs --cases MODULE.py")
     record: Record = {"kind": "explain_proof", "device": None, "pairs": asked.pairs, "budget": asked.budget, "rows": [], "runs": {}}
     with tempfile.TemporaryDirectory(prefix="gpumem-explain-") as temporary:
         place = Path(temporary)
-        folders(place, asked.cases)
-        for name, cases in planted.items():
+        folders(place)
+        for name, cases in (("counted", COUNTED), ("watched", WATCHED)):
             if asked.only and name not in asked.only:
                 continue
-            tests = [f"test_planted.py::{f'test_case[{one}]' if name == 'cases' else one}" for one in cases]
-            done = explain(place, tests, asked, counters=name != "watched")
+            done = explain(place, [f"test_planted.py::{one}" for one in cases], asked, counters=name != "watched")
             found = rows(done.pop("explanations"), cases)
             record["rows"] += found
             record["runs"][name] = done
