@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from known_devices import H100
 from msgspec import structs
@@ -112,6 +113,50 @@ def test_the_door_passes_the_reason_on(driver: FakeDriver) -> None:
     driver.count = 0
     with pytest.raises(NoDevice, match=r"^no CUDA device 0: the driver sees no GPU$"):
         opening.choose("cuda")
+
+
+class FakeProcess:
+    """A process that has answered."""
+
+    running = False
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self._answer, self.closed = answer, 0
+
+    def answer(self) -> bytes:
+        return self._answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = FakeProcess(msgspec.json.encode(facts.Found(H100, 13000)))
+    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    monkeypatch.setattr(facts, "_linked_version", lambda: 13000)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
+    with opening.asked("auto") as asked:
+        assert asked is process  # type: ignore[comparison-overlap]
+        monkeypatch.setattr(facts, "FactsProcess", lambda index: pytest.fail("started twice"))
+        assert opening.choose("auto", asked=asked).facts.name == H100.name
+    assert process.closed
+
+
+def test_the_process_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = FakeProcess()
+    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
+    with pytest.raises(pytest.UsageError), opening.asked("cuda:1"):
+        raise pytest.UsageError("a mistake in the ini file")
+    assert process.closed
+
+
+@pytest.mark.parametrize(("choice", "missing"), [("sim", ""), ("sim:h200", ""), ("cuda", "cupy")])
+def test_there_is_nothing_to_ask(monkeypatch: pytest.MonkeyPatch, choice: str, missing: str) -> None:
+    monkeypatch.setattr(facts, "_installed", lambda module: module != missing)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index: pytest.fail("started"))
+    with opening.asked(choice) as asked:
+        assert asked is None
 
 
 def test_the_door_imports_no_cuda() -> None:
