@@ -72,6 +72,26 @@ def _written(value: object, accepted: str) -> str:
     return value.strip()
 
 
+def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
+    """Keep the text of a value that `parse` accepts."""
+
+    def kept(value: Any) -> str:
+        parse(value)
+        return str(value).strip()
+
+    return kept
+
+
+def _share(refused: str, *, whole: bool = True) -> Callable[[Any], str]:
+    """Keep the text of a share above 0: arguments as of `units.parse_part`."""
+    return _as_written(lambda value: units.parse_part(value, refused, whole=whole))
+
+
+def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
+    """The rule of `Limit.looser` for a limit of which more is looser."""
+    return lambda one, other: bool(parse(one) > parse(other))
+
+
 def _min_bandwidth(value: Any) -> str:
     written = _written(value, units.RATES_ACCEPTED)
     if units.parse_rate(written) in (0, units.Share(0)):
@@ -94,31 +114,9 @@ def _max_latency(value: Any) -> str:
     return written
 
 
-def _max_regression(value: Any) -> str:
-    units.parse_margin(value)
-    return str(value).strip()
-
-
 def _looser_margin(one: str, other: str) -> bool:
     allowed, demanded = units.parse_margin(one), units.parse_margin(other)
     return allowed.relative > demanded.relative or allowed.absolute > demanded.absolute
-
-
-def _fail_if_faster(value: Any) -> str:
-    if not 0 < units.parse_share(value) < 1:
-        raise units.QuantityError(f"{value!r} is no gain; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
-    return str(value).strip()
-
-
-def _faster_than(value: Any) -> str:
-    units.parse_claim(value)
-    return str(value).strip()
-
-
-def _min_overlap(value: Any) -> str:
-    if not 0 < units.parse_share(value) <= 1:
-        raise units.QuantityError(f"{value!r} cannot be hidden; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
-    return str(value).strip()
 
 
 def _number(value: object) -> str:
@@ -139,11 +137,6 @@ def _positive_size(value: Any) -> str:
     return _size(value)
 
 
-def _growth(value: Any) -> str:
-    units.parse_growth(value)
-    return str(value).strip()
-
-
 def _yes(value: object) -> str:
     if value is True or (isinstance(value, str) and value.strip().lower() == "true"):
         return "true"
@@ -158,20 +151,6 @@ def _sectors(value: object) -> str:
     if not 1 <= sectors <= 32:
         raise units.QuantityError(f"{value!r} is no number of sectors of one request; accepted is a number from 1 to 32")
     return f"{sectors:g}"
-
-
-def _hit_rate(value: Any) -> str:
-    if not 0 < units.parse_share(value) <= 1:
-        raise units.QuantityError(f"{value!r} is no hit rate; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
-    return str(value).strip()
-
-
-def _more(one: str, other: str) -> bool:
-    return int(one) > int(other)
-
-
-def _more_bytes(one: str, other: str) -> bool:
-    return units.parse_bytes(one) > units.parse_bytes(other)
 
 
 def count_of(written: str) -> int:
@@ -211,34 +190,38 @@ def _more_growth(one: str, other: str) -> bool:
     return share > demanded_share or nbytes > demanded_bytes
 
 
+_MORE_BYTES = _more(units.parse_bytes)
+
 LIMITS: Mapping[str, Limit] = MappingProxyType(
     {
         limit.name: limit
         for limit in (
             Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
-            Limit(
-                "max_latency",
-                _max_latency,
-                'Longest latency, such as "12 us".',
-                "TIME",
-                lambda one, other: units.parse_time(one) > units.parse_time(other),
-            ),
+            Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
             Limit(
                 "max_regression",
-                _max_regression,
+                _as_written(units.parse_margin),
                 'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
                 "MARGIN",
                 _looser_margin,
             ),
             Limit(
                 "fail_if_faster",
-                _fail_if_faster,
+                _share("is no gain", whole=False),
                 'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
                 "SHARE",
-                lambda one, other: units.parse_share(one) > units.parse_share(other),
+                _more(units.parse_share),
             ),
-            Limit("faster_than", _faster_than, 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
-            Limit("min_overlap", _min_overlap, 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
+            Limit(
+                "faster_than",
+                _as_written(units.parse_claim),
+                'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
+            ),
+            Limit(
+                "min_overlap",
+                _share("cannot be hidden"),
+                'Least share that overlapping work hides of what overlap can hide, such as "80%".',
+            ),
             Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch."),
             Limit("max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
             Limit(
@@ -246,7 +229,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
                 _positive_size,
                 'Most device memory that a test uses at once, such as "2 GiB".',
                 "SIZE",
-                _more_bytes,
+                _MORE_BYTES,
                 of_footprint=True,
             ),
             Limit(
@@ -254,7 +237,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
                 _size,
                 'Most memory that a test still uses after its end, such as "0 B".',
                 "SIZE",
-                _more_bytes,
+                _MORE_BYTES,
                 of_footprint=True,
             ),
             Limit(
@@ -262,20 +245,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
                 _size,
                 'Most memory that the pools of libraries hold unused after a test, beyond that before, such as "512 MiB".',
                 "SIZE",
-                _more_bytes,
+                _MORE_BYTES,
                 of_footprint=True,
             ),
-            Limit(
-                "max_allocations",
-                _number,
-                "Most allocations of a test.",
-                "COUNT",
-                _more,
-                of_footprint=True,
-            ),
+            Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True),
             Limit(
                 "max_peak_regression",
-                _growth,
+                _as_written(units.parse_growth),
                 'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
                 "GROWTH",
                 _more_growth,
@@ -288,25 +264,19 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             ),
             Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
             Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
-            Limit(
-                "max_spill",
-                _exact(_size),
-                "Most local memory of a thread of any kernel: spills and stack.",
-                "BYTES",
-                _looser_exact,
-            ),
+            Limit("max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact),
             Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
-            Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _more_bytes),
+            Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES),
             Limit(
                 "max_sectors_per_request",
                 _sectors,
                 "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
                 "SECTORS",
-                lambda one, other: float(one) > float(other),
+                _more(float),
             ),
             Limit(
                 "min_l2_hit_rate",
-                _hit_rate,
+                _share("is no hit rate"),
                 'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
                 "SHARE",
                 lambda one, other: units.parse_share(one) < units.parse_share(other),

@@ -134,24 +134,10 @@ def _shard(value: object) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _precision(value: Any) -> float:
-    share = units.parse_share(value)
-    if not 0 < share < 1:
-        raise units.QuantityError(f"{value!r} is no half-width; accepted is {units.SHARES_ACCEPTED}, above 0 and below 100 %")
-    return share
-
-
 def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
     raise units.QuantityError(f'{value!r} is no revision; accepted is a branch, tag or commit such as "origin/main"')
-
-
-def _pinned_share(value: Any) -> float:
-    share = units.parse_share(value)
-    if not 0 < share <= 1:
-        raise units.QuantityError(f"{value!r} is no share of the host's RAM; accepted is {units.SHARES_ACCEPTED}, above 0 and up to 100 %")
-    return share
 
 
 def _memory(value: Any) -> int:
@@ -297,7 +283,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "precision",
         Role.MEASURING,
-        _precision,
+        lambda value: units.parse_part(value, "is no half-width", whole=False),
         0.001,
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
         "SHARE",
@@ -330,7 +316,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "pinned_share",
         Role.MEASURING,
-        _pinned_share,
+        lambda value: units.parse_part(value, "is no share of the host's RAM"),
         0.5,
         "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
         "SHARE",

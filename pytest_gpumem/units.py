@@ -122,6 +122,16 @@ def parse_share(value: str) -> float:
     return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
 
 
+def parse_part(value: str, refused: str, *, whole: bool = True) -> float:
+    """The share of a text, above 0 and up to 100 %, or below 100 % if not `whole`.
+    Raises `QuantityError`: it is another; `refused` says why, such as "is no gain".
+    """
+    share = parse_share(value)
+    if not 0 < share <= 1 or (share == 1 and not whole):
+        raise QuantityError(f"{value!r} {refused}; accepted is {SHARES_ACCEPTED}, above 0 and {'up to' if whole else 'below'} 100 %")
+    return share
+
+
 def _sum(value: str, parts: list[str], parse: Callable[[str], Number], accepted: str) -> tuple[float | None, Number | None]:
     """The share and the amount of a sum with at most one part of each kind; None for a part that is not there."""
     relative: float | None = None
