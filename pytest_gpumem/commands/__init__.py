@@ -1,7 +1,14 @@
-"""Commands of `gpumem`, one a file."""
+"""Commands of `gpumem`, and what several of them do alike."""
 
+import os
+import shutil
+import sys
+from pathlib import Path
 from textwrap import fill
 
+import click
+
+from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES
 
 
@@ -11,3 +18,24 @@ def examples(*lines: str) -> str:
     meanings = (fill(f"  {code:d}  {meaning}", 76, subsequent_indent=" " * 5) for code, meaning in codes.items())
     shown = "\n\n\b\nExit codes:\n" + "\n".join(meanings) if codes else ""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) + shown
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that an option names and that cannot be written, before anything is done."""
+    if path is not None and (why := unwritable(path)) is not None:
+        raise click.UsageError(f"{option}: {path}: {why}.")
+
+
+def write(option: str, path: Path, text: str) -> None:
+    """Write the file that an option names. Raises `click.ClickException`: it cannot be written."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from None
+
+
+def terminal() -> tuple[int, bool]:
+    """Columns of standard output, and whether it takes colour."""
+    from pytest_gpumem.reporting.terminal import wants_colour
+
+    return shutil.get_terminal_size((120, 24)).columns, wants_colour(sys.stdout, os.environ)

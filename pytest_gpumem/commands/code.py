@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import check_writable, examples, terminal, write
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
@@ -49,12 +48,9 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
     pyproject.toml limit them.
     """
     from pytest_gpumem.devices.cuda.ahead_of_time import CompilerMissing
-    from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.kernels.declared import TABLE, BadDeclaration, check_architecture, project
-    from pytest_gpumem.reporting.terminal import wants_colour
 
-    if file is not None and (why := unwritable(file)) is not None:
-        raise click.UsageError(f"--json: {file}: {why}.")
+    check_writable("--json", file)
     try:
         for one in architectures:
             check_architecture(one, "--arch")
@@ -78,17 +74,14 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
         click.echo(printable(f"gpumem code: {error}"), err=True)
         return Exit.NO_VERDICT
     if file is not None:
-        try:
-            write_whole(file, msgspec.json.format(msgspec.json.encode(CompiledKernels(tuple(found))), indent=1).decode() + "\n")
-        except OSError as error:
-            raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+        write("--json", file, msgspec.json.format(msgspec.json.encode(CompiledKernels(tuple(found))), indent=1).decode() + "\n")
     try:
         base = None if against is None else _other(against, chosen, catalogue)
     except _NoBase as error:
         click.echo(printable(f"gpumem code: {error}"), err=True)
         return Exit.NO_VERDICT
-    width = shutil.get_terminal_size((120, 24)).columns
-    if shown := text(found, base, width=width, colour=wants_colour(sys.stdout, os.environ)):
+    width, colour = terminal()
+    if shown := text(found, base, width=width, colour=colour):
         click.echo(shown)
     for line in broken:
         click.echo(printable(f"FAIL {line}"))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +11,7 @@ from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, terminal
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -149,7 +146,6 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     """
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import SideError, side
-    from pytest_gpumem.reporting.terminal import wants_colour
     from pytest_gpumem.units import QuantityError, parse_margin
 
     if len(sides) != 2:
@@ -168,6 +164,6 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
         code = compared.exit_code(strict=strict)
         click.echo(in_format(format, compared, first, second, code=code), nl=False)
         return code
-    width = shutil.get_terminal_size((120, 24)).columns
-    click.echo(text(compared, first, second, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    width, colour = terminal()
+    click.echo(text(compared, first, second, width=width, colour=colour))
     return compared.exit_code(strict=strict)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, terminal
 from pytest_gpumem.explain.what_ran import differences
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
@@ -219,7 +216,6 @@ def diff(form: str, everything: bool, base: Path, head: Path) -> None:
     synchronisations, registers, memory, page faults) and what one launch ran differently, with the time beside them. A difference of
     times is not judged: gpumem compare does that. JSON and CSV have all figures, in SI units.
     """
-    from pytest_gpumem.reporting.terminal import wants_colour
     from pytest_gpumem.result_files import ResultsError
 
     try:
@@ -230,6 +226,6 @@ def diff(form: str, everything: bool, base: Path, head: Path) -> None:
     if form != "text":
         click.echo(as_json(found) if form == "json" else as_csv(found), nl=False)
         return
-    width = shutil.get_terminal_size((120, 24)).columns
+    width, colour = terminal()
     sides = (_side(base, first), _side(head, second))
-    click.echo(as_text(found, sides, width=width, colour=wants_colour(sys.stdout, os.environ), everything=everything))
+    click.echo(as_text(found, sides, width=width, colour=colour, everything=everything))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import check_writable, examples, terminal, write
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -76,13 +75,11 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
     command goes on where it was.
     """
-    from pytest_gpumem.files import unwritable
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.units import QuantityError, parse_margin
 
-    if file is not None and (why := unwritable(file)) is not None:
-        raise click.UsageError(f"--json: {file}: {why}.")
+    check_writable("--json", file)
     try:
         if max_regression is not None:
             parse_margin(max_regression)
@@ -150,9 +147,8 @@ def compare(
     Raises:
         click.UsageError: it cannot be played as it was asked for.
     """
-    from pytest_gpumem.files import write_whole
     from pytest_gpumem.judging.finding import counted
-    from pytest_gpumem.reporting.terminal import one_place, wants_colour
+    from pytest_gpumem.reporting.terminal import one_place
     from pytest_gpumem.runs import DuetError, report
     from pytest_gpumem.runs.journal import Journal
     from pytest_gpumem.runs.rounds import Duet
@@ -211,18 +207,15 @@ def compare(
                 raise
             seconds = time.monotonic() - begun
             code = report.exit_code(played, strict=strict or played.strict)
-            width = shutil.get_terminal_size((120, 24)).columns
-            colour, unnamed = wants_colour(sys.stdout, os.environ), None if one_place(sys.stdout, sys.stderr) else sides
+            width, colour = terminal()
+            unnamed = None if one_place(sys.stdout, sys.stderr) else sides
             click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
             if not played.verdicts:
                 click.echo("nothing was measured: no test among those that were selected measures on the GPU")
             if file is not None:
                 utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
                 document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
-                try:
-                    write_whole(file, json.dumps(document, allow_nan=False, indent=1) + "\n")
-                except OSError as error:
-                    raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+                write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
             if played.open:
                 click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
             elif journal is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import check_writable, examples, terminal
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -64,8 +63,7 @@ def explain(
     if rules:
         click.echo(rules_text())
         return 0
-    if file is not None and (why := unwritable(file)) is not None:
-        raise click.UsageError(f"--json: {file}: {why}.")
+    check_writable("--json", file)
     if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
         raise click.UsageError(f"--keep: {keep}: {why}.")
     try:
@@ -86,7 +84,7 @@ def explain(
     except NothingMeasured as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
-    width = shutil.get_terminal_size((120, 24)).columns
+    width, _ = terminal()
     simulated = " (simulated)" if sides[1].facts.simulated else ""
     click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
     for key, one in found.items():

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.layout import LayoutError, read
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, write
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
@@ -234,7 +234,7 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
     The page is one file that loads nothing else: summary, verdicts, plots, and every test with its samples, placements, conditions and
     history.
     """
-    from pytest_gpumem.files import unwritable, write_whole
+    from pytest_gpumem.files import unwritable
     from pytest_gpumem.reporting.html import page
     from pytest_gpumem.result_files import ResultsError, load_results
 
@@ -268,10 +268,7 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
         sweeps=shown.sweeps,
         revision=shown.revision,
     )
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise click.ClickException(f"-o: cannot write {path}: {error.strerror or error}") from None
+    write("-o", path, text)
     if found is not None:
         click.echo(printable("; ".join([f"history of {counted(found.files, 'file')} from {history}", *found.left_out])))
     click.echo(printable(f"wrote {path}"))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import check_writable, examples, terminal, write
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.terminal import wants_colour
 
 
 @click.command(
@@ -30,15 +27,13 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     Runs pytest with --gpumem under ncu (GPUMEM_NCU, the PATH, or where CUDA's installers put it), with few launches of each
     measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
     """
-    from pytest_gpumem.files import unwritable, write_whole
     from pytest_gpumem.judging.limits import COUNTERS, absolute
     from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.nsight.tools import NothingRecorded
     from pytest_gpumem.reporting.table import traffic_table
 
-    if file is not None and (why := unwritable(file)) is not None:
-        raise click.UsageError(f"--json: {file}: {why}.")
+    check_writable("--json", file)
     now = datetime.now(timezone.utc)
     try:
         # Results go to standard output, the output of pytest to standard error.
@@ -48,15 +43,12 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     except NothingRecorded as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
-    width = shutil.get_terminal_size((120, 24)).columns
-    click.echo(traffic_table(found.rows, found.facts, width=width, colour=wants_colour(sys.stdout, os.environ)))
+    width, colour = terminal()
+    click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
     if failed := sum(row.failed for row in found.rows):
         click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
     if file is not None:
-        try:
-            write_whole(file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
-        except OSError as error:
-            raise click.ClickException(f"--json: cannot write {file}: {error.strerror or error}") from None
+        write("--json", file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
         click.echo(printable(f"wrote {file}"))
     beyond = [
         printable(f"{row.key}: {finding.sentence}")
