@@ -487,74 +487,41 @@ _NO_LIMITS: Mapping[str, str | None] = MappingProxyType({name: None for name, li
 
 
 class Settings(NamedTuple):
-    """The settings of a session."""
+    """The settings of a session: the options by their names, which `Option.help` describes. Files are as written."""
 
     enabled: bool = False
-    """`--gpumem`: measure at all."""
     device: str = "auto"
-    """The device's choice as written: auto, cuda, cuda:N, sim, sim:NAME."""
-    device_chosen: bool = False
-    """Someone chose the device, on the command line, in the environment or in the ini file."""
+    device_chosen: bool = False  # the command line, the environment or the ini file names a device
     mode: str = "clean-cold"
-    """State of the L2 cache before each sample."""
     sampler: str = "auto"
-    """How samples are taken."""
     placements: int = 8
-    """Buffer placements to average over."""
-    precision: float = 0.001
-    """Half-width of the 95 % interval, as a share of the latency, at which measuring stops."""
-    budget: float | None = DEFAULT_BUDGET
-    """Seconds for each measurement; None where the budget is for the whole run."""
-    total_budget: float | None = None
-    """Seconds for all measurements of the run together; None where the budget is for each."""
-    timeout: float = DEFAULT_TIMEOUT
-    """Seconds that a measurement may take beyond its budget; 0: no limit."""
-    limits: Mapping[str, str | None] = _NO_LIMITS
-    """Default limits by name, as written; None where there is none."""
-    pinned_share: float = 0.5
-    """Share of the host's RAM that may be page-locked."""
+    precision: float = 0.001  # share of the latency
+    budget: float | None = DEFAULT_BUDGET  # seconds for each measurement; None where the budget is for the whole run
+    total_budget: float | None = None  # seconds for all measurements together; None where the budget is for each
+    timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
+    limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
+    pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
-    """Count page faults and migrations in an untimed pass."""
     explain: bool = False
-    """Watch one launch of each measurement, and explain failed ones."""
     footprint: str = "auto"
-    """One of `FOOTPRINTS`."""
     no_evidence: bool = False
-    """Do not record what a launch runs."""
-    processes: int | None = None
-    """Fresh processes to measure in; None: one, and more for undecided rows."""
+    processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False
-    """Run the tests in a worker of xdist."""
-    shard: tuple[int, int] | None = None
-    """The number of this shard, from 1 on, and how many there are; None: all tests."""
+    shard: tuple[int, int] | None = None  # its number, from 1 on, and how many there are; None: all tests
     save: bool = False
-    """Accept this run's passing rows into the baseline."""
-    baseline: str | None = None
-    """Folder or URL of the baselines, as written; None: pytest-benchmark's storage."""
+    baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_offline: bool = False
-    """Read this machine's copy of the baseline behind a URL."""
-    baseline_of: str | None = None
-    """Branch or commit: only processes of the history that HEAD shares with it are compared with; None: all."""
+    baseline_of: str | None = None  # None: all processes are compared with
     baseline_window: int = 20
-    """Newest accepted runs of each row that are compared with."""
-    memory_limit: int | None = None
-    """Bytes of device memory that the run may use, the context included; None: the card's."""
+    memory_limit: int | None = None  # bytes, the context included; None: the card's
     strict: bool = False
-    """Everything but PASS fails."""
     allow_lost: tuple[str, ...] = ()
-    """Tests whose measurements the baseline holds and this run may lose."""
     report: str | None = None
-    """HTML file of the results, as written."""
     markdown: str | None = None
-    """Markdown file of the summary, as written."""
     code_quality: str | None = None
-    """File of the code-quality report, as written."""
     counted: str | None = None
-    """File of counted traffic, as written."""
     l2_sweep: bool = False
-    """Sweep each measurement on a persisting stream."""
     l2_sweep_map: str | None = None
-    """Picture of the sweeps, as written."""
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
@@ -564,21 +531,16 @@ class Settings(NamedTuple):
 
 
 class Overrides(NamedTuple):
-    """The settings of a marker or a single measurement besides limits; None: not set there."""
+    """The settings of a marker or a single measurement besides limits, in the units of `Settings`; None: not set there."""
 
     mode: str | None = None
     sampler: str | None = None
     placements: int | None = None
     precision: float | None = None
-    """Share of the latency."""
     budget: float | None = None
-    """Seconds for each measurement."""
     timeout: float | None = None
-    """Seconds that a measurement may take beyond its budget; 0: no limit."""
     count_pages: bool | None = None
-    """Take an untimed pass that counts page faults and migrations."""
-    origin: str = "marker"
-    """Where they were set: "marker" or "call"."""
+    origin: str = "marker"  # or "call"
 
 
 class Mark(Protocol):
