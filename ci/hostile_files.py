@@ -46,7 +46,7 @@ from pytest_gpumem.runs import report as duet_report  # noqa: E402
 from pytest_gpumem.runs.journal import Journal  # noqa: E402
 from pytest_gpumem.runs.reading import Wanted  # noqa: E402
 from pytest_gpumem.runs.rounds import Duet  # noqa: E402
-from pytest_gpumem.runs.schedule import HEAD  # noqa: E402
+from pytest_gpumem.runs.workers import HEAD  # noqa: E402
 
 SECONDS = 5
 """For one case."""

@@ -10,8 +10,7 @@ from typing import Any
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
-from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn
 from pytest_gpumem.runs.worktree import Side
 
 SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}

@@ -152,8 +152,7 @@ def compare(
     from pytest_gpumem.runs import DuetError, report
     from pytest_gpumem.runs.journal import Journal
     from pytest_gpumem.runs.rounds import Duet
-    from pytest_gpumem.runs.schedule import BASE, HEAD
-    from pytest_gpumem.runs.workers import Process, Workers
+    from pytest_gpumem.runs.workers import BASE, HEAD, Process, Workers
     from pytest_gpumem.runs.worktree import two_sides
 
     begun, here = time.monotonic(), Path.cwd()

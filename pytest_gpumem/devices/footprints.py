@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import python_stack
+from pytest_gpumem.devices.allocation_sites import python_stack, referrers_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     Accounts,
@@ -27,7 +27,6 @@ from pytest_gpumem.devices.memory_events import (
 )
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
-from pytest_gpumem.devices.referrers import referrers_of
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 _NONE = Figures(0, 0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_gpumem.doctor import gpu, software
-from pytest_gpumem.doctor.machine import Machine, pinned
+from pytest_gpumem.doctor import gpu
+from pytest_gpumem.doctor.machine import Machine, packages, pinned, tools
 from pytest_gpumem.doctor.report import Check, Report, Status, text
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -30,7 +30,7 @@ def examine(machine: Machine | None = None) -> Report:
     elif facts is not None:
         remedy = "pip install nvidia-ml-py; in a container, let the driver's utilities in (NVIDIA_DRIVER_CAPABILITIES)"
         checks.append(Check("state of the GPU", Status.WARNING, f"clocks, throttling, ECC and processes cannot be read: {unseen}", remedy))
-    checks += [pinned(machine), *software.packages(machine, facts, card), *software.tools(machine, facts)]
+    checks += [pinned(machine), *packages(machine, facts, card), *tools(machine, facts)]
     return Report(tuple(checks), facts is None, _summary(facts, checks), facts, card)
 
 

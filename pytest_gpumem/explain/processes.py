@@ -34,8 +34,7 @@ from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.runs import DuetError, child
-from pytest_gpumem.runs.schedule import BASE, HEAD, turns
-from pytest_gpumem.runs.workers import Workers, environment_of, with_medians
+from pytest_gpumem.runs.workers import BASE, HEAD, Workers, environment_of, turns, with_medians
 from pytest_gpumem.runs.worktree import Side as Tree
 
 

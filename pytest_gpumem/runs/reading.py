@@ -12,8 +12,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, selects
 from pytest_gpumem.runs import DuetError
-from pytest_gpumem.runs.schedule import BASE, HEAD
-from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.workers import BASE, HEAD, Process
 from pytest_gpumem.units import parse_margin
 
 SIDES = (BASE, HEAD)

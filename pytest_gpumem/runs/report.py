@@ -13,8 +13,7 @@ from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.runs.rounds import DuetVerdict, Result
-from pytest_gpumem.runs.schedule import BASE, HEAD
-from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.workers import BASE, HEAD, Process
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 

@@ -31,8 +31,7 @@ from pytest_gpumem.runs.reading import (
     trouble,
     ways,
 )
-from pytest_gpumem.runs.schedule import BASE, HEAD, Turn, turns
-from pytest_gpumem.runs.workers import Process, Workers
+from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers, turns
 from pytest_gpumem.runs.worktree import Side
 
 ATTEMPTS = 3

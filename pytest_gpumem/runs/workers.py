@@ -1,4 +1,7 @@
-"""Fresh processes of base and head, one at a time on the GPU, while the next ones collect their tests and import their libraries."""
+"""Fresh processes of base and head, one at a time on the GPU, while the next ones collect their tests and import their libraries.
+
+Base and head run in pairs, each pair in an order of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import structs
 
 import pytest_gpumem
@@ -21,9 +26,29 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.child import Background, for_a_part, name_of
-from pytest_gpumem.runs.schedule import Turn
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
 from pytest_gpumem.settings import OPTIONS, Role, of_role
+
+BASE, HEAD = "base", "head"
+
+
+class Turn(NamedTuple):
+    """One process of the schedule."""
+
+    round: int  # number of its pair, from 1 on
+    side: str  # `BASE` or `HEAD`
+
+
+def turns(seed: int) -> Iterator[Turn]:
+    """All processes in their order, without end: one coin a pair decides which side runs first.
+
+    Each pair needs a coin of its own: with one coin for two pairs, noise of a period of about four processes fails unchanged code.
+    """
+    for number in count(1):
+        first, second = (BASE, HEAD) if np.random.default_rng([seed, number]).random() < 0.5 else (HEAD, BASE)
+        yield Turn(number, first)
+        yield Turn(number, second)
+
 
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
 READY_SECONDS = 1800.0

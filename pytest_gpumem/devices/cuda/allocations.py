@@ -15,8 +15,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_part
 from pytest_gpumem.devices.cuda import host, links
-from pytest_gpumem.devices.cuda.allocators import allocator
-from pytest_gpumem.devices.cuda.ballast import Ballast
+from pytest_gpumem.devices.cuda.allocators import Ballast, allocator
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind

@@ -22,9 +22,7 @@ from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
-from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
-from pytest_gpumem.devices.cuda.guests.numba_memory import NumbaMemory
-from pytest_gpumem.devices.cuda.guests.rmm_memory import RmmMemory
+from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels

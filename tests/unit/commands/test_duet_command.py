@@ -17,7 +17,7 @@ from processes import Players, row, sides
 from pytest_gpumem.cli import main
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import workers, worktree
-from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
+from pytest_gpumem.runs.workers import BASE, HEAD, Turn
 from pytest_gpumem.runs.worktree import Side
 
 A = "test_x.py::test_a"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.referrers import MOST, referrers_of
+from pytest_gpumem.devices.allocation_sites import MOST, referrers_of
 
 
 class Array:

@@ -12,7 +12,7 @@ import pytest
 from pytest_gpumem.explain import processes
 from pytest_gpumem.explain.evidence import NothingMeasured
 from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
-from pytest_gpumem.runs.schedule import HEAD
+from pytest_gpumem.runs.workers import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
 TREES: Any = [SimpleNamespace(title=title) for title in ("revision main", "working tree")]

@@ -10,8 +10,7 @@ from processes import process, row
 
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.schedule import Turn
-from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.workers import Process, Turn
 
 ASKED = {"base": "abc", "seed": 0, "tests": ("a", "b")}
 

@@ -20,8 +20,7 @@ from pytest_gpumem.runs import DuetError, report
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import Wanted
 from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
-from pytest_gpumem.runs.schedule import BASE, HEAD, Turn
-from pytest_gpumem.runs.workers import Process
+from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"
 

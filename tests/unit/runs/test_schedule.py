@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from pytest_gpumem.runs.schedule import BASE, HEAD, turns
+from pytest_gpumem.runs.workers import BASE, HEAD, turns
 
 
 def test_each_pair_has_a_coin_of_its_own_that_the_seed_tosses() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem import GiB, MiB
-from pytest_gpumem.devices.cuda import ballast
+from pytest_gpumem.devices.cuda import allocators
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError
@@ -43,7 +43,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     for name in ("memGetInfo", "malloc", "free"):
         monkeypatch.setattr(f"cupy.cuda.runtime.{name}", getattr(made, name))
-    monkeypatch.setattr(ballast.nvml, "bytes_of_this_process", lambda facts: CONTEXT + sum(made.held.values()))
+    monkeypatch.setattr(allocators.nvml, "bytes_of_this_process", lambda facts: CONTEXT + sum(made.held.values()))
     return made
 
 
@@ -68,7 +68,7 @@ def test_the_driver_has_left_what_a_card_of_that_size_has(driver: Driver, memory
 def test_where_the_driver_lists_no_process_all_that_is_in_use_counts(
     driver: Driver, memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ballast.nvml, "bytes_of_this_process", lambda facts: None)
+    monkeypatch.setattr(allocators.nvml, "bytes_of_this_process", lambda facts: None)
     memory.limit(16 * GiB)
     assert memory.in_use() == CONTEXT + OTHERS
     assert 16 * GiB <= driver.memGetInfo()[0] + CONTEXT + OTHERS < 16 * GiB + 2 * MiB

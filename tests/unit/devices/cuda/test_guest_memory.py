@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda.guests.jax_memory import JaxMemory
-from pytest_gpumem.devices.cuda.guests.numba_memory import NumbaMemory
-from pytest_gpumem.devices.cuda.guests.rmm_memory import RmmMemory
+from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory, events
 from pytest_gpumem.devices.memory_events import Figures, MemoryLog, account
 

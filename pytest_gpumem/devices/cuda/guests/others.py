@@ -1,7 +1,6 @@
-"""RMM's pool: the counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool.
+"""Libraries whose single allocations are not seen: RMM and JAX are counted by their statistics, Numba by the driver.
 
-What a pool gave out before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory.
-Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource.
+Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource; jax.Device.memory_stats; numba.cuda, Deallocation Behavior.
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ from typing import Any
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Figures, MemoryLog, Series
 
-NAME = "RMM"
+JAX, RMM = "JAX", "RMM"
 
 
 class RmmMemory(Source):
-    """The source of RMM's memory on one device."""
+    """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool.
 
-    name = NAME
+    What a pool gave out before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory.
+    """
+
+    name = RMM
     method = "allocator statistics"
 
     def __init__(self, index: int) -> None:
@@ -71,9 +73,56 @@ class RmmMemory(Source):
             return {}
         counts, size = self._adaptor.allocation_counts, int(self._pool.pool_size()) - self._size
         used, high, made = int(counts.current_bytes), int(counts.peak_bytes), int(counts.total_count)
-        return {(NAME, "device"): Figures(used, size - used, size, high, single=False, allocations=made)}
+        return {(RMM, "device"): Figures(used, size - used, size, high, single=False, allocations=made)}
 
 
 def _mr() -> Any:
     """The module `rmm.mr`, once RMM is imported."""
     return sys.modules["rmm"].mr
+
+
+class JaxMemory(Source):
+    """The statistics of JAX's allocator on one device. Its peak is that of the process."""
+
+    name = JAX
+    method = "allocator statistics"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def ready(self) -> bool:
+        # Asking JAX for its devices would start its backend, which takes most of the GPU's memory.
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        return bool(getattr(bridge, "backends_are_initialized", lambda: False)()) and self._device() is not None
+
+    def _device(self) -> Any:
+        jax = sys.modules.get("jax")
+        devices = jax.local_devices() if jax is not None else ()
+        return next((one for one in devices if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index), None)
+
+    def figures(self) -> Mapping[Series, Figures]:
+        device = self._device()
+        statistics = (device.memory_stats() if device is not None else None) or {}
+        if "bytes_in_use" not in statistics:
+            return {}
+        used = int(statistics["bytes_in_use"])
+        pool = int(statistics.get("pool_bytes", used))
+        high, made = int(statistics.get("peak_bytes_in_use", used)), statistics.get("num_allocs")
+        made = None if made is None else int(made)
+        return {(JAX, "device"): Figures(used, pool - used, pool, high, single=False, allocations=made)}
+
+
+class NumbaMemory(Source):
+    """Frees what Numba has put off: it frees late, several allocations at a time."""
+
+    name = "Numba"
+    method = "CUPTI"
+
+    def ready(self) -> bool:
+        return "numba.cuda" in sys.modules
+
+    def settle(self) -> None:
+        context = sys.modules["numba.cuda"].current_context()
+        for holder in (context, context.memory_manager):
+            if (pending := getattr(holder, "deallocations", None)) is not None:
+                pending.clear()
