@@ -407,9 +407,6 @@ class Content(Protocol):
     def from_host(self, allocation: Allocation, content: Any) -> None:
         """Copy a NumPy array into the memory, waiting for it."""
 
-    def arithmetic(self) -> AbstractContextManager[None]:
-        """Inside the block, arithmetic on arrays that `view` gave loads no library besides."""
-
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first.
 

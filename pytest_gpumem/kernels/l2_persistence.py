@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, thread_per_element, touch, typed
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, scaled, thread_per_element, touch, typed
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES, Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -89,7 +89,7 @@ def _sliding_arguments(call: Call) -> tuple[str | int, ...]:
 def _sliding(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     persistent, streaming = arrays["data_persistent"].copy(), arrays["data_streaming"]
     persistent[: streaming.size] |= element(1, persistent)
-    return {"data_persistent": persistent, "data_streaming": streaming * element(3, streaming)}
+    return {"data_persistent": persistent, "data_streaming": scaled(streaming, 3)}
 
 
 KERNELS = (

@@ -17,12 +17,12 @@ from pytest_gpumem.kernels.calls import (
     Scalars,
     all_of,
     ceil_div,
-    element,
     filled_like,
     grid,
     in_element_type,
     module_of,
     same_size,
+    scaled,
     touch,
     typed,
 )
@@ -177,7 +177,7 @@ def _copy(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
 
 
 def _mul(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    return {"b": arrays["c"] * element(scalars["s"], arrays["c"])}
+    return {"b": scaled(arrays["c"], scalars["s"])}
 
 
 def _stream_add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _stream_add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
 
 
 def _triad(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    result = arrays["c"] * element(scalars["s"], arrays["c"])
+    result = scaled(arrays["c"], scalars["s"])
     result += arrays["b"]
     return {"a": result}
 

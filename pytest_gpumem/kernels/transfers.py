@@ -13,6 +13,7 @@ from pytest_gpumem.kernels.calls import (
     ceil_div,
     element,
     grid,
+    module_of,
     same_size,
     thread_per_element,
     touch,
@@ -49,7 +50,7 @@ def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
     rate = element(3.75, result)
     for _ in range(int(scalars["rounds"])):
-        rest = 1 - result
+        rest = module_of(result).subtract(element(1, result), result)
         result *= rate
         result *= rest
     return {"x": result}

@@ -150,8 +150,7 @@ class BoundKernel:
         """The reference's result. Raises `BadCall`: the reference refuses the content of the arguments."""
         assert self.kernel.reference is not None
         try:
-            with self.device.content.arithmetic():
-                return self.kernel.reference(arrays, values)
+            return self.kernel.reference(arrays, values)
         except ValueError as error:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 

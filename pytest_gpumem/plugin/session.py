@@ -266,7 +266,9 @@ class SessionHooks:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         gpu = self._session
         if gpu.lost_in is not None and not gpu.facts.simulated:
-            sys.unraisablehook = lambda _: None  # until pytest has collected its garbage, and puts Python's own back
+            # Cython prints an error of a destructor by the one, and reports it by the other, which pytest puts back once it has collected
+            # its garbage.
+            sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
             atexit.register(_leave, session)
         if exitstatus in _COMPLETE:  # nothing is stored of a session that was interrupted
             gpu.check_controls()

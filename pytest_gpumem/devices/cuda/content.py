@@ -6,8 +6,6 @@ kind of memory and the size of the buffer do not change them. NumPy fills what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import cupy
@@ -177,16 +175,6 @@ class CudaContent:
                 runtime.deviceSynchronize()
             else:
                 host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
-
-    @contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        # With cuTENSOR, the first sum of two arrays imports CuPy's and SciPy's sparse matrices, which takes a third of a second.
-        before = cupy._core.get_elementwise_accelerators()
-        cupy._core.set_elementwise_accelerators([])
-        try:
-            yield
-        finally:
-            cupy._core.set_elementwise_accelerators(before)
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         return self._comparing.mismatch(actual, expected, relative_tolerance)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -348,9 +347,6 @@ class SimulatedContent:
             return device
         slow = read and id(allocation) in self._machine.write_combined
         return self._machine.sheet.host_bandwidth * (_WRITE_COMBINED_READ if slow else 1.0)
-
-    def arithmetic(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         left, right = np.asarray(actual).reshape(-1), np.asarray(expected).reshape(-1)
