@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from ci_project import SIMULATED, TESTS, Project, again
+from click.testing import CliRunner
 
 from pytest_gpumem.baselines.layout import digest
+from pytest_gpumem.cli import main
+
+Gate = Callable[..., tuple[int, str]]
 
 SECOND = "\ndef test_first():\n    assert False\n"
 SKIP = "    pytest.skip('not today')\n"
@@ -46,11 +50,19 @@ def project(saved: Project, tmp_path: Path) -> Project:
     return copied
 
 
-def gate(project: Project, options: str = "", arguments: str = "", **variables: str) -> tuple[int, str]:
-    """Exit code and output of a gate."""
-    script = f". .venv/bin/activate; gpumem gate --screen-only {options} origin/main {arguments}"
-    done = project.run(script, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED, **variables})
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Runs a gate in a CI that has no GPU; gives its exit code and its output."""
+
+    def run(options: str = "", arguments: str = "", **variables: str) -> tuple[int, str]:
+        own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED, **variables}
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(project.folder)
+        done = CliRunner().invoke(main, ["gate", "--screen-only", *options.split(), "origin/main", *arguments.split()])
+        return done.exit_code, done.output
+
+    return run
 
 
 def no_baseline(project: Project) -> None:
@@ -76,32 +88,32 @@ def holding(text: str) -> Callable[[Project], None]:
     ],
 )
 def test_what_is_not_judged_is_not_green(
-    project: Project, change: Callable[[Project], None], options: str, arguments: str, code: int
+    project: Project, gate: Gate, change: Callable[[Project], None], options: str, arguments: str, code: int
 ) -> None:
     change(project)
-    ended, text = gate(project, options, arguments)
+    ended, text = gate(options, arguments)
     assert ended == code, text
 
 
-def test_no_gpu_is_not_green(project: Project) -> None:
-    ended, text = gate(project, GPUMEM_DEVICE="")
+def test_no_gpu_is_not_green(gate: Gate) -> None:
+    ended, text = gate(GPUMEM_DEVICE="")
     assert ended == 4, text
 
 
-def test_a_changed_driver_hides_no_slow_down(project: Project) -> None:
+def test_a_changed_driver_hides_no_slow_down(project: Project, gate: Gate) -> None:
     for path in (project.folder / ".gpumem-baseline").rglob("*.json"):
         stored = json.loads(path.read_text())
         stored["content"]["device"]["driver"] = "550.1"
         path.write_text(json.dumps({**stored, "sha256": digest(stored["content"])}))
     project.change("72 << 20")
-    ended, text = gate(project)
+    ended, text = gate()
     assert ended == 1, text
 
 
-def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(project: Project) -> None:
+def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(project: Project, gate: Gate) -> None:
     """Where the device is left to the machine, as in the templates."""
     folder = project.folder / ".gpumem-baseline"
     (of_the_simulated,) = folder.iterdir()
     of_the_simulated.rename(folder / of_the_simulated.name.removeprefix("simulated-"))
-    ended, text = gate(project, GPUMEM_DEVICE="auto")
+    ended, text = gate(GPUMEM_DEVICE="auto")
     assert ended == 4, text
