@@ -41,17 +41,9 @@ M = 1_000_000
         (row("write", (0, 256 * M), (0, 230 * M, 0, 256 * M)), "26.0 MB of what was written are in L2 at the end"),
         (row("write", (0, 256 * M), (0, 100 * M, 0, 256 * M)), "156.0 MB less than declared are written"),
         (
-            row("stride_copy", (128 * M, 128 * M), (256 * M, 128 * M, 256 * M, 128 * M)),
-            "the SMs ask L2 for 2 times what is read: sectors used in part, or asked for again",
-        ),
-        (
             row("stride_copy", (128 * M, 128 * M), (512 * M, 128 * M, 256 * M, 128 * M)),
             "the SMs ask L2 for 2 times what is read: sectors used in part, or asked for again; 256.0 MB are read beyond what the SMs ask "
             "of L2: lines fetched again, or filled up",
-        ),
-        (
-            row("chase", (M // 10, 0), (6 * M // 10, 0, 4 * M // 10, 0)),
-            "the SMs ask L2 for 4 times what is read: sectors used in part, or asked for again",
         ),
         (
             row("transpose", (256 * M, 256 * M), (256 * M, 400 * M, 256 * M, 256 * M)),
