@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))  # also where PYTHONSAFEPATH is set
 
 import peers_summary
-from peers_summary import HOT, LEVELLED, Row
+from peers_summary import CORRECTED, HOT, Row
 
 INK = "#808080"
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999933")
@@ -30,7 +30,7 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#9
 LEGEND = 0.6
 """Height of the legend in inches."""
 IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", peers_summary.HOT_ONCE)
-SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(LEVELLED))
+SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED))
 """What a peer's users gate on; the other ways are in the table alone."""
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 

@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
+import peers_summary
 from gate_simulation import interval
 from record_file import write_record
 
@@ -33,7 +34,6 @@ from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
 RECORDS = (Path("ci/records/nvidia-h200/peers.json"), Path("ci/records/nvidia-h200/peers_random.json"))
-WAY = "gpumem clean-cold, levelled"
 DELTA = 0.01
 CHANGES = (0.0, 1.0, 1.5, 2.0, 50.0)
 """Slow-downs over `DELTA`."""
@@ -75,9 +75,9 @@ def spreads(records: Sequence[Path]) -> dict[int, float]:
     """Spread between processes by MiB of each array: the larger one where several records have it."""
     found: dict[int, float] = {}
     for path in records:
-        for row in json.loads(path.read_text())["summary"]["rows"]:
-            if row["way"] == WAY:
-                found[row["mib"]] = max(found.get(row["mib"], 0.0), row["spread"]["value"])
+        for row in peers_summary.rows(json.loads(path.read_text())):
+            if row.way == peers_summary.OURS + peers_summary.CORRECTED and row.spread is not None:
+                found[row.mib] = max(found.get(row.mib, 0.0), row.spread.value)
     return dict(sorted(found.items(), reverse=True))
 
 

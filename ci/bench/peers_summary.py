@@ -16,7 +16,7 @@ SEED = 0
 
 OURS, DIRTY, HOT = "gpumem clean-cold", "gpumem dirty-cold", "gpumem hot"
 HOT_ONCE = "gpumem hot, one placement"
-LEVELLED = ", levelled"
+CORRECTED = ", corrected"
 """Added to the name of a way: its values as if all processes had the same launch overhead, as a comparison of processes takes them."""
 NVBENCH, CUDAGRAPH = "nvbench cold", "triton do_bench_cudagraph"
 
@@ -156,17 +156,17 @@ def _percentiles(value: float, drawn: Any) -> Interval:
 def cases(record: dict[str, Any], condition: str | None = None, way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
     """The cases in the order of their rounds, each with its run's condition. A worker that failed has none.
 
-    Ways whose cases all know their process's launch overhead come a second time, levelled.
+    Ways whose cases all know their process's launch overhead come a second time, corrected.
     """
     taken = [{**case, "condition": run["condition"]} for run in record["runs"] for case in run["cases"]]
     return [
         case
-        for case in (*taken, *_levelled(taken))
+        for case in (*taken, *_corrected(taken))
         if condition in (None, case["condition"]) and way in (None, case["way"]) and mib in (None, case["mib"])
     ]
 
 
-def _levelled(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cases with the launch overhead put to the mean of their condition, way and size (`pytest_gpumem.judging.spread.level`)."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for case in taken:
@@ -178,7 +178,7 @@ def _levelled(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(known) == len(group):
             common = float(np.mean(known))
             for case, overhead in zip(group, known, strict=True):
-                found.append({**case, "way": case["way"] + LEVELLED, "value": case["value"] + common - overhead})
+                found.append({**case, "way": case["way"] + CORRECTED, "value": case["value"] + common - overhead})
     return found
 
 
@@ -208,17 +208,17 @@ def rows(record: dict[str, Any]) -> list[Row]:
 
 WAYS = (
     OURS,
-    OURS + LEVELLED,
+    OURS + CORRECTED,
     NVBENCH,
     DIRTY,
-    DIRTY + LEVELLED,
+    DIRTY + CORRECTED,
     "triton do_bench median",
     "triton do_bench mean",
     "cupyx benchmark",
     HOT,
-    HOT + LEVELLED,
+    HOT + CORRECTED,
     HOT_ONCE,
-    HOT_ONCE + LEVELLED,
+    HOT_ONCE + CORRECTED,
     CUDAGRAPH,
     "nvbench batch",
 )
@@ -277,13 +277,13 @@ def lines(record: dict[str, Any]) -> list[Line]:
     for condition, mib, limit in ratio_limits:
         ratio = spread_ratio(values(condition, OURS, mib), values(condition, NVBENCH, mib))
         found.append(_line("spread over nvbench's", condition, mib, limit, ratio, "F"))
-    if any(case["way"] == OURS + LEVELLED for case in cases(record)):
+    if any(case["way"] == OURS + CORRECTED for case in cases(record)):
         for mib, limit in SPREAD_LIMITS.items():
-            own = values("same", OURS + LEVELLED, mib)
-            found.append(_line("levelled spread", "same", mib, limit, spread_interval(own), "chi-square"))
+            own = values("same", OURS + CORRECTED, mib)
+            found.append(_line("corrected spread", "same", mib, limit, spread_interval(own), "chi-square"))
         for condition, mib, limit in ratio_limits:
-            ratio = spread_ratio(values(condition, OURS + LEVELLED, mib), values(condition, NVBENCH, mib))
-            found.append(_line("levelled spread over nvbench's", condition, mib, limit, ratio, "F"))
+            ratio = spread_ratio(values(condition, OURS + CORRECTED, mib), values(condition, NVBENCH, mib))
+            found.append(_line("corrected spread over nvbench's", condition, mib, limit, ratio, "F"))
     for condition in ("same", "random"):
         for mib, limit in WALL_LIMITS.items():
             ratio = median_ratio(values(condition, OURS, mib, "wall"), values(condition, NVBENCH, mib, "wall"))

@@ -116,7 +116,7 @@ def test_the_whole_script_on_the_simulated_device(
     assert len(clean["medians"]) >= 8
     assert clean["wall"] > 0
     assert held["runs"][0]["first_use"] > 0
-    reported = [row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("levelled")]
+    reported = [row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")]
     assert reported == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot", "gpumem hot, one placement"]
 
     assert run_script(monkeypatch, *common, "--condition", "random", "--append") == 0

@@ -8,7 +8,7 @@ import numpy as np
 import peers_records
 import peers_summary
 import pytest
-from peers_summary import DIRTY, LEVELLED, NVBENCH, OURS, table
+from peers_summary import CORRECTED, DIRTY, NVBENCH, OURS, table
 
 
 def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
@@ -137,16 +137,16 @@ def with_overheads(values: list[float], overheads: list[float | None]) -> dict[s
     return record
 
 
-def test_levelled_values_have_the_launch_overhead_of_all() -> None:
+def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     record = with_overheads([6.0e-6, 6.1e-6, 6.2e-6], [2.0e-6, 2.1e-6, 2.2e-6])
     rows = {row.way: row for row in peers_summary.rows(record)}
-    assert rows[OURS].mean == pytest.approx(rows[OURS + LEVELLED].mean)
-    levelled = rows[OURS + LEVELLED].spread
-    assert levelled is not None
-    assert levelled.value < 1e-9
+    assert rows[OURS].mean == pytest.approx(rows[OURS + CORRECTED].mean)
+    corrected = rows[OURS + CORRECTED].spread
+    assert corrected is not None
+    assert corrected.value < 1e-9
     lines = {line.claim: line for line in peers_summary.lines(record) if line.mib == 2 and line.condition == "same"}
     assert lines["spread between processes"].holds is False
-    assert lines["levelled spread"].holds is True
+    assert lines["corrected spread"].holds is True
     parts = peers_summary.made_of(record, "same", 2)
     assert parts is not None
     assert parts["overhead"] == pytest.approx(parts["found"])
