@@ -13,10 +13,10 @@ from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.cuda.facts import FactsProcess
+    from pytest_gpumem.devices.cuda import facts
 
-Asked = Optional["FactsProcess"]
-"""The process that asks the driver, where there is one."""
+Asked = Optional["facts.Asked"]
+"""The driver's answer, or the process that asks for it, where there is one."""
 
 DEFAULT_DATASHEET = "h100"
 
@@ -48,7 +48,7 @@ class Chosen:
 
 @contextmanager
 def asked(choice: str) -> Iterator[Asked]:
-    """Have another process ask the driver about a device, for `choose`; what the block imports before is imported meanwhile."""
+    """Have another process ask the driver about a device, for `choose`, unless the answer is kept. The block imports meanwhile."""
     kind, _, which = choice.partition(":")
     process: Asked = None
     if kind != "sim":

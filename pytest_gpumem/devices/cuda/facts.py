@@ -15,12 +15,15 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cuda.kept_facts import KeptAnswer
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
 _NEEDED = (
@@ -42,6 +45,10 @@ _LANE_BANDWIDTH = {
 }
 
 
+Asked: TypeAlias = "FactsProcess | KeptAnswer"
+"""What has an answer, or will have one."""
+
+
 class CudaUnavailable(Exception):
     """No CUDA device can be used. The message is one line with the reason and the remedy."""
 
@@ -52,16 +59,24 @@ class _Link:
     bandwidth: float | None
 
 
-def ask(index: int) -> FactsProcess | None:
-    """Start the process that `read_facts` waits for; None where there is nothing to ask, or where a profiler would follow it."""
+def ask(index: int) -> Asked | None:
+    """The kept answer, or the process that gives one, which starts; None where there is nothing to ask, or where a profiler would follow
+    the process."""
     if not all(map(_installed, (module for module, _ in _NEEDED))) or Ranges().tool_attached():
         return None
+    from pytest_gpumem.devices.cuda.kept_facts import KeptAnswer, kept, place
+
+    file = place(index)
+    if (answer := kept(file)) is not None:
+        with suppress(msgspec.DecodeError):
+            msgspec.json.decode(answer, type=Found)
+            return KeptAnswer(answer)
     with suppress(NoAnswer):  # `read_facts` reports it
-        return FactsProcess(index)
+        return FactsProcess(index, file)
     return None
 
 
-def read_facts(index: int, asked: FactsProcess | None = None) -> Found:
+def read_facts(index: int, asked: Asked | None = None) -> Found:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
@@ -113,8 +128,8 @@ def answer(index: int) -> None:
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
 
 
-def _elsewhere(index: int, asked: FactsProcess | None = None) -> Found:
-    """`query(index)` by another process; while it runs, this one imports CUPTI, which tests need later."""
+def _elsewhere(index: int, asked: Asked | None = None) -> Found:
+    """`query(index)` by another process, now or earlier; while it runs, this one imports CUPTI, which tests need later."""
     try:
         process = asked or FactsProcess(index)
     except NoAnswer as reason:
@@ -123,13 +138,18 @@ def _elsewhere(index: int, asked: FactsProcess | None = None) -> Found:
         if process.running:
             with suppress(Exception):  # `Callbacks.add` reports it
                 from cupti import cupti  # noqa: F401
-        found = msgspec.json.decode(process.answer(), type=Found | Unavailable)
+        answer = process.answer()
+        found = msgspec.json.decode(answer, type=Found | Unavailable)
     except NoAnswer as reason:
         raise CudaUnavailable(str(reason)) from None
     finally:
         process.close()
     if isinstance(found, Unavailable):
         raise CudaUnavailable(found.reason)
+    if process.file is not None:
+        from pytest_gpumem.devices.cuda.kept_facts import keep
+
+        keep(process.file, answer)
     return found
 
 
@@ -334,7 +354,9 @@ class NoAnswer(Exception):
 class FactsProcess:
     """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `NoAnswer`: no process can be started."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, file: Path | None = None) -> None:
+        self.file = file
+        """Where its answer is to be kept."""
         command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -37,6 +37,26 @@ def present() -> bool:
     return True
 
 
+def identities() -> list[str] | None:
+    """The driver's version, and what identifies each card that it manages; None without NVML, and where a card is divided by MIG."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        found = [str(asked(pynvml.nvmlSystemGetDriverVersion))]
+        for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
+            gpu = asked(pynvml.nvmlDeviceGetHandleByIndex, index)
+            if gpu is None or any(asked(pynvml.nvmlDeviceGetMigMode, gpu) or ()):
+                return None
+            memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+            queries = (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetEccMode)
+            found.append(" ".join([*(str(asked(query, gpu)) for query in queries), str(memory and memory.total)]))
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def handle(pci_bus_id: str | None) -> Any | None:
     """Handle of the GPU at a PCI bus id, or None without NVML.
 

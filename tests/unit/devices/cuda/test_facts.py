@@ -119,6 +119,7 @@ class FakeProcess:
     """A process that has answered."""
 
     running = False
+    file = None
 
     def __init__(self, answer: bytes = b"") -> None:
         self._answer, self.closed = answer, 0
@@ -134,10 +135,10 @@ def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.Mo
     process = FakeProcess(msgspec.json.encode(facts.Found(H100, 13000)))
     monkeypatch.setattr(facts, "_installed", lambda module: True)
     monkeypatch.setattr(facts, "_linked_version", lambda: 13000)
-    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index, file: process)
     with opening.asked("auto") as asked:
         assert asked is process  # type: ignore[comparison-overlap]
-        monkeypatch.setattr(facts, "FactsProcess", lambda index: pytest.fail("started twice"))
+        monkeypatch.setattr(facts, "FactsProcess", lambda *_: pytest.fail("started twice"))
         assert opening.choose("auto", asked=asked).facts.name == H100.name
     assert process.closed
 
@@ -145,7 +146,7 @@ def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.Mo
 def test_the_process_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     process = FakeProcess()
     monkeypatch.setattr(facts, "_installed", lambda module: True)
-    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index, file: process)
     with pytest.raises(pytest.UsageError), opening.asked("cuda:1"):
         raise pytest.UsageError("a mistake in the ini file")
     assert process.closed
@@ -154,7 +155,7 @@ def test_the_process_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("choice", "missing"), [("sim", ""), ("sim:h200", ""), ("cuda", "cupy")])
 def test_there_is_nothing_to_ask(monkeypatch: pytest.MonkeyPatch, choice: str, missing: str) -> None:
     monkeypatch.setattr(facts, "_installed", lambda module: module != missing)
-    monkeypatch.setattr(facts, "FactsProcess", lambda index: pytest.fail("started"))
+    monkeypatch.setattr(facts, "FactsProcess", lambda *_: pytest.fail("started"))
     with opening.asked(choice) as asked:
         assert asked is None
 

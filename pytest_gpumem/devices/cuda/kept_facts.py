@@ -1,0 +1,82 @@
+"""The driver's answers about GPUs on disk: a later process has them at once, where asking the driver takes half a second.
+
+An answer is kept under all that decides it, as far as NVML, the environment and the system tell. Under MIG and MPS that is not enough, and
+nothing is kept. Opening the device asks the driver for its UUID all the same, and forgets all answers if it is another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from pytest_gpumem.devices.cuda import nvml
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.records.device import DeviceFacts
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MPS = Path("/tmp/nvidia-mps")
+"""Where the control daemon of MPS has its pipes, unless a variable names another folder (NVIDIA, Multi-Process Service)."""
+_PREFIXES = ("CUDA_", "NVIDIA_")
+"""Of variables that may decide which GPUs CUDA sees, and in which order."""
+
+
+class KeptAnswer:
+    """An answer from disk, in place of the process that asks the driver."""
+
+    running = False
+    file = None
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def answer(self) -> bytes:
+        """As the process gave it."""
+        return self._answer
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def place(index: int) -> Path | None:
+    """The file of the answer about a device; None where an answer may not be kept."""
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or _MPS.exists() or (cards := nvml.identities()) is None:
+        return None
+    try:
+        boot = _BOOT.read_text()
+    except OSError:  # another system than Linux
+        return None
+    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
+    parts = [str(index), *DeviceFacts.__struct_fields__, boot, *variables, *cards]
+    return folder() / f"{hashlib.sha256(chr(0).join(parts).encode(errors='surrogatepass')).hexdigest()}.json"
+
+
+def folder() -> Path:
+    """The folder of all answers; relative, and then unused, where the user has no home."""
+    return user_cache_path("pytest-gpumem") / "devices"
+
+
+def kept(path: Path | None) -> bytes | None:
+    """The answer in a file; None if there is none."""
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None
+
+
+def keep(path: Path, answer: bytes) -> None:
+    """Write an answer, if it can be written."""
+    if path.is_absolute():
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, answer)
+
+
+def forget() -> None:
+    """Delete all answers."""
+    with suppress(OSError):
+        for path in folder().glob("*.json"):
+            path.unlink(missing_ok=True)
