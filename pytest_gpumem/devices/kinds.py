@@ -32,6 +32,8 @@ class MemoryKind(str, Enum):
     traits: Traits
 
     DEVICE = "device", Traits("device", scattered=True)
+    POOLED = "pooled", Traits("device", fixed="its pool chooses the address, and gives the same one again")
+    """Device memory of a pool: the driver's stream-ordered one, or a library's."""
     MANAGED = "managed", Traits("managed")
     PINNED = "pinned", Traits("host", locked=True, fixed=_BEHIND_LINK)
     REGISTERED = "registered", Traits("host", locked=True, adopted=True, fixed=_BEHIND_LINK)

@@ -301,6 +301,14 @@ class Memory(Protocol):
             Unsupported: `PEER` where there is one GPU.
         """
 
+    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
+        """Memory of a library's pool: `pool(nbytes)` gives an object that owns it, with its address as `ptr`; freeing drops the object.
+
+        Raises:
+            DeviceError: the object has no such address.
+            Unsupported: the device is simulated.
+        """
+
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A part of an allocation, for copies and launches: it is not freed, and lives no longer than the whole."""
 

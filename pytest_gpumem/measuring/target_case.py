@@ -105,6 +105,7 @@ class _Placements:
             case = self._build(Memory(arena, self._stream))
             if not isinstance(case, Case):
                 raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
+            case = _by_buffers(case, arena)
             _check_fields(case)
             under_window = None if case.window is None else arena.find(case.window)
             if case.window is not None and under_window is None:
@@ -221,6 +222,17 @@ class _Built:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     under_window: Buffer | None
+
+
+def _by_buffers(case: Case, arena: Arena) -> Case:
+    """The case with the buffers that its arrays lie in: not every library's array knows its bytes."""
+
+    def known(arrays: Sequence[Any]) -> Sequence[Any]:
+        if not isinstance(arrays, (list, tuple)):
+            return arrays
+        return [array if (buffer := arena.find(array)) is None else buffer for array in arrays]
+
+    return replace(case, reads=known(case.reads), writes=known(case.writes))
 
 
 def _check_fields(case: Case) -> None:

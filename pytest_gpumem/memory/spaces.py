@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -17,10 +18,9 @@ from pytest_gpumem.memory.managed import Advised, Place, advised, managed
 class Memory:
     """Asks an arena for buffers, one method for each kind of memory.
 
-    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and
-    random: floats uniform in [0, 1), integers over their
-    full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, or `numpy` for managed and host memory): then an array of that library
-    over the memory itself is given instead of a `Buffer`, and it stays at its address.
+    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and random: floats uniform in [0, 1),
+    integers over their full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, `jax`, `warp`, `cudf`, or `numpy` for managed and
+    host memory): then an array of that library over the memory itself is given instead of a `Buffer`, and it stays at its address.
 
     All methods raise `BadBuffer` for a size or type that cannot be, `OutOfMemory` if less is free, and `Unsupported` (the test skips)
     where the device has no such memory.
@@ -38,6 +38,24 @@ class Memory:
     def device(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory by `cudaMalloc`."""
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
+
+    def pooled(
+        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, pool: Callable[[int], Any] | None = None, like: Any = None
+    ) -> Any:
+        """Device memory of a pool, which stays at its address.
+
+        Args:
+            shape, dtype, like: as for every kind.
+            pool: gives an object that owns so many bytes, with their address as `ptr`, such as `cupy.get_default_memory_pool().malloc` or
+                `lambda nbytes: rmm.DeviceBuffer(size=nbytes)`; None: the driver's stream-ordered pool (`cudaMallocAsync`).
+
+        Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator.
+        """
+        if pool is None:
+            return self._give(self.arena.buffer(shape, dtype, MemoryKind.POOLED), like)
+        elements, element = parse_shape(shape, dtype)
+        allocation = self.arena.device.memory.pooled(math.prod(elements) * element.itemsize, pool)
+        return self._give(self.arena.buffer(elements, element, MemoryKind.POOLED, allocation=allocation), like)
 
     def managed(
         self,

@@ -107,6 +107,12 @@ def device_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def pooled_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+    """`pooled_buffer(bytes_or_shape, dtype="f4", pool=None, like=None)`: device memory of the driver's stream-ordered pool, or `pool`'s."""
+    return _gpumem_memory.pooled
+
+
+@pytest.fixture
 def managed_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
     """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None,
     discard=False, like=None)`: managed memory that kernels fault in, with advice."""

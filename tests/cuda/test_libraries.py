@@ -132,3 +132,123 @@ def test_cuda_core(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     result = gpu_benchmark.case(case, label="cuda.core")
     assert agrees(result, scaled(), 1.8)
     assert result.sampler == "blocked"
+
+
+def test_torch_compile(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+    """The kernel that Inductor makes; it is compiled before anything is timed."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+
+    def scale(x: Any, y: Any) -> None:
+        y.copy_(2 * x)
+
+    compiled = torch.compile(scale)
+
+    def case(memory: Any) -> Case:
+        x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
+        check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
+        return Case(lambda: compiled(x, y), check=check, reads=[x], writes=[y])
+
+    result = gpu_benchmark.case(case, label="torch.compile")
+    assert agrees(result, scaled(), 1.3)
+
+
+def test_a_cuda_graph_of_torch(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+    """A replay goes to the current stream, whatever stream the graph was captured on."""
+    torch = pytest.importorskip("torch")
+
+    def case(memory: Any) -> Case:
+        x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
+        torch.mul(x, 2, out=y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.mul(x, 2, out=y)
+        check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
+        return Case(graph.replay, check=check, reads=[x], writes=[y])
+
+    result = gpu_benchmark.case(case, label="CUDA graph")
+    assert agrees(result, scaled(), 1.3)
+    assert not [n for n in result.notes if "stream" in n]
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """JAX where it has a GPU, told not to take most of its memory."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() not in ("gpu", "cuda"):
+        pytest.skip(f"JAX {jax.__version__} sees no GPU here: its backend is {jax.default_backend()}")
+    return jax
+
+
+def test_jax(gpu_benchmark: Any, jax: Any, scaled: Callable[[], Any]) -> None:
+    """JAX runs on a stream of its own and allocates its result: found by the host's clock, launch gap included."""
+    double = jax.jit(lambda x: 2 * x)
+
+    def case(memory: Any) -> Case:
+        x = memory.device(NBYTES, "f4", like=jax)
+        results: list[Any] = [None]
+
+        def launch() -> None:
+            results[0] = double(x)
+
+        return Case(launch, check=lambda: bool((results[0] == 2 * x).all()), reads=[x], moved=2 * NBYTES)
+
+    result = gpu_benchmark.case(case, label="jax")
+    assert 0.9 < result.latency / scaled().latency < 6
+    assert result.measurement.checked
+
+
+def test_warp(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+    """Warp follows our stream as its current one."""
+    warp = pytest.importorskip("warp")
+    from warp_kernels import scale
+
+    warp.init()
+
+    def case(memory: Any) -> Case:
+        x, y = memory.device(NBYTES, "f4", like=warp), memory.device(NBYTES, "f4", like=warp)
+        check = lambda: bool((y.numpy() == 2 * x.numpy()).all())  # noqa: E731
+        return Case(lambda: warp.launch(scale, dim=SIZE, inputs=[x, y], device=x.device), check=check, reads=[x], writes=[y])
+
+    result = gpu_benchmark.case(case, label="warp")
+    assert agrees(result, scaled(), 1.8)
+    assert not [n for n in result.notes if "stream" in n]
+
+
+def test_cudf(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+    cudf = pytest.importorskip("cudf")
+
+    def case(memory: Any) -> Case:
+        x = memory.device(NBYTES, "f4", like=cudf)
+        results: list[Any] = [None]
+
+        def launch() -> None:
+            results[0] = x * 2
+
+        return Case(launch, check=lambda: bool((results[0] == 2 * x).all()), moved=2 * NBYTES)
+
+    result = gpu_benchmark.case(case, label="cudf")
+    assert result.latency > 0.9 * scaled().latency
+
+
+def test_memory_of_pools(gpu_benchmark: Any, gpu_kernels: Any, pooled_buffer: Any, memory_kind: Any, scaled: Callable[[], Any]) -> None:
+    """The driver's stream-ordered pool, CuPy's and RMM's: as fast as memory by cudaMalloc, and device memory to the driver."""
+    cupy = pytest.importorskip("cupy")
+    pools = {"driver": None, "CuPy": cupy.cuda.MemoryPool().malloc}
+    ours = scaled()
+    for name, pool in pools.items():
+        x, y = (pooled_buffer(NBYTES, pool=pool) for _ in range(2))
+        assert memory_kind(x) == "device"
+        assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label=f"pool: {name}"), ours, 1.1)
+
+
+def test_rmms_pool(gpu_benchmark: Any, gpu_kernels: Any, pooled_buffer: Any, scaled: Callable[[], Any]) -> None:
+    rmm = pytest.importorskip("rmm")
+    before = rmm.mr.get_current_device_resource()
+    rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * NBYTES))
+    try:
+        x, y = (pooled_buffer(NBYTES, pool=lambda nbytes: rmm.DeviceBuffer(size=nbytes)) for _ in range(2))
+        assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label="pool: RMM"), scaled(), 1.1)
+    finally:
+        rmm.mr.set_current_device_resource(before)

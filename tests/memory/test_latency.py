@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem import KiB, MiB
+from pytest_gpumem import KiB
+from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.units import format_bytes
 
@@ -44,36 +45,42 @@ def test_dram_answers_sooner_than_mapped_host_memory(walk, in_dram, gpu_kernels,
     assert on_host.latency_per_access > 1.3 * in_dram("DRAM").latency_per_access
 
 
-def test_the_ladder_from_l1_to_the_host(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, managed_buffer, of_l2):
-    """One row a size and place. Walks within L1 and L2 go through the whole cycle; those beyond go on where the last one ended.
+def test_the_ladder_from_l1_to_the_host(
+    gpu_benchmark, gpu_device, gpu_kernels, device_buffer, pinned_buffer, managed_buffer, peer_buffer, of_l2
+):
+    """One row a size and place, all in one plot. Walks within L1 and L2 go through the whole cycle; others go on where the last one ended.
 
-    A row within L2 is the mean over its partitions: half of an H100's lines are in the far one.
+    A row within L2 is the mean over its partitions: half of an H100's lines are in the far one. Memory of a peer where there is one.
     """
     out = device_buffer((1,), "i4")
 
-    def walk(kernel, nodes, steps, label):
+    def walk(kernel, nodes, steps, place):
+        label = f"{place}, {format_bytes(nodes.nbytes)}"
         return gpu_benchmark(kernel, nodes, out, steps, mode="hot", label=label).latency_per_access
 
-    through_l1 = [
-        walk(gpu_kernels.chase_l1, device_buffer(size, "i4"), L1_STEPS, f"L1, {format_bytes(size)}") for size in (16 * KiB, 64 * KiB)
+    through_l1 = [walk(gpu_kernels.chase_l1, device_buffer(size, "i4"), L1_STEPS, "L1") for size in (16 * KiB, 64 * KiB, 128 * KiB)]
+    sizes = sorted({256 * KiB, 1024 * KiB, of_l2(0.1), of_l2(0.25)})
+    l2 = [walk(gpu_kernels.chase, device_buffer(size, "i4"), max(STEPS, size // NODE_BYTES), "L2") for size in sizes]
+    on_host = {"preferred_location": "host", "accessed_by": "device"}
+    dram = [walk(gpu_kernels.chase_onward, device_buffer(of_l2(share), "i4"), STEPS, "DRAM") for share in (2, 4)]
+    host = [walk(gpu_kernels.chase_onward, pinned_buffer(of_l2(share), "i4"), STEPS, "mapped host memory") for share in (0.5, 1)]
+    managed = [
+        walk(gpu_kernels.chase_onward, managed_buffer(of_l2(share), "i4", **on_host), STEPS, "managed on the host") for share in (0.5, 1)
     ]
-    l2 = [
-        walk(gpu_kernels.chase, device_buffer(size, "i4"), max(STEPS, size // NODE_BYTES), f"L2, {format_bytes(size)}")
-        for size in sorted({256 * KiB, MiB, of_l2(0.1), of_l2(0.25)})
-    ]
-    beyond = {
-        "DRAM, 2 x L2": device_buffer(of_l2(2), "i4"),
-        "DRAM, 4 x L2": device_buffer(of_l2(4), "i4"),
-        "mapped host memory": pinned_buffer(of_l2(0.5), "i4"),
-        "managed on the host": managed_buffer(of_l2(0.5), "i4", preferred_location="host", accessed_by="device"),
-    }
-    *dram, host, managed = (walk(gpu_kernels.chase_onward, nodes, STEPS, label) for label, nodes in beyond.items())
+    try:
+        with gpu_device.peer_access(True):
+            peer = [walk(gpu_kernels.chase_onward, peer_buffer(of_l2(share), "i4"), STEPS, "peer") for share in (1, 2)]
+    except Unsupported:
+        peer = []
     assert 3 * max(through_l1) < min(l2)
     assert 1.3 * max(l2) < min(dram)
-    assert 1.3 * max(dram) < min(host, managed)
+    assert 1.3 * max(dram) < min(*host, *managed)
+    assert all(1.2 * max(dram) < one for one in peer)
 
 
-def test_a_peers_memory_answers_later_than_the_devices_own(walk, in_dram, gpu_kernels, peer_buffer, of_l2):
+def test_a_peers_memory_answers_later_than_the_devices_own(walk, in_dram, gpu_device, gpu_kernels, peer_buffer, of_l2):
     """Every access crosses NVLink or PCIe; skips with one GPU."""
-    peer = walk(gpu_kernels.chase_onward, peer_buffer(of_l2(1), "i4"), "peer")
+    theirs = peer_buffer(of_l2(1), "i4")
+    with gpu_device.peer_access(True):
+        peer = walk(gpu_kernels.chase_onward, theirs, "peer")
     assert peer.latency_per_access > 1.2 * in_dram("DRAM").latency_per_access

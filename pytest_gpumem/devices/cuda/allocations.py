@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +114,10 @@ class CudaMemory:
     def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool) -> Allocation:
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
+        if kind is MemoryKind.POOLED:
+            address = int(runtime.mallocAsync(nbytes, runtime.streamLegacy))
+            runtime.streamSynchronize(runtime.streamLegacy)  # other streams may use it from now on
+            return Allocation(kind, nbytes, address, 0)
         if kind is MemoryKind.PEER:
             return Allocation(kind, nbytes, links.allocate_on_peer(nbytes, self.peer), 0)
         if kind is MemoryKind.MANAGED:
@@ -194,6 +198,14 @@ class CudaMemory:
         if left > 0:
             time.sleep(left)
 
+    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
+        owner = pool(nbytes)
+        address = getattr(owner, "ptr", None)
+        if not isinstance(address, int) or address <= 0:
+            raise DeviceError(f"a pool gives an object with the address of its memory as ptr, not {type(owner).__name__}")
+        runtime.deviceSynchronize()  # the pool may have given it in the order of a stream of its own
+        return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
+
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
@@ -264,6 +276,8 @@ class CudaMemory:
                     self._ends.pop(start, None)
             if isinstance(allocation.backing, _Region):
                 self._left(allocation.backing)
+            elif allocation.kind is MemoryKind.POOLED and allocation.backing is not None:
+                pass  # its owner gives it back
             elif not allocation.kind.beyond_link:
                 self._give_back(allocation.address, allocation.nbytes)
             elif allocation.kind.on_peer:

@@ -82,13 +82,19 @@ class CudaContent:
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """As `Content.fill_random`; booleans are 0 or 1 with equal probability, complex numbers are two floats each."""
+        with self._reached(allocation, stream) as here:
+            self._fill_random(here, dtype, seed, cast(CudaStream, stream))
+
+    @contextmanager
+    def _reached(self, allocation: Allocation, stream: Stream) -> Iterator[Allocation]:
+        """Memory to write the new content of an allocation to: its own, or, where a kernel of this GPU may not reach it, memory that is
+        copied there afterwards."""
         if not allocation.kind.on_peer:
-            self._fill_random(allocation, dtype, seed, cast(CudaStream, stream))
+            yield allocation
             return
-        # A kernel of this GPU may not reach it.
         here = self._memory.allocate(allocation.nbytes, MemoryKind.DEVICE)
         try:
-            self._fill_random(here, dtype, seed, cast(CudaStream, stream))
+            yield here
             copy(allocation, here, allocation.nbytes, stream)
             _wait(stream)
         finally:
@@ -124,10 +130,10 @@ class CudaContent:
                 runtime.streamSynchronize(stream.handle)
                 host.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
                 return
-            memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, int(queue.device_id))
-            slots = cupy.ndarray((nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0))
             # Straight from cudaMalloc and back: blocks that a pool kept would change where later buffers lie.
-            with cupy.cuda.using_allocator(None), queue:
+            with self._reached(allocation, stream) as here, cupy.cuda.using_allocator(None), queue:
+                memory = cupy.cuda.UnownedMemory(here.address, here.nbytes, here, int(queue.device_id))
+                slots = cupy.ndarray((nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0))
                 staged = cupy.asarray(following)
                 slots[:, 0] = staged
                 runtime.streamSynchronize(stream.handle)

@@ -159,6 +159,9 @@ class SimulatedMemory:
         self._timeline.host += ALLOCATE + self._locking(nbytes, kind)
         return allocation
 
+    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
+        raise Unsupported("the simulated device has no memory of other libraries' pools")
+
     def _watch(self, kind: StepKind, allocation: Allocation) -> None:
         self._timeline.watch(Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes))
 

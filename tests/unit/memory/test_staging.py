@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.devices.protocol import Unsupported
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
@@ -134,10 +135,12 @@ def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
     assert sequential == pytest.approx(sum(seconds for _, seconds in parts), rel=0.02)
     assert times == sorted(times, reverse=True)
     assert times[0] == pytest.approx(sequential, rel=0.02)
-    assert bound < times[-1] < 1.15 * bound
+    lost = 1.0 + DATASHEETS["h100"].duplex_loss  # while copies run both ways
+    assert bound < times[-1] < 1.15 * lost * bound
     # tT + tE/n, with everything that is not the longest part to be hidden
     for n, seconds in zip((2, 4, 16), times[1:], strict=True):
-        assert seconds == pytest.approx(bound + (sequential - bound) / n, rel=0.05)
+        estimate = bound + (sequential - bound) / n
+        assert 0.95 * estimate < seconds < 1.05 * lost * estimate
 
 
 def test_one_copy_engine_makes_the_directions_share() -> None:
@@ -166,13 +169,14 @@ def test_what_cannot_overlap_is_refused(engines: int) -> None:
                 refused()
 
 
-def test_both_ways_at_once_take_as_long_as_one(memory: Memory) -> None:
+def test_both_ways_at_once_take_little_longer_than_one(memory: Memory) -> None:
     device = memory.arena.device
     up = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
     down = Copy(device, memory.pinned("64 MiB"), memory.device("64 MiB"))
     both = Together(device, [up, down])
     checked(device, both)
-    assert took(device, both) == pytest.approx(took(device, up), rel=0.03)
+    lost = 1.0 + DATASHEETS["h100"].duplex_loss
+    assert took(device, both) == pytest.approx(lost * took(device, up), rel=0.03)
     assert took(device, InTurn(device, [up, down])) == pytest.approx(2 * took(device, up), rel=0.03)
     assert both.traffic is not None
     assert both.traffic.total == 128 * MIB

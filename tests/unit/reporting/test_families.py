@@ -105,3 +105,17 @@ def test_sectors_predict_a_second_curve(facts: DeviceFacts, make_row: MakeRow) -
     assert [point.y for point in predicted.points] == pytest.approx([measured.points[0].y / s for s in (1, 2, 4)])
     coalesced = [make_row("t.py::test_a", label=f"stride {s}", sectors_per_request=4.0) for s in (1, 2, 4)]
     assert len(families(coalesced, facts)[0].series) == 1
+
+
+def test_a_ladder_of_sizes_is_one_plot_with_a_curve_for_each_place(facts: DeviceFacts, make_row: MakeRow) -> None:
+    """Labels as those of the memory suite's ladder, from L1 to a peer: bytes on one axis, seconds of an access on the other."""
+    places = {
+        "L1": ("16 KiB", "64 KiB"),
+        "L2": ("256 KiB", "1 MiB", "5 MiB"),
+        "DRAM": ("100 MiB", "200 MiB"),
+        "mapped host memory": ("25 MiB", "50 MiB"),
+    }
+    rows = [make_row("t.py::test_a", label=f"{place}, {size}", accesses_per_launch=10) for place, sizes in places.items() for size in sizes]
+    (family,) = families(rows, facts)
+    assert (family.x_unit, family.y_name) == ("MiB", "latency per access")
+    assert {one.name: len(one.points) for one in family.series} == {place: len(sizes) for place, sizes in places.items()}

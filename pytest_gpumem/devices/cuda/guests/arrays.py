@@ -37,6 +37,36 @@ def _numba(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     return cuda.as_cuda_array(view, sync=False)
 
 
+def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    import jax
+
+    if not allocation.address:
+        raise Unsupported(f"JAX cannot see {allocation.kind.value} memory")
+    array = jax.dlpack.from_dlpack(view)
+    # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64 is set: the case would measure its own.
+    if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
+        raise Unsupported(f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array over it")
+    return array
+
+
+def _warp(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    import warp
+
+    if not allocation.address:
+        raise Unsupported(f"Warp cannot see {allocation.kind.value} memory")
+    return warp.from_dlpack(view)
+
+
+def _cudf(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    import cudf
+
+    if not allocation.address:
+        raise Unsupported(f"cuDF cannot see {allocation.kind.value} memory")
+    if view.ndim != 1:
+        raise Unsupported(f"a cuDF series has one dimension; {view.ndim} were asked for")
+    return cudf.Series(view)
+
+
 def _numpy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     return host.array(allocation, dtype, size)
 
@@ -47,8 +77,16 @@ _GUESTS: dict[str, Callable[[Any, Allocation, str, int], Any]] = {
     "numba": _numba,
     "numba.cuda": _numba,
     "numba_cuda.numba.cuda": _numba,  # the package numba-cuda puts itself in numba.cuda's place
+    "jax": _jax,
+    "jax.numpy": _jax,
+    "warp": _warp,
+    "cudf": _cudf,
     "numpy": _numpy,
 }
+"""Makers of arrays, by the name of the module. They get a CuPy array of the shape asked for, over memory that the device sees."""
+
+
+_NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
 
 
 def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
@@ -58,11 +96,13 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
     name = getattr(like, "__name__", None)
     if not isinstance(name, str) or name not in _GUESTS:
         asked = name if isinstance(name, str) else repr(like)
-        raise Unsupported(f"no bridge to {asked}: like= takes the module cupy, torch, numba.cuda or numpy")
+        raise Unsupported(f"no bridge to {asked}: like= takes the module {', '.join(_NAMES)} or numpy")
     size = math.prod(shape)
-    seen = view(allocation, dtype, size)
+    seen = view(allocation, dtype, size).reshape(shape)
     try:
-        return _GUESTS[name](seen, allocation, dtype, size).reshape(shape)
+        array = _GUESTS[name](seen, allocation, dtype, size)
+        # Of an array that cannot change, another shape is a copy.
+        return array if tuple(array.shape) == shape else array.reshape(shape)
     except DeviceError:
         raise
     except (ImportError, TypeError, ValueError, RuntimeError) as error:
@@ -71,9 +111,9 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
 
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
-    """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) if that is imported. Others stay unimported.
+    """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) and Warp if they are imported. Others stay unimported.
 
-    Numba and cuda.core have no current stream: `measuring/timed_stream.py` finds where their work goes.
+    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/timed_stream.py` finds where their work goes.
     """
     with ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(index))
@@ -83,6 +123,10 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
             default = stream.is_legacy_default
             own = torch.cuda.default_stream(index) if default else torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
             stack.enter_context(torch.cuda.stream(own))
+        warp = _usable_warp()
+        if warp is not None:
+            theirs = warp.Stream(f"cuda:{index}", cuda_stream=stream.handle)
+            stack.enter_context(warp.ScopedStream(theirs, sync_enter=False))
         yield
 
 
@@ -101,6 +145,11 @@ def private_torch_pool() -> Iterator[Any]:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         yield pool
+
+
+def _usable_warp() -> Any:
+    warp = sys.modules.get("warp")
+    return warp if warp is not None and hasattr(warp, "ScopedStream") and warp.is_cuda_available() else None
 
 
 def _usable_torch() -> Any:

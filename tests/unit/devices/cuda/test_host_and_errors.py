@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -181,7 +182,7 @@ def test_a_lost_context_is_said(name: str, lost: bool) -> None:
 
 def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:
     made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
-    with pytest.raises(Unsupported, match=r"^no bridge to json: like= takes the module cupy, torch, numba\.cuda or numpy$"):
+    with pytest.raises(Unsupported, match=r"^no bridge to json: like= takes .* cupy, torch, numba\.cuda, jax, warp, cudf or numpy$"):
         memory.guest(made, "f4", (5, 5), json)
     with pytest.raises(Unsupported, match="no bridge to 3"):
         memory.guest(made, "f4", (5, 5), 3)
@@ -225,3 +226,78 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
         with arrays.current(1, stream(handle)):
             pass
         assert entered == ["device 1", "cupy", f"torch {name}", f"end of torch {name}", "end of cupy", "end of device 1"]
+
+
+def test_a_pools_memory_goes_back_with_its_owner(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+    runtime = SimpleNamespace(deviceSynchronize=lambda: None, free=freed.append)
+    monkeypatch.setattr(allocations, "runtime", runtime)
+    owner = SimpleNamespace(ptr=4096)
+    made = memory.pooled(512, lambda nbytes: owner)
+    assert (made.kind, made.address, made.nbytes, made.backing) == (MemoryKind.POOLED, 4096, 512, owner)
+    memory.free(made)
+    assert (made.backing, freed) == (None, [])
+    with pytest.raises(DeviceError, match="a pool gives an object with the address of its memory as ptr, not int"):
+        memory.pooled(512, lambda nbytes: 4096)
+
+
+class _Jax:
+    """An array of JAX's over memory at an address."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, address: int) -> None:
+        self.shape, self.dtype, self._address = shape, dtype, address
+
+    def unsafe_buffer_pointer(self) -> int:
+        return self._address
+
+
+def _over(name: str, allocation: Allocation, shape: tuple[int, ...] = (2, 3)) -> Any:
+    like = sys.modules[name]
+    return arrays.guest(lambda _allocation, dtype, size: np.zeros(size, dtype), allocation, "f4", shape, like)
+
+
+def test_jax_gets_an_array_over_the_memory_and_never_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"address": 4096}
+    jax = ModuleType("jax")
+    jax.dlpack = SimpleNamespace(from_dlpack=lambda view: _Jax(view.shape, view.dtype, where["address"]))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert _over("jax", Allocation(MemoryKind.DEVICE, 24, 4096, 0)).shape == (2, 3)
+    where["address"] = 8192
+    with pytest.raises(Unsupported, match="JAX made a copy of device memory of f4"):
+        _over("jax", Allocation(MemoryKind.DEVICE, 24, 4096, 0))
+    with pytest.raises(Unsupported, match="JAX cannot see pageable memory"):
+        _over("jax", Allocation(MemoryKind.PAGEABLE, 24, 0, 4096))
+
+
+def test_warp_and_cudf_get_arrays_over_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    warp, cudf = ModuleType("warp"), ModuleType("cudf")
+    warp.from_dlpack = lambda view: view  # type: ignore[attr-defined]
+    cudf.Series = lambda view: view  # type: ignore[attr-defined]
+    for module in (warp, cudf):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    device = Allocation(MemoryKind.DEVICE, 24, 4096, 0)
+    assert _over("warp", device).shape == (2, 3)
+    assert _over("cudf", device, (6,)).shape == (6,)
+    with pytest.raises(Unsupported, match="a cuDF series has one dimension; 2 were asked for"):
+        _over("cudf", device)
+
+
+def test_warp_follows_the_stream_where_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def scoped(stream: Any, sync_enter: bool = True) -> Iterator[None]:
+        entered.append((stream, sync_enter))
+        yield
+        entered.append("left")
+
+    warp = ModuleType("warp")
+    warp.Stream = lambda device, cuda_stream: (device, cuda_stream)  # type: ignore[attr-defined]
+    warp.ScopedStream = scoped  # type: ignore[attr-defined]
+    warp.is_cuda_available = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "warp", warp)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(arrays, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=nullcontext)))
+    with arrays.current(1, SimpleNamespace(cupy=nullcontext(), handle=77)):  # type: ignore[arg-type]
+        assert entered == [(("cuda:1", 77), False)]
+    assert entered[-1] == "left"
