@@ -6,6 +6,8 @@ kind of memory and the size of the buffer do not change them. NumPy fills what t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import cupy
