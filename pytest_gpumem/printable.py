@@ -1,7 +1,5 @@
-"""Make text from tests, result files and profilers safe to print.
-
-A line break in a test id starts a new line in a log, where a CI service may read it as a command. An escape sequence controls the
-terminal. A lone surrogate cannot be encoded.
+"""Make text from tests, result files and profilers safe to print: a line break in a test id may be read as a command of a CI service, an
+escape sequence controls the terminal, a lone surrogate cannot be encoded.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ def labelled(name: str, label: str) -> str:
 class Ranges:
     """Push/pop ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set.
 
-    The constructor looks for a tool once: Nsight tools attach when the process starts. Ranges nest per thread, so the
-    thread that pushed a range pops it.
+    The constructor looks for a tool once: Nsight tools attach when the process starts. Ranges nest per thread.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """The options: one table, from which the command line, the environment, ini files and the marker all derive.
 
-Precedence: command line > environment > ini > default. Everything is read strictly; a mistake names where it was made, the
-value, and what is accepted. Cheap to import (hence named tuples, not dataclasses): pytest reads this module in every session,
-also in those without --gpumem.
+Precedence: command line > environment > ini > default. A mistake names where it was made, the value, and what is accepted. Cheap to import
+(hence named tuples, not dataclasses): pytest reads this module in every session, also in those without --gpumem.
 """
 
 from __future__ import annotations
@@ -575,14 +574,14 @@ def resolve(
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it: a `GPUMEM_...` variable of another program must not
-    break a session that does not measure.
+    While the switch is off, only the command line is read besides it: a `GPUMEM_...` variable of another program must not break a session
+    that does not measure.
 
     Args:
         command_line: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
-        environment: all environment variables; those that start with `GPUMEM` are read. An empty one counts as not set.
-        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that
-            differ from an option by a letter or two, are refused. All others are ignored.
+        environment: variables that start with `GPUMEM` are read. An empty one counts as not set.
+        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
+            option by a letter or two, are refused.
         ini_file: how messages name the ini file, such as "pytest.ini".
 
     Raises:

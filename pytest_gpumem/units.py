@@ -1,8 +1,7 @@
 """Quantities as text: sizes, times, rates, shares, margins, budgets. Parsing is strict, formatting short.
 
-GB is 1e9 bytes, GiB is 2^30 bytes. A text without a unit, with an unknown unit, a negative number or NaN is refused;
-the message shows the value and what is accepted. Plain numbers are in base units where that is unambiguous:
-bytes, seconds, bytes per second.
+GB is 1e9 bytes, GiB is 2^30 bytes. A text without a unit, with an unknown unit, a negative number or NaN is refused with what is accepted.
+Plain numbers are in base units where that is unambiguous: bytes, seconds, bytes per second.
 """
 
 from __future__ import annotations
@@ -202,10 +201,8 @@ def parse_claim(value: str) -> tuple[float, str]:
 
 
 def parse_budget(value: str | float) -> Budget:
-    """The budget of a text.
-
-    Times in ns, us, ms and s are for each measurement, times in min and h for the whole run, unless "total" or "each" follows the time.
-    A plain number is seconds for each measurement.
+    """The budget of a text: times in ns, us, ms and s are for each measurement, times in min and h for the whole run, unless "total" or
+    "each" follows the time. A plain number is seconds for each measurement.
     Raises `QuantityError`: not a budget, or zero.
     """
     if _is_number(value):

@@ -23,10 +23,8 @@ _REFUSED = {
 def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
     """Why a row may not enter a baseline; None if it may.
 
-    With `again`, the baseline has runs of this revision: the code did not change how the row is measured.
-
-    Every run of a passing test enters, slow runs too. Without its slow runs, a baseline takes an unchanged test's slow mode for a
-    regression. A row stays out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
+    Every run of a passing test enters: without its slow runs, a baseline takes an unchanged test's slow mode for a regression. A row stays
+    out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
     """
     measurement, verdict = row.measurement, row.verdict
     if measurement is None and row.footprint is None:
@@ -58,9 +56,7 @@ def unfit(measurement: Measurement) -> str | None:
 
 def improvement(row: Row) -> str | None:
     """The gain of an accepted row that resets its baseline; None where the row joins the baseline.
-
-    A gain resets the baseline if it exceeds the allowed slow-down (99.5 %) over `ENOUGH` processes. Older runs would hide a later loss of
-    that gain. A smaller gain joins: if every gain reset the baseline, no baseline would grow.
+    A gain resets if it exceeds the allowed slow-down (99.5 %) over `ENOUGH` processes: older runs would hide its later loss.
     """
     comparison = row.verdict.comparison
     if comparison is None or row.measurement is None or row.verdict.outcome is not Outcome.PASS or comparison.measured < ENOUGH:
@@ -96,8 +92,8 @@ _PULL_REQUESTS = ("pull_request", "pull_request_target", "pull_request_review", 
 def untrusted(environment: Mapping[str, str]) -> str | None:
     """Why the results of this run may not be stored: it runs code of a fork, or may; None if it does not.
 
-    GitHub Actions gives the event and the file of its payload. GitLab gives the projects of both sides ("Predefined CI/CD variables
-    reference"). A pipeline in a fork's own project is not detected; it has no access to this project's storage.
+    GitHub Actions gives the event and its payload, GitLab the projects of both sides ("Predefined CI/CD variables reference"). A pipeline
+    in a fork's own project is not detected; it has no access to this project's storage.
     """
     return _github(environment) or _gitlab(environment)
 

@@ -145,9 +145,7 @@ class Baseline:
     """By row key: the footprints of the runs since the row's reset, oldest first."""
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
-        """The newest runs of a row since its reset.
-        `comparable`: True for a past measurement that can be compared. Where there is none, the window holds the others.
-        """
+        """The newest runs of a row since its reset. Where none is `comparable`, the window holds the others."""
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if comparable(one.measurement))
         if rows:
@@ -240,13 +238,8 @@ KERNEL_SOURCE = "the kernel's source"
 
 
 def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[Accepted]) -> tuple[str, ...]:
-    """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10".
-
-    An unknown value on either side is no difference. A change is reported until the window has moved past it.
-
-    Args:
-        test_source: as `Row.test_source`.
-        window: the runs to compare with, oldest first.
+    """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
+    `window`: the runs to compare with, oldest first. A change is reported until the window has moved past it.
     """
     phrases = [*_text("driver", facts.driver, [one.process.device.driver for one in window])]
     phrases += _text("CUDA", facts.cuda, [one.process.device.cuda for one in window])

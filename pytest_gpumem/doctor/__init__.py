@@ -1,7 +1,7 @@
-"""Examines what this machine can measure and what is missing for the rest. This process runs no kernel; each library of
-other code is tried in a process of its own.
+"""Examines what this machine can measure and what is missing for the rest.
 
-It creates a CUDA context only under MPS, where only a context tells how much of L2 the server has set aside.
+This process runs no kernel; each library of other code is tried in a process of its own. It creates a CUDA context only under MPS, where
+only a context tells how much of L2 the server has set aside.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Why a measurement got slower: the rules applied to the evidence of two sides, and the share of each cause. Pure.
 
-Each rule looks at one thing that changed. Its threshold is above the variation between two runs of the same code: DRAM bytes of ncu vary
-by 1 to 3 % (lines that are dirty in L2 at a launch's end), clocks by one step of 15 MHz, page faults by a few per cent.
-
-A rule estimates seconds by a physical bound, not by a fit: bytes over a rate, the cost of faults, the ratio of clocks. Together, causes
-account for at most the measured slow-down. The rest is "unexplained". Without a slow-down beyond its interval there are no causes.
+The threshold of a rule is above the variation between two runs of the same code: DRAM bytes of ncu vary by 1 to 3 % (lines that are dirty
+in L2 at a launch's end), clocks by one step of 15 MHz, page faults by a few per cent. A rule estimates seconds by a physical bound, not by
+a fit. Together, causes account for at most the measured slow-down; the rest is "unexplained". Without a slow-down beyond its interval there
+are none.
 """
 
 from __future__ import annotations
@@ -130,17 +129,10 @@ def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence
 
 
 def share_out(found: Sequence[tuple[Rule, Estimate]], seconds: float) -> tuple[tuple[Cause, ...], float]:
-    """Divide the slow-down among estimates.
+    """Divide the slow-down of `seconds` among estimates: the causes, the largest first, and the seconds that are left.
 
     First come the estimated seconds, scaled down in proportion if they exceed the slow-down. The rest goes to the open estimates. Without
     any, each `Estimate.reserve` takes of it up to its own size, in the order given.
-
-    Args:
-        found: rules with their estimates.
-        seconds: the measured slow-down, above 0.
-
-    Returns:
-        The causes, the largest first, and the seconds that are left.
     """
     total = math.fsum(one.seconds for _, one in found)
     scale = min(1.0, seconds / total) if total > 0 else 1.0
@@ -197,12 +189,7 @@ def _where_else(sides: BaseAndHead, slow_down: SlowDown) -> Note | None:
 
 
 def slow_down(base: Sequence[Measurement], head: Measurement) -> SlowDown:
-    """Head against base, with an interval from the variances of the screen.
-
-    Args:
-        base: one measurement for each process, at least one.
-        head: with its further processes.
-    """
+    """Head, with its further processes, against base, one measurement a process; with an interval from the variances of the screen."""
     found = difference(head, base)
     reach = found.variance().reach((1 + CONFIDENCE) / 2)
     # Head follows from base and the ratio, which corrects both sides for the same launch overhead.

@@ -1,7 +1,7 @@
 """The limits of a footprint. Bytes and allocations are counted: a limit holds or does not, and no statistics are needed.
 
-A growth of the peak is judged against the least peak of the accepted runs, so that small steps do not add up. Where runs of one revision
-have different peaks, the count varies by itself, as by caches and autotuning. Then it is judged against the largest of the accepted runs.
+A growth of the peak is judged against the least peak of the accepted runs, so that small steps do not add up; where runs of one revision
+have different peaks, as by caches and autotuning, against the largest.
 """
 
 from __future__ import annotations

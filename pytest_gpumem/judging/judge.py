@@ -104,12 +104,13 @@ CLOCKS_APART = 0.01
 
 
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
-    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks.
-
-    Never for rows by the host's clock: what the host does between its calls was not watched.
+    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks, and the row does not
+    look slower. Never for rows by the host's clock: what the host does between its calls was not watched.
 
     Args:
-        alike: the runs that it is compared with.
+        alike: the accepted runs that it is compared with.
+        comparison: their difference.
+        delta: allowed slow-down, as a share.
     """
     ran = measurement.what_ran
     if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):

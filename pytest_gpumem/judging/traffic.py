@@ -139,12 +139,7 @@ def size(nbytes: float) -> str:
 
 
 def two_declarations(moved: int, reads: int, writes: int) -> str | None:
-    """A note on a case that declares its traffic twice, as `moved=` and as arrays that it reads and writes; None if they agree.
-
-    Args:
-        moved: the bytes declared as moved; these count.
-        reads, writes: bytes of the arrays that the case reads and writes.
-    """
+    """A note on a case that declares its traffic twice, as `moved=`, which counts, and as arrays; None if they agree."""
     if not reads + writes or abs(moved - (reads + writes)) <= SHARE * (reads + writes):
         return None
     direction = "more" if moved > reads + writes else "less"
@@ -155,14 +150,8 @@ def two_declarations(moved: int, reads: int, writes: int) -> str | None:
 
 
 def beyond_arguments(moved: int, arguments: int) -> str | None:
-    """A note on a callable that declares more than its arguments allow; None if they allow it.
-
-    Each distinct byte counts once as read and once as written, so arguments of N bytes allow 2 N. A callable may use memory besides its
-    arguments, hence a note and no verdict.
-
-    Args:
-        moved: the bytes declared as moved.
-        arguments: bytes of the distinct buffers among the arguments; 0 without any, which allows everything.
+    """A note on a callable that declares more than its `arguments` (bytes; 0: unknown) allow: each byte once as read and once as written.
+    None if they allow it. A callable may use other memory too, hence a note and no verdict.
     """
     if not arguments or moved <= 2 * arguments:
         return None

@@ -102,12 +102,11 @@ class Call:
 class Kernel:
     """One kernel of the catalogue, or a user's own.
 
-    `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches. `reference(arrays, scalars)` computes the
-    result with NumPy or CuPy: it gets arrays by name, of one array module, changes none of them, and returns the new content of every
-    written or updated parameter by name. It must hold for a prefix: with every array cut to its first elements (at least one table
-    period), the result is the prefix of the full result. That prefix may be shorter than the parameter where one written element
-    comes from many read ones (a sum over a tile) or from one that lies far behind it (the transpose of a matrix): what is compared are
-    the first `len(result)` elements.
+    `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches. `reference(arrays, scalars)` computes the result
+    with NumPy or CuPy: it gets arrays by name, changes none, and returns the new content of every written or updated parameter by name. It
+    must hold for a prefix: with every array cut to its first elements (at least one table period), the result is a prefix of the full
+    result. The first `len(result)` elements are compared: one written element may come from many read ones, or from one that lies far
+    behind.
     """
 
     name: str

@@ -33,10 +33,7 @@ class SourceMissing(FileNotFoundError):
 
 
 def folder() -> Path:
-    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's `kernels/`.
-
-    An editable install, or a checkout as the working directory, has no shipped copy: setuptools' `package-dir` mapping takes effect
-    only when a wheel is built.
+    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's `kernels/`, as for an editable install.
     Raises `SourceMissing`: there is neither.
     """
     shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"

@@ -51,9 +51,8 @@ def tile_bytes(kernel: str) -> int:
 def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     """Threads of a block, and vectors of each array that a thread handles at once, for a kernel that reads `sources` arrays and writes one.
 
-    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight. Two sources take large blocks where they fill
-    an SM without a rest; one that only writes needs no loads in flight, and stores two vectors. All shapes that were tried, and what
-    this choice loses against the best of them, are in ci/records/nvidia-h200/launch_shapes.json.
+    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight. Two sources take large blocks where they fill an
+    SM without a rest; one that only writes stores two vectors. Against the best shapes: ci/records/nvidia-h200/launch_shapes.json.
     """
     if sources == 0:
         return 512, 2
@@ -104,12 +103,11 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
 
 
 def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> Kernel:
-    """A kernel that gives one sum for each tile of its sources.
+    """A kernel that gives one sum for each tile of its sources; `sums` may be longer.
 
-    A tile's sum needs that tile alone, so the sums of a prefix are a prefix of the sums; `sums` may be longer than that. In float it
-    takes at most 32 additions in a thread, 5 across the warp, 5 across the block and a product: 43 roundings of 6e-8 relative to the
-    sum of magnitudes, 2.6e-6 for the non-negative data that buffers hold. The tolerance of 1e-5 is four times that, and a sixth of
-    1/16384, one average element's share of a tile's sum.
+    In float a sum takes at most 32 additions in a thread, 5 across the warp, 5 across the block and a product: 43 roundings of 6e-8
+    relative to the sum of magnitudes, 2.6e-6 for non-negative data. The tolerance of 1e-5 is four times that, and a sixth of 1/16384,
+    one average element's share.
     """
     vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 

@@ -1,10 +1,8 @@
 """The sectors that each request of a warp to global memory touches, from a kernel's PTX, where the index is simple.
 
-Each register is followed as a known number for each thread of a warp, plus one number that all of them share and nobody knows: `tid.x` is 0
-to 31 plus a multiple of 32. Sums, products with a constant, shifts and masks keep that form. Everything else does not, such as an index
-that was loaded, or a stride that is an argument: such an access counts as unknown.
-
-Two assumptions: the block's x dimension is a multiple of 32, and the shared part of an address is a multiple of 128 bytes.
+Each register is followed as a known number for each thread of a warp, plus one that all of them share and nobody knows: `tid.x` is 0 to 31
+plus a multiple of 32. Sums, products with a constant, shifts and masks keep that form; any other access counts as unknown. Two
+assumptions: the block's x dimension is a multiple of 32, and the shared part of an address is a multiple of 128 bytes.
 """
 
 from __future__ import annotations

@@ -19,14 +19,8 @@ LEAST = 1e-3
 
 
 def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
-    """Seconds that the same measurement takes with the largest number of samples.
-
-    It is estimated from the latency alone: the time to restore inputs or pages before a sample is unknown.
-
-    Args:
-        measurement: an earlier one of the same test and label.
-        facts: the device, for the time of a flush.
-        most: upper limit in seconds: the budget of a measurement without a total.
+    """Seconds that the same measurement takes with the largest number of samples, by its latency alone; `most` at most.
+    The time to restore inputs or pages before a sample is unknown.
     """
     sample = measurement.latency
     if measurement.sampler == "batched":
@@ -38,14 +32,10 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
 
 
 def share_out(total: float, needs: Sequence[float | None]) -> list[float]:
-    """Shares that add up to a total, in the order of `needs`.
+    """Shares that add up to a total, in the order of `needs`; None there is an unknown need, which counts as more than the total.
 
     A need below an equal share is met, and the others share the rest equally (max-min fairness, "water-filling": Bertsekas and Gallager,
     Data Networks, 6.5.2). If all needs are met, all share the rest equally, because a need is an estimate.
-
-    Args:
-        total: not negative.
-        needs: in the total's unit; None where unknown, which counts as more than the total.
     """
     shares, left = [0.0] * len(needs), total
     waiting = sorted(range(len(needs)), key=lambda i: (needs[i] is None, needs[i] or 0.0))
@@ -63,9 +53,7 @@ def share_out(total: float, needs: Sequence[float | None]) -> list[float]:
 
 class Ledger:
     """The time that is left of a total budget, and the measurements that share it.
-
-    The shares of the coming measurements never add up to more than the time left. A measurement may exceed its share, because it takes
-    its fewest samples and its checks in any case; the others then get less.
+    The shares of the coming measurements never add up to more. A measurement that exceeds its share takes from the others.
     """
 
     def __init__(self, total: float, expected: Mapping[str, Mapping[str, float]]) -> None:

@@ -1,8 +1,7 @@
 """Control readings: they show whether the device has changed since the baseline, and between start and end of a session.
 
-They run no code of the project under test: a read bound by DRAM, a read bound by L2, and a launch that reads nothing. The rows of a suite
-cannot serve as controls: a change that makes every test slower would look like a change of the device. A fourth reading, the latency of
-DRAM, distinguishes variants of a card that have the same name (docs/gate.md, Cards of one name).
+They run no code of the project under test: a read bound by DRAM, a read bound by L2, and a launch that reads nothing. The latency of DRAM
+distinguishes variants of a card that have the same name (docs/gate.md, Cards of one name).
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ BLOCKS_PER_SM = 2
 
 
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
-    """A launch of a full grid of `write` with no elements to write.
+    """A launch of a full grid of `write` with no elements to write; `memory` is any device memory.
 
     One element would not do: the address of a written line changes the reading by as much as processes differ (standard deviation 52 ns
     on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
-    `memory`: any device memory, for the kernel's argument.
     """
     kernel = CATALOGUE["write"]
     call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)

@@ -63,16 +63,12 @@ def sweep(
     """Search for the setting with the lowest latency; measure it, off, and the textbook's settings again.
 
     The search starts with a coarse map: off, the fitted setting, the maximum with room, the fractions of L2 in `COARSE`, and ratio 1 at
-    half the fitted set-aside. Then it measures the neighbours of the best two: the same set-aside full or with room, if the window
-    overfills it, one step of set-aside less and more, as full as the best, and the grid's next hit ratios. It finds a valley that is one
-    step wide at the fitted set-aside, and may miss it elsewhere.
+    half the fitted set-aside. Then it measures the neighbours of the best two. It finds a valley that is one step wide at the fitted
+    set-aside, and may miss it elsewhere.
 
-    The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 where the maximum allows that (CUDA
-    C++ Programming Guide, Device Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide,
-    9.2.2.2).
-
-    Gain and losses are ratios within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over
-    the logarithms.
+    The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 (CUDA C++ Programming Guide, Device
+    Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide, 9.2.2.2). Gain and losses are ratios
+    within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over the logarithms.
 
     Args:
         measure: measures a setting for the search.

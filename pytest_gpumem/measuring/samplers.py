@@ -116,10 +116,8 @@ class held:  # noqa: N801 - a context manager; not a generator, which takes long
 class BlockedSampler:
     """Holds the stream while it queues flush, event, launch and event, then releases it: no launch gap lies inside the interval.
 
-    It takes one sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns,
-    because the time that a launch needs before the kernel starts differs between them.
-
-    `samples` raises `HoldExpired` if the launch itself waits for the device.
+    One sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns, because what
+    a launch needs before the kernel starts differs between them. `samples` raises `HoldExpired` if the launch itself waits for the device.
     """
 
     name = "blocked"
@@ -178,9 +176,7 @@ def untimed_of(batch: int, places: int) -> int:
 
 class BatchedSampler:
     """Times `batch` launches that follow each other without a flush, in the hot state; a sample is their mean.
-
-    It captures the batch into a graph where that is allowed and works, and else queues it behind a held stream: launches follow each
-    other without gaps either way. `samples` raises `HoldExpired` if a launch waits for the device.
+    A graph or a held stream queues them without gaps. `samples` raises `HoldExpired` if a launch waits for the device.
     """
 
     name = "batched"
@@ -247,12 +243,9 @@ class HostSampler:
 class PlainSampler:
     """Launches one after the other under a profiler, each alone in a range `measure`, with the flush in a range of its own before it.
 
-    A filter on a test's `measure` range therefore finds the kernels of the test and none of the harness's. The launch's own range has
-    the part of the memory system as its category and the compulsory bytes as its payload. Both ranges open before the first event and
-    close after the second, outside the interval.
-
-    There is no graph, whose kernels profilers show in another way, and no held stream, for which a profiler that replays kernels one by
-    one would wait for ever. The times contain the profiler's own cost.
+    So a filter on a test's `measure` range finds the kernels of the test and none of the harness's. The launch's own range has the part of
+    the memory system as its category and the compulsory bytes as its payload. There is no graph, whose kernels profilers show in another
+    way, and no held stream, for which a profiler that replays kernels would wait for ever. The times contain the profiler's own cost.
     """
 
     name = "plain"

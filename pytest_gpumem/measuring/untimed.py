@@ -60,11 +60,7 @@ def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], lat
     """What one launch runs; a reason why that is unknown is in the result, not raised.
 
     Inputs and pages are put back before each pass, as before a sample. Two launches of code that is not ours have to run the same: else the
-    digest of one would say nothing of the others. A launch of `LONG` or longer is watched once.
-
-    Args:
-        managed: the managed buffers of the test.
-        latency: of one launch, in seconds.
+    digest of one would say nothing of the others. A launch of `LONG` or longer (`latency`) is watched once.
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")

@@ -138,12 +138,7 @@ def _with_count(row: Row, kernels: Sequence[CountedKernel], source: str) -> Row:
 
 
 def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Counted:
-    """The traffic of one launch, the mean over several.
-
-    Args:
-        kernels: all kernels of all launches; a launch may have several.
-        source: the tool and the day.
-    """
+    """The traffic of one launch: the mean over several, of any kernels each. `source`: the tool and the day."""
 
     def mean(figures: Iterable[int | None]) -> int | None:
         known = [figure for figure in figures if figure is not None]

@@ -1,12 +1,8 @@
 """The recording of Nsight Systems by measurement, from its SQLite export.
 
 A kernel, copy or memset belongs to the range in which it was launched: the API call of its correlation id is inside of the range on the
-same thread, as in `nsys stats --report nvtx_kern_sum`. A kernel of a graph belongs where the graph was launched
-(`--cuda-graph-trace=node`).
-
-Pages of managed memory move without a call, so the time of a migration or fault decides: it belongs to a measured launch from the end of
-the work queued before it until its thread has waited for it. While nsys records, CUPTI counts nothing in the process, so no other figures
-of these launches exist.
+same thread, as in `nsys stats --report nvtx_kern_sum`. A kernel of a graph belongs where the graph was launched. Pages of managed memory
+move without a call, so their time decides: from the end of the work queued before a measured launch until its thread has waited for it.
 """
 
 from __future__ import annotations

@@ -149,12 +149,9 @@ def captured(name: str) -> list[str]:
 
 
 def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | None, managed: bool) -> list[str]:
-    """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU.
-
-    Args:
-        child: the command that it runs and watches.
-        report: its output; it is overwritten.
-        managed: record page faults of managed memory too, which slows them down.
+    """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU. The report is overwritten.
+    `name`: of the range to record; None for the whole run.
+    `managed`: record page faults of managed memory too, which slows them down.
     """
     command = [str(nsys), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
     if managed:
@@ -181,11 +178,9 @@ def ncu_command(
     section_set: str | None = None,
     metrics: str | None = None,
 ) -> list[str]:
-    """The command that profiles the measured launches of a child into a report.
+    """The command that profiles the measured launches of a child, and of all its child processes, into a report, which is overwritten.
 
     Args:
-        child: the command that it runs and watches, with all its child processes.
-        report: its output; it is overwritten.
         names: of the tests' ranges; empty for all tests.
         clock_control: "none" to leave the clocks alone, or "base" to lock them to their base value.
         cache_control: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
@@ -202,14 +197,12 @@ def ncu_command(
 def counting_command(
     program: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
 ) -> list[str]:
-    """The command that counts the measured launches of a child into a CSV log.
+    """The command that counts the measured launches of a child into a CSV log. Clocks are left alone.
 
-    Clocks are left alone. By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's
-    mode, and several kernels of one launch share nothing through L2.
+    By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's mode, and several kernels
+    of one launch share nothing through L2.
 
     Args:
-        child: the command that it runs and watches, with all its child processes.
-        log: file for the output of ncu, CSV included.
         warm: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
             replay, so metrics that need another pass come from another run of the child. Every run must make the same launches.
         hot: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
@@ -257,10 +250,7 @@ _UNKNOWN_OPTION = r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)"
 
 def nsys_trouble(output: str, report: Path, name: str | None, *, collected: bool) -> str | None:
     """Why nsys has written no report, and the remedy, in one line; None if its output has no cause.
-
-    Args:
-        output: of nsys and its child.
-        collected: it left a recording that is not yet imported beside the report.
+    `name`: of the range to record; None for the whole run. `collected`: it left a recording that is not yet imported.
     """
     if collected or "Importer error" in output:
         return (

@@ -1,7 +1,5 @@
 """Tests in workers of pytest-xdist: a worker that hangs, or whose context is lost, ends, and xdist replaces it.
-
-The worker leaves the last report of its test in a folder of the controller's. Where xdist would report a crash, the controller gives that
-report instead. All earlier reports, with their rows, went to the controller when they were made.
+The worker leaves the last report of its test in a folder of the controller's, which gives it where xdist would report a crash.
 """
 
 from __future__ import annotations

@@ -183,9 +183,7 @@ _ENDS = (KeyboardInterrupt, pytest.exit.Exception)
 
 class LeftoverHooks:
     """Looks before and after each test once the device is open; registered only with `--gpumem`, and opens nothing itself.
-
-    A change by a fixture of a wider scope than one test stays until that fixture ends. A fixture that was set up before the device was
-    opened may restore state at its end: its change was not seen.
+    A change by a fixture of a wider scope than one test stays until that fixture ends.
     """
 
     def __init__(self, session: GpuSession) -> None:

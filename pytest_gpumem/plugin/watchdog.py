@@ -1,8 +1,7 @@
 """A watchdog: a forked copy of this process that ends it when it hangs, and does what it can no longer do.
 
 A process that waits for a kernel that never ends runs no Python in its main thread: no handler of Ctrl-C, and where an extension keeps the
-interpreter's lock, no other thread either. The copy runs all the same. It has the whole state of the process at the fork, and is told
-what happened since.
+interpreter's lock, no other thread either. The copy has the whole state of the process at the fork, and is told what happened since.
 """
 
 from __future__ import annotations

@@ -73,11 +73,8 @@ def _rank(concern: Concern) -> tuple[bool, float]:
 
 
 def workflow_commands(concerns: Sequence[Concern], places: Mapping[str, Place]) -> list[str]:
-    """GitHub's annotations: a line for each concern. Where there are more than GitHub shows, the last line of a level counts the rest.
-
-    Args:
-        concerns: worst first.
-        places: of tests, by node id; a test without one is annotated on no line.
+    """GitHub's annotations: a line for each concern, worst first; a test without a place, by node id, is annotated on no line.
+    Where there are more than GitHub shows, the last line of a level counts the rest.
     """
     lines = []
     for level in Level:
@@ -103,10 +100,7 @@ def _property(text: str) -> str:
 
 def code_quality(concerns: Sequence[Concern], places: Mapping[str, Place]) -> str:
     """GitLab's code-quality report as JSON. Without concerns it is an empty array, by which GitLab knows what was resolved.
-
-    Args:
-        concerns: worst first.
-        places: of tests, by node id; a test without one is on line 1 of its file.
+    A test without a place, by node id, is on line 1 of its file.
     """
     return json.dumps([_finding(concern, places.get(concern.row.nodeid)) for concern in concerns], indent=1) + "\n"
 
@@ -134,12 +128,7 @@ def _check(row: Row) -> str:
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:
-    """Append to GitHub's job summary, if there is one.
-
-    Returns:
-        Why it was not written, as a sentence: no option asks for a summary, so a run does not fail by it. None if it was written, and
-        if there is no summary.
-    """
+    """Append Markdown to GitHub's job summary, if there is one. Gives why it was not written: a run does not fail by it; else None."""
     if not (name := environment.get(VARIABLE)):
         return None
     path, text = Path(name), f"{text}\n"

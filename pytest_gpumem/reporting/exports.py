@@ -1,7 +1,7 @@
 """Rows in the formats of other programs: CSV (RFC 4180), the Bencher Metric Format, and that of github-action-benchmark.
 
-CSV has figures in SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the
-device's key, so that no line of a chart mixes cards, or a simulated device with a real one.
+CSV has SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the device's
+key, so that no line of a chart mixes cards, or a simulated device with a real one.
 """
 
 from __future__ import annotations

@@ -41,11 +41,9 @@ class _Shown:
 def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, grouped: bool = False) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    The rows of one test are under its name. Columns without any figure are left out. Where names would get too short to tell tests
-    apart, the table leaves out, one after the other: the word "simulated", bars, `of peak`, noise, bandwidth, intervals of changes.
-    The table never cuts the other columns, so it may get wider than `width`. `of peak` has a figure only where `Measurement.share_of_peak`
-    has one. Names have no file if they are unique without it. A name that is too long gets a line for its test and one for its
-    parameters, then loses words in its middle.
+    The rows of one test are under its name. Columns without any figure are left out. Where names would get too short to tell tests apart,
+    the parts of `_LEFT_OUT` go, one after the other; the other columns are never cut, so the table may get wider than `width`. A name that
+    is too long gets a line for its test and one for its parameters, then loses words in its middle.
 
     Args:
         rows: in the order in which they are shown, unless `grouped`.

@@ -44,8 +44,7 @@ def pytest_command(
     """The command line of a pytest with `--gpumem`.
 
     Args:
-        arguments: the user's; they win over `options`.
-        options: defaults of the command that starts it.
+        arguments: the user's; they win over `options`, the defaults of the command that starts it.
         tests: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
         results: the file for `--benchmark-json`.
     """
@@ -257,12 +256,7 @@ def shown(command: Sequence[str]) -> str:
 
 def recorded(command: Sequence[str], root: Path | None = None) -> str:
     """A command as a record keeps it: as a shell takes it, without paths of the machine that it ran on.
-
-    Python is `python`; a path below `root` is relative to it; of any other path the name stays, of a node id with the test behind it.
-
-    Args:
-        command: the program and its arguments; `--option=PATH` is one.
-        root: the repository. Default: the working folder.
+    Python is `python`; a path below `root` (default: the working folder) is relative to it; of any other path the name stays.
     """
     here = Path.cwd() if root is None else root
 

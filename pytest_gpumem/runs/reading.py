@@ -258,12 +258,8 @@ def _reason(process: Process, key: str, otherwise: str) -> str:
 
 
 def delta_of(base: Row, head: Row, written: str | None) -> float:
-    """The allowed slow-down as a share of base's latency.
-
-    Args:
-        base: the first row of base.
-        head: the first row of head, whose own limit counts: who accepts a slower test changes its limit with it.
-        written: of the command line; it wins over the test's own.
+    """The allowed slow-down as a share of base's latency: `written` on the command line, else head's own limit.
+    Who accepts a slower test changes its limit with it.
     """
     margin = parse_margin(written or head.limits.max_regression or DEFAULT_REGRESSION)
     return margin.over(_of(base).latency)

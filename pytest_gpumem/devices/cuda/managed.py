@@ -110,9 +110,7 @@ def advice_number(advice: Advice, *, on: bool) -> Any:
 
 class Beacon:
     """Managed memory that is moved on purpose, to check that CUPTI counts.
-
-    CUPTI's counters of unified memory may deliver nothing: on an H200 (driver 580.159.04) the first two passes of a process do so. The
-    beacon's known moves distinguish such a pass from one without migrations.
+    On an H200 (driver 580.159.04) the first two passes of a process deliver nothing; known moves tell them from passes without migrations.
     """
 
     nbytes = BEACON_BYTES

@@ -58,10 +58,8 @@ def identities() -> list[str] | None:
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
-    """Handle of the GPU at a PCI bus id, or None without NVML.
-
-    NVML numbers devices by PCI order and does not know CUDA_VISIBLE_DEVICES, so an index would name another GPU. A MIG instance has
-    its GPU's bus id. Balance each call with `pynvml.nvmlShutdown` once the handle is done with.
+    """Handle of the GPU at a PCI bus id, or None without NVML; balance each call with `pynvml.nvmlShutdown`.
+    NVML numbers devices by PCI order and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
     """
     if pci_bus_id is None:
         return None

@@ -212,11 +212,11 @@ class _Argument:
 
 
 class Computation:
-    """The result side of one launch: runs the kernel's reference on prefixes that belong together.
+    """The result side of one launch: runs the kernel's reference on prefixes that belong together. Raises `Unsupported` without a
+    reference.
 
-    A kernel's reference holds for prefixes. If one array of a call is backed in part, every array is cut to as many elements as the
-    shortest of those has: a table that is smaller stays whole, a stream becomes its first elements.
-    Raises `Unsupported`: the kernel has no reference.
+    If one array of a call is backed in part, every array is cut to as many elements as the shortest of those has: a table that is smaller
+    stays whole, a stream becomes its first elements.
     """
 
     def __init__(self, launch: Launch) -> None:

@@ -1,8 +1,7 @@
-"""The state of L2 between launches: which lines are there.
+"""The state of L2 between launches, by bytes per allocation, least recently used first.
 
-L2 is modelled by bytes per allocation, least recently used first. It knows three things about the lines of an allocation: how many
-are there with the normal property, how many persist in the set-aside, and how many are dirty, so that their write-back is billed to
-whoever evicts them.
+Of an allocation it knows how many lines are there with the normal property, how many persist in the set-aside, and how many are dirty:
+their write-back is billed to whoever evicts them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The time of a launch: its traffic between DRAM, L2, the SMs and the host, and the bound of each.
 
 A launch is known by its accesses and its shape alone. For each access the model asks how many of its bytes hit L2, given what earlier
-launches left there, what else streams by between two uses of a line, and the stream's access-policy window. The bounds are DRAM
-traffic over bandwidth, L2 traffic over bandwidth, loads in flight over latency (Little's law), and link traffic over bandwidth; a norm
-joins them, as none hides another one wholly.
+launches left there, what streams by between two uses of a line, and the access-policy window. The bounds are DRAM and L2 traffic over
+bandwidth, loads in flight over latency (Little's law), and link traffic over bandwidth; a norm joins them, as none hides another wholly.
 """
 
 from __future__ import annotations
