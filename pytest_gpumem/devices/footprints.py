@@ -23,6 +23,7 @@ from pytest_gpumem.devices.memory_events import (
     account,
     claim,
     claim_handles,
+    live_of,
     owned,
 )
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
@@ -70,9 +71,17 @@ class Source(ABC):
         """The library's own counts now."""
         return {}
 
-    def settle(self) -> None:
-        """Give back what it keeps for reuse and cannot tell from what is used."""
+    def settle(self, kept: Sequence[Allocated]) -> None:
+        """Give back what it keeps for reuse and cannot tell from what is used.
+
+        Args:
+            kept: allocations of the driver that live, and that no pool is known to have made.
+        """
         return
+
+    def cached(self) -> int:
+        """Page-locked blocks that it keeps for reuse, each of which is one allocation of the driver."""
+        return 0
 
     def handles(self) -> Mapping[str, Sequence[int]]:
         """By library of the driver's vendor: the bytes of each allocation that one of its handles makes and keeps, as far as known."""
@@ -290,12 +299,20 @@ class _Watch:
         self._figures = of._figures()
         self._drift = dict(of._drift)
         self._free = None if of.driver_is_watched else of._free_bytes()
+        self._cached = self._cached_now()
         self._accounts = account((), self._begin)
         self._closed = False
 
     def read(self) -> Footprint:
         of = self._of
         of._settle()
+        if of._log.cached and self._cached_now() < self._cached:
+            # Blocks of a cache are in use again. Which, tells the driver once the others are freed.
+            for source in of._running.values():
+                source.settle(tuple(of._log.cached.values()))
+            of._settle()
+            of._log.reuse(time.perf_counter())
+            self._cached = self._cached_now()
         steps, after = of._log.steps[self._index :], of._figures()
         driver = of.driver_is_watched
         not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
@@ -311,7 +328,7 @@ class _Watch:
         for library, sizes in handles.items():
             claim_handles(steps, library, sizes)
         self._accounts = found = account(steps, self._begin)
-        uses = dict(found.uses)
+        uses, unknown = dict(found.uses), 0
         for library in handles:
             if held := owned(steps, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
@@ -326,18 +343,22 @@ class _Watch:
                 peak = max(peak, kept)
             # Where the library came into use meanwhile, not all of its allocations were seen.
             marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_pause})
+            high = (figures.high or 0) - (before.used or 0) - (nobodys.used or 0)
             if marked and (figures.high or 0) > max(before.high or 0, of._high_in_pauses.get(series, 0)):
-                peak = max(peak, (figures.high or 0) - (before.used or 0) - (nobodys.used or 0))
+                peak = max(peak, high)
             elif marked and figures.high and (figures.allocations is None or allocations):
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
+                unknown += max(0, high - peak)
             unused = figures.unused - before.unused - nobodys.unused
             use = replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations)
             if use != MemoryUse(*series):
                 uses[series] = use
         # Where allocations were not seen one by one, the peak of all is at least that of each.
         least = max((use.peak for use in uses.values() if use.kind == "device"), default=0)
+        peak = max(found.peak, least)
         return Footprint(
-            peak=max(found.peak, least),
+            peak=peak,
+            peak_bound=peak + unknown if unknown else None,
             uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
             driver_peak=found.driver_peak if driver else None,
             bound=self._bound(after, uses),
@@ -373,8 +394,20 @@ class _Watch:
         return self._accounts
 
     def settle(self) -> None:
-        for source in self._of._running.values():
-            source.settle()
+        of = self._of
+        of._settle()
+        kept = [one for one in live_of(of._log.steps[self._index :]) if one.layer == "driver"]
+        locked = [one for one in kept if one.kind == "pinned"]
+        # To free a cache of page-locked memory costs the next test much more than a look: it is done only where blocks are in use.
+        if locked and self._cached_now() - self._cached == len(locked):
+            of._log.cache(locked, time.perf_counter())
+            self._cached += len(locked)
+            kept = [one for one in kept if one not in locked]
+        for source in of._running.values():
+            source.settle(kept)
+
+    def _cached_now(self) -> int:
+        return sum(source.cached() for source in self._of._running.values())
 
     def close(self) -> None:
         if not self._closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
@@ -92,6 +92,8 @@ class MemoryLog:
         """Times in which the harness worked, in their order."""
         self.open = 0
         """Watches that are open."""
+        self.cached: dict[int, Allocated] = {}
+        """By address: allocations of the driver that a library keeps for reuse; they are no longer in use."""
 
     def emit(self, event: MemoryEvent) -> None:
         """Take an event of a source; `settle` brings those of all sources in order."""
@@ -111,6 +113,8 @@ class MemoryLog:
             key = (event.layer, event.library, event.address)
             if (before := self._live.pop(key, None)) is not None:
                 self.steps.append(Step(event.at, -before.nbytes, before))
+            elif event.layer == "driver":
+                self.cached.pop(event.address, None)
             if event.nbytes and (event.layer == "fixture" or not self._is_ours(event.at)):
                 made = Allocated(event.at, event.library, event.kind, event.layer, event.address, event.nbytes, event.stack)
                 self._live[key] = made
@@ -138,6 +142,20 @@ class MemoryLog:
         for one in freed:
             if self._live.pop((one.layer, one.library, one.address), None) is one:
                 self.steps.append(Step(at, -one.nbytes, one))
+
+    def cache(self, kept: Iterable[Allocated], at: float) -> None:
+        """Book allocations of the driver as kept for reuse."""
+        for one in kept:
+            self.forget([one], at)
+            self.cached[one.address] = one
+
+    def reuse(self, at: float) -> None:
+        """Book all cached allocations as in use again."""
+        for one in self.cached.values():
+            again = replace(one, at=at)
+            self._live[again.layer, again.library, again.address] = again
+            self.steps.append(Step(at, again.nbytes, again))
+        self.cached.clear()
 
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
@@ -227,7 +245,7 @@ def account(steps: Sequence[Step], begin: float) -> Accounts:
         for (library, kind), one in found.items()
     }
     courses = tuple(Course(library, kind, thinned(one.points)) for (library, kind), one in found.items())
-    return Accounts(peak, driver_peak, uses, courses, _live(steps[: peak_index + 1]), _live(steps))
+    return Accounts(peak, driver_peak, uses, courses, live_of(steps[: peak_index + 1]), live_of(steps))
 
 
 def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:
@@ -252,18 +270,20 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
         nbytes: by which its segments grew over the interval, beyond those that are known.
 
     Returns:
-        True if some of the allocations that still live add up to `nbytes`, the largest first.
+        True if some of the allocations that still live add up to `nbytes`, the largest first; or if there are none, as of a pool that maps
+        its memory, which the driver does not report. Else some may count twice.
     """
     found: list[Allocated] = []
     left = nbytes
-    for one in _live(steps):
-        if one.layer == "driver" and one.kind == "device" and one.used and one.nbytes <= left:
+    live = [one for one in live_of(steps) if one.layer == "driver" and one.kind == "device"]
+    for one in live:
+        if one.nbytes <= left:
             found.append(one)
             left -= one.nbytes
     if left == 0:
         for one in found:
             one.owner = library
-    return left == 0
+    return left == 0 or not live
 
 
 def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> int:
@@ -277,7 +297,7 @@ def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> 
         The bytes that it got.
     """
     free: dict[int, list[Allocated]] = {}
-    for one in _live(steps):
+    for one in live_of(steps):
         if one.layer == "driver" and one.kind == "device":
             free.setdefault(one.nbytes, []).append(one)
     wanted = Counter(sizes)
@@ -293,7 +313,7 @@ def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:
     return sum(step.change for step in steps if step.of.owner == library and step.of.kind == kind)
 
 
-def _live(steps: Sequence[Step]) -> tuple[Allocated, ...]:
+def live_of(steps: Sequence[Step]) -> tuple[Allocated, ...]:
     """Allocations of these steps that were not freed by them, largest first; without segments of pools."""
     living: dict[int, Allocated] = {}
     for step in steps:

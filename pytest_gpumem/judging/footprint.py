@@ -6,6 +6,7 @@ have different peaks, as by caches and autotuning, against the largest.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
@@ -122,6 +123,7 @@ RULES: Mapping[str, Callable[[_Judged], Finding]] = {
     "max_reserved": _max_reserved,
 }
 """By the limit's name."""
+OF_PEAK = ("max_peak", "max_peak_regression")
 AT_THE_END = ("max_kept", "max_reserved")
 """Limits on what is there when the test has ended; the others are judged at the end of its body."""
 
@@ -144,19 +146,24 @@ def judge_footprint(
             continue
         one = _Judged(footprint, written, limits.origin.get(name, "limit"), past, no_history)
         found = RULES[name](one)
-        if found.outcome is Outcome.PASS and (unseen := _unseen(footprint)) is not None:
+        if found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
             limit = f"{name} {written} ({one.origin})"
             yield find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=unseen)
         else:
             yield found
 
 
-def _unseen(footprint: Footprint) -> str | None:
+def _unseen(one: _Judged, name: str) -> str | None:
     """Why what was seen proves nothing; None if it does."""
+    footprint = one.footprint
     if not footprint.watched:
         return "; ".join(footprint.not_watched) or "nothing was watched"
     if footprint.bound:
         return f"up to {size(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
+    if footprint.peak_bound is not None and name in OF_PEAK:
+        most = dataclasses.replace(one, footprint=replace(footprint, peak=footprint.peak_bound))
+        if RULES[name](most).outcome is not Outcome.PASS:
+            return f"the peak is at most {size(footprint.peak_bound)}; {'; '.join(footprint.not_watched)}"
     return None
 
 

@@ -361,7 +361,7 @@ FOUND: dict[str, dict[str, Any]] = {
     "rmm_keeps": {"kept": 4096, "RMM device": {"kept": 4096, "allocations": 1}},
     "rmm_cycle": {"kept": 0, "RMM device": {"allocations": 1}},
     "rmm_keeps_without_its_pool": {"kept": 4096, "CUDA device": {"kept": 4096, "allocations": 1}},
-    "jax_pattern": {"peak": 6 * MIB, "kept": 0},
+    "jax_pattern": {"peak": range(6 * MIB, 6 * MIB + 4096), "kept": 0},
     "jax_keeps": {"kept": 4096, "JAX device": {"kept": 4096}},
     "jax_cycle": {"kept": 0},
     "core_pattern": {"peak": 4 * MIB, "kept": 0},
@@ -430,6 +430,8 @@ def test_a_known_pattern_is_found(watched: dict[str, dict[str, Any]], name: str)
     shown = {key: footprint[key] for key in wanted}
     # The statistics of RMM and JAX know the largest peak of the process alone.
     unseen = [why for why in footprint["not_watched"] if not why.endswith("which is below an earlier one of this process")]
+    # A range holds what an allocator adds: JAX keeps blocks of 256 B of its own.
+    wanted = {key: shown[key] if isinstance(value, range) and shown[key] in value else value for key, value in wanted.items()}
     assert (shown, unseen) == (wanted, []), footprint["uses"]
     for use, figures in of_uses.items():
         assert {key: uses(footprint)[use][key] for key in figures} == figures
@@ -445,7 +447,7 @@ def test_two_hundred_clean_tests_keep_nothing(watched: dict[str, dict[str, Any]]
     clean = {name: footprint for name, footprint in watched.items() if name.startswith("clean[")}
     assert len(clean) >= 150
     assert {name: footprint["uses"] for name, footprint in clean.items() if footprint["kept"]} == {}
-    assert all(footprint["peak"] > 0 for footprint in clean.values())
+    assert [name for name, footprint in clean.items() if not footprint["peak"] and not footprint["peak_bound"]] == []
 
 
 def test_a_handle_of_cublas_is_reserved(watched: dict[str, dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ cudaDeviceGetGraphMemAttribute.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,11 @@ CALLS = (
     *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
 )
 """Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
+_CHANGE = re.compile(
+    r"cu(MemAlloc|MemFree|MemHost(Alloc|Register|Unregister)|MemCreate|MemRelease|MemImport|MemPool(Destroy|TrimTo|Import)|GraphLaunch"
+    r"|GraphExecDestroy|DeviceGraphMemTrim|\w*Array\w*(Create|Destroy)|CtxDestroy|DevicePrimaryCtxRe(lease|set))"
+)
+"""Calls of the driver after which there may be new records."""
 
 
 class DriverMemory(Source):
@@ -62,8 +68,11 @@ class DriverMemory(Source):
         self._handles: dict[str, tuple[int, ...]] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         """By correlation id, the stacks of calls whose record was not delivered yet."""
-        self._end: Callable[[], None] | None = None
-        """Ends the callbacks."""
+        self._called_since = True
+        """Memory was allocated or freed since the last `drain`: to deliver records takes time, and few tests take memory of the driver."""
+        self._names: tuple[str, ...] = ()
+        self._ends: list[Callable[[], None]] = []
+        """Each ends some callbacks."""
 
     def ready(self) -> bool:
         return True
@@ -75,19 +84,30 @@ class DriverMemory(Source):
         except NotCounted as why:
             return str(why)
         self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
-        self._listens = True
-        if stacks:
-            self._enter = int(cupti.ApiCallbackSite.API_ENTER)
-            with suppress(NotCounted):  # such as another tool that holds the callbacks: then there are records without stacks
-                self._end = CALLBACKS.add("DRIVER_API", CALLS, self._called)
+        self._listens = self._called_since = True
+        with suppress(NotCounted):  # such as another tool that holds the callbacks: then every look delivers records, without stacks
+            self._ends.append(CALLBACKS.add("DRIVER_API", self._changes(cupti), self._changed))
+            if stacks:
+                self._enter = int(cupti.ApiCallbackSite.API_ENTER)
+                self._ends.append(CALLBACKS.add("DRIVER_API", CALLS, self._called))
         return None
+
+    def _changes(self, cupti: Any) -> tuple[str, ...]:
+        """The calls after which there may be new records, as the installed version names them."""
+        if not self._names:
+            self._names = tuple(name for name in dir(cupti.driver_api_trace_cbid) if _CHANGE.match(name))
+        return self._names
+
+    def _changed(self, _cbid: int, _data: Any) -> None:
+        self._called_since = True  # at the begin of a call and at its end, when there is a record
 
     def _called(self, _cbid: int, data: Any) -> None:
         if int(data.callback_site) == self._enter:
             self._stacks[int(data.correlation_id)] = python_stack()
 
     def drain(self) -> None:
-        if self._listens:
+        if self._listens and (self._called_since or not self._ends):
+            self._called_since = False
             self._counters.deliver()
             self._stacks.clear()  # of calls that failed
 
@@ -101,7 +121,7 @@ class DriverMemory(Source):
         if self._probed is not None:
             self._probed += [nbytes] if allocates else []
             return
-        stack = self._stacks.pop(int(record.correlation_id), ()) if self._end is not None and allocates else ()
+        stack = self._stacks.pop(int(record.correlation_id), ()) if allocates else ()
         self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
@@ -125,9 +145,10 @@ class DriverMemory(Source):
             ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
         return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
-    def settle(self) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> None:
         """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
-        if not self._listens or CUBLAS in self._handles or not is_loaded("libcublas.so"):
+        known = CUBLAS in self._handles or not any(one.kind == "device" for one in kept)
+        if not self._listens or known or not is_loaded("libcublas.so"):
             return
         self.drain()
         self._probed = []
@@ -154,9 +175,8 @@ class DriverMemory(Source):
             return True
 
     def stop(self) -> None:
-        if self._end is not None:
-            self._end()
-            self._end = None
+        while self._ends:
+            self._ends.pop()()
         if self._listens:
             self._listens = False
             self._counters.unlisten(RECORDS)

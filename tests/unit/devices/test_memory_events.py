@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -110,6 +110,23 @@ def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
     assert thinned(points[:5], most=10) == tuple(points[:5])
 
 
+class Driver(Source):
+    """The driver's page-locked memory."""
+
+    name = "CUPTI"
+    method = "CUPTI"
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+        self.log = log
+        return None
+
+    def emit(self, address: int, nbytes: int) -> None:
+        self.log.emit(MemoryEvent(time.perf_counter(), "CUDA", "pinned", "driver", address, nbytes))
+
+
 class Library(Source):
     """A library whose pool holds 16 MiB once it was used."""
 
@@ -125,6 +142,9 @@ class Library(Source):
         self.dead: set[int] = set()
         self.high: int | None = None
         self.count: int | None = None
+        self.blocks = 0
+        self.frees: Callable[[], None] | None = None
+        self.asked_to_free: list[int] = []
 
     def ready(self) -> bool:
         return True
@@ -140,7 +160,14 @@ class Library(Source):
     def arrays(self) -> list[tuple[int, object]]:
         return []
 
-    def settle(self) -> None: ...
+    def settle(self, kept: Sequence[Allocated]) -> None:
+        self.asked_to_free.append(len(kept))
+        if self.frees is not None:
+            self.frees()
+            self.frees = None
+
+    def cached(self) -> int:
+        return self.blocks
 
     def alive(self, allocated: Allocated) -> bool:
         return allocated.address not in self.dead
@@ -238,7 +265,7 @@ def test_a_library_without_single_allocations_has_its_own_high_water_mark(librar
     later = footprints.watch()
     library.take(1, MIB)
     found = later.read()
-    assert (found.peak, found.kept) == (MIB, MIB)
+    assert (found.peak, found.peak_bound, found.kept) == (MIB, 6 * MIB, MIB)
     assert any("below an earlier one" in why for why in found.not_watched)
 
 
@@ -263,6 +290,54 @@ def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use
     watch.close()
     idle = footprints.watch()
     assert (idle.read().uses, idle.read().not_watched) == ((), ("CuPy: its history is off",))
+
+
+@pytest.mark.parametrize(("blocks", "kept"), [(2, 0), (1, 3 * MIB)])
+def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: int, kept: int) -> None:
+    library, driver = Library(), Driver()
+    footprints = Footprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    for address, nbytes in ((1, MIB), (2, 2 * MIB)):
+        driver.emit(address, nbytes)
+    library.blocks = blocks
+    assert watch.read().kept == 3 * MIB
+    watch.settle()
+    assert watch.read().kept == kept
+    assert library.asked_to_free == [0 if kept == 0 else 2]
+    driver.emit(1, 0)  # freed much later
+    assert watch.read().kept == max(0, kept - MIB)
+
+
+def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
+    library, driver = Library(), Driver()
+    footprints = Footprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    first = footprints.watch()
+    for address, nbytes in ((1, MIB), (2, 2 * MIB)):
+        driver.emit(address, nbytes)
+    library.blocks = 2
+    first.settle()
+    assert first.read().kept == 0
+    first.close()
+    later = footprints.watch()
+    library.blocks = 1  # a test took one, and keeps it
+
+    def free() -> None:  # what else it caches
+        driver.emit(1, 0)
+        library.blocks = 0
+
+    library.frees = free
+    found = later.read()
+    assert (found.kept, found.pinned_peak) == (2 * MIB, 2 * MIB)
+    library.blocks = 1
+    later.settle()
+    assert later.read().kept == 0
+
+
+def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
+    assert claim((), "JAX", 8 * MIB)
+    assert not claim(steps_of(event(1, "CUDA", "driver", 1, 4 * MIB)).steps, "JAX", 8 * MIB)
 
 
 def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Footprints) -> None:

@@ -135,3 +135,14 @@ def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int,
 
 def test_sizes_are_rounded_beside_their_bytes() -> None:
     assert (size(0), size(4096), size(3 * GiB), size(1148903424)) == ("0 B", "4 KiB", "3 GiB", "1.07 GiB (1148903424 B)")
+
+
+@pytest.mark.parametrize(("allowed", "outcome"), [("2 MiB", Outcome.FAIL), ("5 MiB", Outcome.UNDECIDED), ("6 MiB", Outcome.PASS)])
+def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one(allowed: str, outcome: Outcome) -> None:
+    now = footprint(3 * MiB, peak_bound=6 * MiB, not_watched=("JAX: its peak",))
+    ((found, _, sentence),) = judged(now, max_peak=allowed)
+    assert found is outcome
+    assert ("JAX: its peak" in sentence) == (outcome is Outcome.UNDECIDED)
+    ((found, _, _),) = judged(now, past(3 * MiB), max_peak_regression=f"{int(allowed[0]) - 3} MiB" if allowed != "2 MiB" else "0 B")
+    assert found is (Outcome.PASS if allowed == "6 MiB" else Outcome.UNDECIDED)
+    assert judged(now, max_kept="0 B")[0][0] is Outcome.PASS

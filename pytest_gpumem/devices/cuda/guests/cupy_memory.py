@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ import cupy
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Figures, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "CuPy"
 
@@ -68,8 +68,12 @@ class CupyMemory(Source):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {(NAME, "device"): Figures(used, total - used, segments=total)}
 
-    def settle(self) -> None:
-        cupy.get_default_pinned_memory_pool().free_all_blocks()
+    def settle(self, kept: Sequence[Allocated]) -> None:
+        if any(one.kind == "pinned" for one in kept):
+            cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def cached(self) -> int:
+        return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
     def arrays(self) -> Iterable[tuple[int, object]]:
         for one in gc.get_objects():

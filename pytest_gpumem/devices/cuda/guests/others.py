@@ -6,11 +6,11 @@ Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource; jax.Device
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
 
 JAX, RMM = "JAX", "RMM"
 
@@ -121,7 +121,7 @@ class NumbaMemory(Source):
     def ready(self) -> bool:
         return "numba.cuda" in sys.modules
 
-    def settle(self) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> None:
         context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
             if (pending := getattr(holder, "deallocations", None)) is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "PyTorch"
 MOST_ENTRIES = 1_000_000
@@ -121,7 +121,7 @@ class TorchMemory(Source):
         current, unused = int(used["current"]) + self._held, unused - self._held
         return {(NAME, "device"): Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
 
-    def settle(self) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> None:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
@@ -133,7 +133,8 @@ class TorchMemory(Source):
         else:
             self._held = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        if not _call(torch._C, "_host_emptyCache"):
+        locked = any(one.kind == "pinned" for one in kept)
+        if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
 
     def _private(self) -> int:

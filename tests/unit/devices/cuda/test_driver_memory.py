@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import driver_memory
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
-from pytest_gpumem.devices.memory_events import MemoryLog, account
+from pytest_gpumem.devices.memory_events import Allocated, MemoryLog, account
 from pytest_gpumem.devices.protocol import NotCounted
 
 
@@ -31,25 +31,38 @@ class Site(IntEnum):
     API_EXIT = 1
 
 
+KEPT = (Allocated(0.0, "CUDA", "device", "driver", 1, 100),)
+
+
 class Operation(IntEnum):
     ALLOCATION = 1
     RELEASE = 2
 
 
-CUPTI = SimpleNamespace(ApiCallbackSite=Site, ActivityMemoryKind=Kind, ActivityMemoryOperationType=Operation, get_timestamp=lambda: 0)
+NAMES = ("cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemHostGetFlags")
+CUPTI = SimpleNamespace(
+    ApiCallbackSite=Site,
+    ActivityMemoryKind=Kind,
+    ActivityMemoryOperationType=Operation,
+    get_timestamp=lambda: 0,
+    driver_api_trace_cbid=SimpleNamespace(**{name: number for number, name in enumerate(NAMES)}),
+)
 
 
 class Counters:
     """CUPTI delivers what was recorded when it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.records: list[Any] = []
+        self.calls = calls
+        self.delivered = 0
 
     def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
         self.receive = receive
         return CUPTI
 
     def deliver(self) -> None:
+        self.delivered += 1
         for record in self.records:
             self.receive(CUPTI, record)
         self.records.clear()
@@ -60,6 +73,7 @@ class Counters:
         self, address: int, nbytes: int, kind: Kind = Kind.DEVICE, *, allocates: bool = True, device: int = 0, correlation: int = 0
     ) -> None:
         operation = Operation.ALLOCATION if allocates else Operation.RELEASE
+        self.calls.call("cuMemAlloc_v2" if allocates else "cuMemFree_v2", correlation)
         self.records.append(
             SimpleNamespace(
                 memory_kind=kind,
@@ -77,21 +91,30 @@ class Calls:
     """The callbacks of CUPTI."""
 
     def __init__(self) -> None:
-        self.receivers: dict[str, Callable[[int, Any], None]] = {}
+        self.receivers: list[tuple[Any, Callable[[int, Any], None]]] = []
 
     def add(self, domain: str, names: Any, receive: Callable[[int, Any], None]) -> Callable[[], None]:
-        self.receivers[domain] = receive
-        return lambda: self.receivers.pop(domain) and None
+        assert domain == "DRIVER_API"
+        self.receivers.append((names, receive))
+        return lambda: self.receivers.remove((names, receive))
 
-    def call(self, domain: str, correlation: int) -> None:
+    def call(self, name: str, correlation: int = 0) -> None:
         for site in Site:
-            if domain in self.receivers:
-                self.receivers[domain](7, SimpleNamespace(callback_site=site, correlation_id=correlation))
+            for names, receive in self.receivers:
+                if name in names:
+                    receive(7, SimpleNamespace(callback_site=site, correlation_id=correlation))
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(driver_memory, "CALLBACKS", made)
+    return made
 
 
 @pytest.fixture
-def counters() -> Counters:
-    return Counters()
+def counters(calls: Calls) -> Counters:
+    return Counters(calls)
 
 
 @pytest.fixture
@@ -134,12 +157,14 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     log = MemoryLog()
     source.start(log, stacks=False)
     monkeypatch.setattr(driver_memory, "is_loaded", lambda library: False)
-    source.settle()
+    source.settle(KEPT)
     assert (made, source.handles()) == ([], {})
     monkeypatch.setattr(driver_memory, "is_loaded", lambda library: True)
     counters.record(1, 100)
-    source.settle()
-    source.settle()
+    source.settle(())  # nothing that could be a handle's
+    assert made == []
+    source.settle(KEPT)
+    source.settle(KEPT)
     log.settle()
     assert (made, source.handles()) == (["handle"], {"cuBLAS": (1024, 4096)})
     assert [step.change for step in log.steps] == [100]
@@ -152,15 +177,22 @@ def test_without_records_the_reason_is_given(counters: Counters, source: DriverM
     monkeypatch.setattr(counters, "listen", refuses)
     assert source.start(MemoryLog(), stacks=False) == "another tool holds CUPTI"
     source.drain()
-    source.settle()
+    source.settle(KEPT)
     source.stop()
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    made = Calls()
-    monkeypatch.setattr(driver_memory, "CALLBACKS", made)
-    return made
+def test_records_are_delivered_only_after_a_call_that_makes_some(calls: Calls, counters: Counters, source: DriverMemory) -> None:
+    source.start(MemoryLog(), stacks=False)
+    source.drain()
+    for name in ("cuMemcpyHtoD_v2", "cuMemHostGetFlags"):
+        calls.call(name)
+    source.drain()
+    assert counters.delivered == 1
+    for number, name in enumerate(("cuMemAlloc_v2", "cuMemFree_v2", "cuArray3DCreate_v2"), start=2):
+        calls.call(name)
+        source.drain()
+        source.drain()
+        assert counters.delivered == number
 
 
 def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, source: DriverMemory) -> None:
@@ -169,11 +201,10 @@ def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, so
 
     def allocates() -> None:
         for correlation in (11, 12):
-            calls.call("DRIVER_API", correlation)
+            counters.record(0xA000 + correlation, 4096, correlation=correlation)
 
     allocates()
-    counters.record(0xA000, 4096, correlation=11)
-    counters.record(0xB000, 4096, correlation=99)
+    source._stacks.pop(12)
     source.drain()
     log.settle()
     first, second = log.living()
@@ -184,14 +215,15 @@ def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, so
     assert not calls.receivers
 
 
-def test_without_stacks_there_are_no_callbacks_and_another_tool_costs_the_stacks_alone(
-    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+def test_where_another_tool_has_the_callbacks_each_look_delivers_records_without_stacks(
+    calls: Calls, counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert source.start(MemoryLog(), stacks=False) is None
-    assert not calls.receivers
-
     def refuse(*_: Any) -> None:
         raise NotCounted("another tool")
 
     monkeypatch.setattr(calls, "add", refuse)
     assert source.start(MemoryLog(), stacks=True) is None
+    for delivered in (1, 2):
+        source.drain()
+        assert counters.delivered == delivered
+    assert not source._stacks

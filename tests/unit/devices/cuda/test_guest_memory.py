@@ -105,10 +105,10 @@ def test_what_graphs_hold_is_in_use(torch: Torch) -> None:
     source.start(MemoryLog(), stacks=False)
     assert source.figures() == {("PyTorch", "device"): Figures(100, 1536, 2048, 400)}
     torch.private = 2
-    source.settle()
+    source.settle(())
     assert source.figures()["PyTorch", "device"][:2] == (130, 1506)
     torch.private = 0
-    source.settle()
+    source.settle(())
     assert source.figures()["PyTorch", "device"][:2] == (100, 1536)
 
 
@@ -141,7 +141,7 @@ def test_numba_frees_what_it_has_put_off(monkeypatch: pytest.MonkeyPatch) -> Non
         memory_manager=SimpleNamespace(deallocations=SimpleNamespace(clear=pending[1].clear)),
     )
     monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(current_context=lambda: context))  # type: ignore[arg-type]
-    NumbaMemory().settle()
+    NumbaMemory().settle(())
     assert pending == [[], []]
 
 
