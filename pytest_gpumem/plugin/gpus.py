@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -18,6 +19,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The driver reads it once, when a process initialises CUDA."""
 KEY = "gpumem_device"
 """Key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers."""
+TURN = "_GPUMEM_TURN"
+"""Variable of a worker on another machine: its number among the workers of that machine, from 0 on."""
 _MIG = "MIG-"
 
 
@@ -57,6 +60,14 @@ def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
     return own[: max(asked or 1, 2 if uses(item, PEER_FIXTURE) else 1)]
 
 
+def own_in_turn(environment: Mapping[str, str], settings: Settings, chosen: Chosen) -> str | None:
+    """In a worker on another machine, the value of `CUDA_VISIBLE_DEVICES` under which its own GPU is device 0; None if device 0 is."""
+    if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
+        return None
+    every = orders(chosen.gpus, chosen.alike, environment.get(VISIBLE))
+    return every[int(environment[TURN]) % len(every)] if len(every) > 1 else None
+
+
 class WorkerGpus:
     """In the controller of xdist: gives each worker a GPU of its own; with more workers than GPUs, some share one and take turns.
 
@@ -80,7 +91,12 @@ class WorkerGpus:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        here = [spec for spec in specs if spec.popen]
         if len(self._orders) > 1:
-            for spec, order in zip(specs, cycle(self._orders), strict=False):
-                if spec.popen:  # no other machine
-                    spec.env.setdefault(VISIBLE, order)
+            for spec, order in zip(here, cycle(self._orders), strict=False):
+                spec.env.setdefault(VISIBLE, order)
+        machines = Counter[object]()
+        for spec in (spec for spec in specs if not spec.popen):  # which GPUs its machine has, it must find out itself
+            machine = spec.ssh or spec.socket or spec.id
+            spec.env.setdefault(TURN, str(machines[machine]))
+            machines[machine] += 1

@@ -95,7 +95,8 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[FOLDER] = self._folder.name
+        if node.gateway.spec.popen:  # a worker on another machine has a folder of its own, which nobody reads
+            node.workerinput[FOLDER] = self._folder.name
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +23,7 @@ from pytest_gpumem.devices.opening import Asked, Chosen, NoDevice, choose
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.footprints import FootprintHooks
-from pytest_gpumem.plugin.gpus import WorkerGpus
+from pytest_gpumem.plugin.gpus import KEY, VISIBLE, WorkerGpus, own_in_turn
 from pytest_gpumem.plugin.hangs import WatchdogHooks
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
@@ -41,7 +43,7 @@ from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 from pytest_gpumem.units import comparison_text
 
 WORKER_BASELINE = "gpumem_baseline"
-"""Key of xdist's `workerinput`: the place of the baseline, as the controller found it, and whether its copy is read as it is."""
+"""Key of xdist's `workerinput`: the place of the baseline, as the controller found it; and whether its copy is read as it is."""
 
 SIMULATED = "simulated-"
 """Prefix of the baseline key of a simulated device."""
@@ -81,6 +83,9 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
     place = _baseline_place(config, settings)
     try:
         chosen = _choose(settings, place, asked)
+        if (own := own_in_turn(os.environ, settings, chosen)) is not None:
+            os.environ[VISIBLE] = own
+            chosen = _choose(settings, place)
     except BaselineError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     fitting.check(config, settings, chosen)
@@ -102,6 +107,7 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline)
+    session.unfit = _unfit_worker(config, session)
     if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
         session.counts = _counts(config, settings, chosen.facts)
     config.stash[SESSION] = session
@@ -155,7 +161,12 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
     if not hasattr(os, "fork"):
         return
     worker: WorkerHooks | None = None
-    if (folder := getattr(config, "workerinput", {}).get(FOLDER)) is not None:
+    if is_worker(config):
+        folder = getattr(config, "workerinput", {}).get(FOLDER)
+        if folder is None:  # on another machine
+            own = tempfile.TemporaryDirectory(prefix="gpumem-")
+            config.add_cleanup(own.cleanup)
+            folder = own.name
         worker = WorkerHooks(session, Path(folder))
         config.pluginmanager.register(worker, "gpumem-isolation")
         config.pluginmanager.register(WatchdogHooks(session, leave=worker.leave, gone=worker.alive), "gpumem-watchdog")
@@ -165,7 +176,21 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
         config.pluginmanager.register(WatchdogHooks(session), "gpumem-watchdog")
 
 
-def _choose(settings: Settings, place: Storage, asked: Asked) -> Chosen:
+def _unfit_worker(config: pytest.Config, session: GpuSession) -> str | None:
+    """Why a worker of xdist cannot take part: its GPU is of another model than the session's, or it has not its baseline."""
+    given: Mapping[str, Any] = getattr(config, "workerinput", {})
+    if (key := given.get(KEY, session.facts.key)) != session.facts.key:
+        return f"this worker's GPU is {session.facts.key}, and the session's is {key}; their rows have no common baseline"
+    place = session.store.storage
+    if given and given[WORKER_BASELINE]["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
+        return (
+            f"the baseline {place} is a folder of the machine that started this worker, which {platform.node()} does not have; accepted "
+            "for workers on other machines is a URL, or a folder that all of them share"
+        )
+    return None
+
+
+def _choose(settings: Settings, place: Storage, asked: Asked = None) -> Chosen:
     origin = settings.origins.get("device", "default")
     try:
         chosen = choose(settings.device, asked=asked)
@@ -251,7 +276,7 @@ class SessionHooks:
         self._session.names = Names(item.nodeid for item in session.items)
         self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
         self._session.open_ledger(session.items)
-        self._session.open_family(session.items)
+        self._session.open_family(item.nodeid for item in session.items)
         if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
             self._session.chosen.follow()
 
@@ -294,10 +319,14 @@ class SessionHooks:
     # xdist
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
+        self._session.open_family(ids)  # the controller judges rows again, and collects nothing
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         place, here = self._session.store.storage, bool(node.gateway.spec.popen)
         offline = isinstance(place, RemoteStorage) and (here or place.offline)
-        node.workerinput[WORKER_BASELINE] = {"place": str(place), "offline": offline}
+        node.workerinput[WORKER_BASELINE] = {"place": str(place), "offline": offline, "exists": place.folder.exists()}
 
     # pytest-benchmark
 

@@ -108,6 +108,7 @@ class ShardHooks:
             self._division = division
             self._session.elsewhere = frozenset(division["elsewhere"])
             self._session.whole_suite = division["family"]
+            self._session.open_family(())
             self._session.withheld |= {key: from_plain(verdict, Verdict) for key, verdict in division["withheld"].items()}
 
     def _withheld(self) -> dict[str, Any]:

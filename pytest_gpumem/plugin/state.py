@@ -38,7 +38,7 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
-from pytest_gpumem.plugin.gpus import KEY, reserved
+from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -127,6 +127,8 @@ class GpuSession:
         self.sweeps: list[tuple[str, Sweep]] = []
         """Sweeps of persisting L2, each with its test's id."""
         self.is_worker = is_worker(config)
+        self.unfit: str | None = None
+        """Why this worker of xdist runs no test."""
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
@@ -252,14 +254,12 @@ class GpuSession:
         Raises:
             ContextLost: an earlier test lost the context.
             Unsupported: the test asks for more GPUs than there are.
-            DeviceError: this worker of xdist has a GPU of another model than the session.
+            DeviceError: this worker of xdist cannot take part (`unfit`).
         """
         if self.lost_in is not None:
             raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
-        if (key := getattr(self.config, "workerinput", {}).get(KEY, self.facts.key)) != self.facts.key:
-            raise DeviceError(
-                f"not run: this worker's GPU is {self.facts.key}, and the session's is {key}; their rows have no common baseline"
-            )
+        if self.unfit is not None:
+            raise DeviceError(f"not run: {self.unfit}")
         self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
@@ -421,9 +421,9 @@ class GpuSession:
             budgets.append(self.ledger.share(nodeid, label))
         return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
 
-    def open_family(self, items: Iterable[pytest.Item]) -> None:
-        """Count the rows that may be compared with the baseline: those of collected tests that it holds."""
-        own = self.compared({item.nodeid for item in items})
+    def open_family(self, nodeids: Iterable[str]) -> None:
+        """Count the rows that may be compared with the baseline: those of collected tests that it holds, in a shard of all shards."""
+        own = self.compared(frozenset(nodeids))
         self.family = Family(size=max(1, own if self.whole_suite is None else self.whole_suite))
 
     def compared(self, nodeids: Container[str]) -> int:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ssh_server
 from msgspec import structs
 from sessions import SIMULATED
 
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices import opening
 from pytest_gpumem.plugin.gpus import beginning_with, orders
+from pytest_gpumem.plugin.session import WORKER_BASELINE, _unfit_worker
 
 pytest.importorskip("xdist")
 
@@ -274,3 +283,55 @@ def test_a_row_is_measured_again_on_its_gpu() -> None:
     chosen = replace(simulated, facts=structs.replace(simulated.facts, uuid="GPU-a"), gpus=("GPU-a", "GPU-b"), alike=("GPU-a", "GPU-b"))
     assert beginning_with("GPU-b", chosen) == "GPU-b,GPU-a"
     assert [beginning_with(gpu, chosen) for gpu in ("GPU-a", "GPU-c", None)] == [None] * 3
+
+
+@pytest.fixture
+def other_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A worker's specification for pytest-xdist: a machine that ssh reaches, which is this one."""
+    pytest.importorskip("asyncssh", reason="asyncssh is of the extra dev")
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh")
+    with ssh_server.running(tmp_path_factory.mktemp("ssh"), {"THERE": "yes"}) as arguments:
+        yield f"ssh={arguments}//python={sys.executable}"
+
+
+def test_workers_on_another_machine_take_turns_on_its_gpus(pytester: pytest.Pytester, seen: Seen, other_machine: str) -> None:
+    """Three workers of a machine with two GPUs, and one of this machine: the rows are those of a session without workers."""
+    seen.write(MEASURED)
+    seen.run("--benchmark-json=one.json").assert_outcomes(passed=4)
+    seen.forget()
+    there = f"3*{other_machine}//chdir={pytester.path}"
+    result = seen.run("--dist", "each", "--tx", there, "--tx", "popen", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=16)
+    by_worker = {worker: (visible, mine) for _, worker, visible, mine in seen.lines()}
+    assert by_worker == {
+        "gw0": ("GPU-a,GPU-b", ["GPU-a"]),
+        "gw1": ("GPU-b,GPU-a", ["GPU-b"]),
+        "gw2": ("GPU-a,GPU-b", ["GPU-a"]),
+        "gw3": ("GPU-a,GPU-b", ["GPU-a"]),
+    }
+    one, out = (json.loads((pytester.path / name).read_text())["gpumem"]["rows"] for name in ("one.json", "out.json"))
+    assert sorted(row["nodeid"] for row in one) == sorted(row["nodeid"] for row in out)
+
+
+def test_workers_on_another_machine_compare_with_the_baseline(pytester: pytest.Pytester, seen: Seen, other_machine: str) -> None:
+    seen.write(MEASURED)
+    seen.run("--gpumem-save").assert_outcomes(passed=4)
+    workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={pytester.path}")
+    seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json").assert_outcomes(passed=4)
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert {row["verdict"]["comparison"]["processes"] for row in rows} == {1}
+
+
+def test_a_worker_without_the_folder_of_the_baseline_runs_nothing(tmp_path: Path) -> None:
+    facts = opening.choose("sim").facts
+
+    def unfit(folder: Path, *, exists: bool) -> str | None:
+        given = {"place": str(folder), "offline": False, "exists": exists}
+        gpu: Any = SimpleNamespace(facts=facts, store=Store(folder, facts))
+        config: Any = SimpleNamespace(workerinput={WORKER_BASELINE: given})
+        return _unfit_worker(config, gpu)
+
+    assert "is a folder of the machine that started this worker" in str(unfit(tmp_path / "none", exists=True))
+    assert unfit(tmp_path / "none", exists=False) is None
+    assert unfit(tmp_path, exists=True) is None

@@ -16,6 +16,7 @@ from ci_project import BRANCH, SIMULATED, Done, Project, again
 from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.plugin import repeating
 from pytest_gpumem.runs.shards import KEY
 
 PLANTED = """
@@ -36,7 +37,7 @@ PLANTED = """
             finally:
                 factors.pop()
 
-        monkeypatch.setattr(Timing, "kernel", lambda self, work, window: kernel(self, work, window) * factors[-1])
+        monkeypatch.setattr(Timing, "kernel", lambda self, *of: kernel(self, *of) * factors[-1])
         monkeypatch.setattr(state, "read_controls", controls)
 """
 """A conftest that makes one test slower."""
@@ -290,3 +291,17 @@ def test_the_header_says_which(suite: Path, gpumem: Run) -> None:
     result = gpumem("--gpumem-shard=2/4")
     (line,) = [line for line in result.outlines if line.startswith("gpumem: shard")]
     assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests, 6 of which have a cost in the baseline", line)
+
+
+def test_rows_that_are_judged_again_are_counted_as_in_one_process(suite: Path, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller of xdist, which collects nothing, judges them among as many."""
+    pytest.importorskip("xdist")
+    arguments = ("--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms", "-k", "slower")
+    sizes = list[int]()
+    monkeypatch.setattr(repeating, "judged", lambda row, siblings, gpu: (sizes.append(gpu.family.size), row)[1])
+    assert session(*arguments, "--gpumem-save", "--gpumem-processes=3").ret == 0
+    monkeypatch.setenv("FACTOR", "1.1")
+    for more in ((), ("-n1",), ("--gpumem-shard=1/1",), ("-n1", "--gpumem-shard=1/1")):
+        session(*arguments, *more)
+    assert len(sizes) >= 4
+    assert set(sizes) == {6}
