@@ -26,6 +26,7 @@ def server(_server: Server, pytester: pytest.Pytester, monkeypatch: pytest.Monke
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     monkeypatch.setenv("GPUMEM_BASELINE", f"{URL}/{pytester.path.name}")
+    monkeypatch.setenv("COLUMNS", "400")
     pytester.makepyfile(TRIAD)
     yield _server
     _server.heal()
