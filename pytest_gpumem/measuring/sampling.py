@@ -28,6 +28,7 @@ from pytest_gpumem.measuring.samplers import (
 )
 from pytest_gpumem.measuring.stopping import (
     FEW_IN_TURN,
+    MOST_PLACEMENTS_FACTOR,
     SHORT,
     WINDOW,
     affordable,
@@ -52,8 +53,6 @@ PROFILED_SAMPLES = 5
 """Samples under a profiler, which measures each of them in its own way."""
 CHUNK_SECONDS = 0.025
 """Seconds of samples between two readings of clocks and throttle reasons."""
-MOST_PLACEMENTS_FACTOR = 4
-"""Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
 
 
 @dataclass(frozen=True)

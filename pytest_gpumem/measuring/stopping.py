@@ -19,6 +19,8 @@ NOTHING = 0.12
 """Share of the budget that counts as next to nothing."""
 MOST_SAMPLES = 1000
 """Samples of a measurement: placements and processes differ by more than further samples would resolve."""
+MOST_PLACEMENTS_FACTOR = 4
+"""Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
 ENOUGH_SAMPLES = 25
 """Samples that each placement may take however many placements there are, where these follow each other."""
 NEGLIGIBLE = 0.5
@@ -135,10 +137,12 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
         cost: seconds that one sample takes, with its flush.
         budget: seconds for the whole measurement.
     """
+    # As many as side by side: small launches have all the placements that there may be.
+    most = FEW_SAMPLES if placements == 1 else max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
     if cost <= 0:
-        return max(FEW_SAMPLES // placements, ENOUGH_SAMPLES)
+        return most
     least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
-    return int(min(max(FEW_SAMPLES // placements, ENOUGH_SAMPLES), max(least, budget / placements / cost)))
+    return int(min(most, max(least, budget / placements / cost)))
 
 
 def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int) -> bool:
