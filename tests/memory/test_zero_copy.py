@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
@@ -37,9 +38,9 @@ def copied(gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, n
 
 
 def test_reading_once_in_place_is_no_slower_than_copying_first(zero_copy, copied):
-    """The kernel's transfers overlap with its own work, with no streams to tune. Held to the ends of both intervals."""
+    """The kernel's transfers overlap with its own work, with no streams to tune. Nine samples of ten keep to it on both sides."""
     mapped, copying = zero_copy(1).measurement, copied(1).measurement
-    assert mapped.latency + (mapped.half_width or 0) < 1.1 * (copying.latency - (copying.half_width or 0))
+    assert np.quantile(mapped.samples, 0.9) < 1.1 * np.quantile(copying.samples, 0.1)
 
 
 def test_reading_again_crosses_the_link_again(zero_copy, copied, gpu_device):

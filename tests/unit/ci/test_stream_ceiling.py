@@ -87,3 +87,23 @@ def test_the_script_runs_on_the_simulated_device_and_compares_it_with_nobody(
     assert held["babelstream"]["gb_per_s"] is None
     assert all(line["holds"] is None for line in held["must_show"])
     assert capsys.readouterr().out.startswith("SIMULATED")
+
+
+def test_our_read_must_be_as_fast_as_any_other_shape() -> None:
+    def holds(ours: float, fastest: float) -> bool | None:
+        run = record("NVIDIA H200", 1.001, 0.94)
+        run["reads"] = [
+            {"kernel": name, "bytes": 10**9, "events": {"min": 1 / rate, "median": 1 / rate}}
+            for name, rate in (("ours", ours), ("other", fastest))
+        ]
+        run["read_sizes"] = [{"bytes": n, "events": {"min": t, "median": t}} for n, t in ((10**9, 1.1), (2 * 10**9, 2.1))]
+        return next(line["holds"] for line in stream_ceiling.lines(run) if line["kernel"] == "read beside others")
+
+    assert holds(1.0, 0.9)
+    assert holds(0.995, 1.0)
+    assert not holds(0.985, 1.0)
+
+
+def test_what_a_read_costs_besides_its_bytes_is_the_line_through_the_largest_sizes() -> None:
+    sizes = [{"bytes": n, "events": {"min": t, "median": t}} for n, t in ((1, 9.0), (1000, 3.0), (2000, 5.0))]
+    assert stream_ceiling.cost_of_a_launch(sizes) == (pytest.approx(1.0), pytest.approx(500.0))
