@@ -556,7 +556,7 @@ REMOVALS = [
     Removal(
         advice_does_nothing,
         frozenset({READ_WRITTEN, PREFER_HOST, "test_pages_accessed_by_the_device_are_mapped_without_a_fault"}),
-        says=f"{ASSERTION}|migrated in one launch .* above max_migrated 0 B",
+        says=f"{ASSERTION}|page faults of the GPU in one launch, above max_gpu_page_faults 0",
     ),
     Removal(advice_stays, frozenset({READ_COPY, TAKEN_BACK})),
     Removal(discards_keep_the_content, frozenset({DISCARDED})),
@@ -611,7 +611,11 @@ REMOVALS = [
     Removal(
         kinds_are_not_told,
         frozenset(
-            {f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind.value}]" for kind in MemoryKind if kind is not MemoryKind.PEER}
+            {
+                f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind.value}]"
+                for kind in MemoryKind
+                if kind not in (MemoryKind.PEER, MemoryKind.POOLED)
+            }
             | {f"test_past_the_end_is_not_the_buffers[{kind}]" for kind in ("device", "managed", "pinned")}
             | {SLICES, "test_registered_memory_goes_back_to_pageable"}
         ),
