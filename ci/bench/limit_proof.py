@@ -743,7 +743,7 @@ def _gate(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
         text = f"exit {' or '.join(map(str, codes))}, {dueted} of {len(gates[0]['rows'])} rows in a duet"
         yield f"one {kind} changed: exit {expected}", text, codes == [expected]
         if math.isfinite(most):
-            text = f"one {kind}: {most:g} plain runs or less"
+            text = f"one {kind}: {most:g} runs or less"
             if plain is None:
                 yield text, f"{longest:.1f} s; part unchanged has no plain run", False
             else:
@@ -806,7 +806,7 @@ def table(record: dict[str, Any]) -> str:
             counts = f"{outcomes['PASS']:>6}{outcomes['UNDECIDED']:>8}{outcomes['FAIL']:>6}"
             lines.append(f"{key[:33]:<34}{latency:>10}{counts}{_span([r['processes'] for r in rows], '{:.0f}'):>11}{changes:>17}")
         codes = Counter(row["code"] for one in seen for row in one["rows"] if row["code"] is not None)
-        lines += [f"not PASS: {', '.join(f'{count} {code}' for code, count in codes.most_common())}"] if codes else []
+        lines += [f"codes: {', '.join(f'{count} {code}' for code, count in codes.most_common())}"] if codes else []
         wall, again = (statistics.fmean(one[name] for one in seen) for name in ("wall", "again"))
         lines.append(f"{len(seen)} runs of {wall:.1f} s on average, {again:.1f} s of it measuring again")
     return "\n".join(lines)

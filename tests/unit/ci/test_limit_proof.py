@@ -92,10 +92,10 @@ def test_a_record_that_meets_its_targets_just() -> None:
         ("duet", [duet(0.0, "PASS", 20.0), {"error": f"git ended\n{'last words ' * 20}"}],
          ["duet: runs to its end", "duet: +1.5 % at 1 %: FAIL"]),
         ("gate", [gated("comment", 24.1, code=1)],
-         ["gate: one comment changed: exit 0", "gate: one comment: 2 plain runs or less"]),
-        ("gate", [run(row(), wall=24.1)], ["gate: one comment: 2 plain runs or less"]),
+         ["gate: one comment changed: exit 0", "gate: one comment: 2 runs or less"]),
+        ("gate", [run(row(), wall=24.1)], ["gate: one comment: 2 runs or less"]),
         ("gate", [gated("kernel", 18.1), gated("wait", 18.0)],
-         ["gate: one wait changed: exit 1", "gate: one kernel: 1.5 plain runs or less"]),
+         ["gate: one wait changed: exit 1", "gate: one kernel: 1.5 runs or less"]),
     ],
 )  # fmt: skip
 def test_a_missed_target_is_named(part: str, entries: list[dict[str, Any]], expected: list[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_part_that_was_not_run_is_no_missed_target() -> None:
 def test_a_gate_without_a_plain_run_beside_it_shows_nothing() -> None:
     changed = record()
     del changed["parts"]["unchanged"]
-    assert missed(changed) == ["gate: one comment: 2 plain runs or less", "gate: one kernel: 1.5 plain runs or less"]
+    assert missed(changed) == ["gate: one comment: 2 runs or less", "gate: one kernel: 1.5 runs or less"]
 
 
 def test_the_project_has_fifteen_tests() -> None:
