@@ -52,17 +52,14 @@ class FootprintKeywords(TypedDict, total=False):
 class Limit(NamedTuple):
     """One limit."""
 
-    name: str
-    """Keyword of the marker and of a measurement, and name of the option."""
-    parse: Callable[[Any], str]
-    """From the value that a user wrote to the text that is kept; raises `QuantityError`."""
+    name: str  # keyword of the marker and of a measurement, and name of the option
+    parse: Callable[[Any], str]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
     help: str
     metavar: str | None = None
     """Placeholder of the option's value in the help; None for a limit that is no option, because it is about one test."""
     looser: Callable[[str, str], bool] | None = None
     """True if the first text demands less than the second, at least of some measurements; None for a limit that is no option."""
-    of_footprint: bool = False
-    """It limits the memory of a test or of a part of it, and no measurement."""
+    of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
 
 
 def _written(value: object, accepted: str) -> str:
@@ -285,7 +282,5 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
     }
 )
 """By name."""
-OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)
-"""Limits of the memory of a test."""
-OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
-"""Limits of a measurement."""
+OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
+OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement

@@ -72,15 +72,12 @@ class Exit(IntEnum):
     FINE = 0
     FAILED = 1
     INTERRUPTED = 2
-    INTERNAL_ERROR = 3
-    """Python's own code for an exception, 1, would report a failure."""
+    INTERNAL_ERROR = 3  # python's own code for an exception, 1, would report a failure
     USAGE = 4
     NO_TESTS = 5
     NO_VERDICT = 6
-    CTRL_C = 130
-    """A command of `gpumem` after Ctrl-C, as shells report it."""
-    NOBODY_READS = 141
-    """The reader of the output ended, as shells report SIGPIPE."""
+    CTRL_C = 130  # a command of `gpumem` after Ctrl-C, as shells report it
+    NOBODY_READS = 141  # the reader of the output ended, as shells report SIGPIPE
 
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {

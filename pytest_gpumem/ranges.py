@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-DOMAIN = "gpumem"
-"""NVTX domain of every range."""
+DOMAIN = "gpumem"  # NVTX domain of every range
 
-NODEID_CATEGORY = "nodeid"
-"""NVTX category of the mark with a test's full node id."""
+NODEID_CATEGORY = "nodeid"  # NVTX category of the mark with a test's full node id
 
 MEASURE, LAUNCH = "measure", "launch"
 """Phase of the samples, and one launch within it. Under a profiler the phase contains the measured launches and nothing else."""

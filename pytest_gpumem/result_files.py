@@ -14,8 +14,7 @@ from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document_from_json, sweeps_from_json
 from pytest_gpumem.revisions import DIRTY
 
-LARGEST = 1 << 30
-"""Bytes of the largest file that is read: results hold every sample."""
+LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every sample
 
 
 class FileError(ValueError):

@@ -8,11 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DIRTY = "-dirty"
-"""Suffix of a revision that was measured with uncommitted changes: no commit holds that code."""
+DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes: no commit holds that code
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_SECONDS = 60
-"""Time-out of a git call, such as on a file system that does not respond."""
+_SECONDS = 60  # time-out of a git call, such as on a file system that does not respond
 
 
 class RevisionError(Exception):
@@ -23,12 +21,9 @@ class RevisionError(Exception):
 class Ancestry:
     """Stored revisions by history: that of the merge base, and that of the tested commit."""
 
-    merge_base: str
-    """The newest commit that HEAD and the base have in common."""
-    base: frozenset[str]
-    """Revisions in the history of `merge_base`, itself included."""
-    head: frozenset[str]
-    """Revisions in the history of HEAD, itself included."""
+    merge_base: str  # the newest commit that HEAD and the base have in common
+    base: frozenset[str]  # revisions in the history of `merge_base`, itself included
+    head: frozenset[str]  # revisions in the history of HEAD, itself included
     unknown: frozenset[str]
     """Revisions that the repository does not contain: from another repository, missing from a shallow clone, or no commits."""
 

@@ -22,20 +22,16 @@ if TYPE_CHECKING:
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "batched", "host")
-REMOVED_SAMPLERS = ("graph",)
-"""Samplers of earlier versions: their results are still read."""
+REMOVED_SAMPLERS = ("graph",)  # samplers of earlier versions: their results are still read
 FOOTPRINTS = ("auto", "on", "trace", "off")
 """What the option `footprint` takes: memory is watched in tests that use fixtures or have limits on it, in every test, in every test with
 the place of each allocation, or in none."""
-DEFAULT_BUDGET = 1.0
-"""Default budget of a measurement, in seconds."""
-DEFAULT_TIMEOUT = 120.0
-"""Default time-out, in seconds."""
+DEFAULT_BUDGET = 1.0  # default budget of a measurement, in seconds
+DEFAULT_TIMEOUT = 120.0  # default time-out, in seconds
 FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
-FURTHER_REPORTS = "GPUMEM_FURTHER_REPORTS"
-"""Set in a further process of a run: the file for the reports of its tests."""
+FURTHER_REPORTS = "GPUMEM_FURTHER_REPORTS"  # set in a further process of a run: the file for the reports of its tests
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", FURTHER_PROCESS, FURTHER_REPORTS)
 """Environment variables that start with GPUMEM and are no options."""
 
@@ -47,14 +43,12 @@ FURTHER_TESTS = "_GPUMEM_FURTHER_TESTS"
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
 """Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
 variables that start with GPUMEM."""
-ANNOUNCE = "announce"
-"""No option, but switched off as one: GitHub's job summary and annotations."""
+ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"
 """No option, but switched off as one: the record of what a launch ran, which one process of a run takes for all."""
 DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"
 """Variable that a gate sets for its screen: a duet decides what few processes leave undecided."""
-WAYS = "_GPUMEM_WAYS"
-"""Variable that a duet sets for its processes: a JSON object; see `imposed`."""
+WAYS = "_GPUMEM_WAYS"  # variable that a duet sets for its processes: a JSON object; see `imposed`
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -174,22 +168,14 @@ def _names(value: Any) -> tuple[str, ...]:
 class Role(Enum):
     """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
-    SWITCH = "switch"
-    """Turns the plugin on."""
-    MEASURING = "measuring"
-    """How a row is measured."""
-    JUDGING = "judging"
-    """The limits of a row, and the baseline that it is compared with."""
-    PROCESSES = "processes"
-    """In how many processes a run measures."""
-    STRICTNESS = "strictness"
-    """Which verdicts fail a run."""
-    SWEEP = "sweep"
-    """Sweeps of persisting L2 beside the measurements."""
-    SAVING = "saving"
-    """Changes the baseline."""
-    OUTPUT = "output"
-    """Writes the run's results into a file."""
+    SWITCH = "switch"  # turns the plugin on
+    MEASURING = "measuring"  # how a row is measured
+    JUDGING = "judging"  # the limits of a row, and the baseline that it is compared with
+    PROCESSES = "processes"  # in how many processes a run measures
+    STRICTNESS = "strictness"  # which verdicts fail a run
+    SWEEP = "sweep"  # sweeps of persisting L2 beside the measurements
+    SAVING = "saving"  # changes the baseline
+    OUTPUT = "output"  # writes the run's results into a file
 
     @property
     def of_a_run(self) -> bool:
@@ -205,29 +191,20 @@ class Role(Enum):
 class Option(NamedTuple):
     """One option, wherever it may be set."""
 
-    name: str
-    """Its field in `Settings`."""
-    role: Role
-    """Its purpose."""
-    parse: Callable[[Any], Any]
-    """From the written value to the field's; raises `QuantityError`."""
-    default: Any
-    """The field's value if the option is not set."""
-    help: str
-    """For `pytest --help` and the documentation."""
-    metavar: str | None = None
-    """The placeholder of the value in the help; None for a flag."""
-    on_marker: bool = False
-    """Also a keyword of `@pytest.mark.gpumem` and of a single measurement."""
+    name: str  # its field in `Settings`
+    role: Role  # its purpose
+    parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
+    default: Any  # the field's value if the option is not set
+    help: str  # for `pytest --help` and the documentation
+    metavar: str | None = None  # the placeholder of the value in the help; None for a flag
+    on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem` and of a single measurement
 
-    repeats: bool = False
-    """May be given several times; an ini file and the environment give a value a line."""
+    repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
 
     bare: str | None = None
     """The value that the option has on the command line if none follows it; None: it needs one."""
 
-    gate_file: str | None = None
-    """Of an output: the file's name in the folder that `gpumem gate` writes."""
+    gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
     @property
     def is_flag(self) -> bool:

@@ -12,8 +12,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Row
 from pytest_gpumem.units import QuantityError, format_share, parse_margin
 
-USUAL_LIMIT = 0.01
-"""Allowed slow-down of a row without max_regression, as a share."""
+USUAL_LIMIT = 0.01  # allowed slow-down of a row without max_regression, as a share
 _REFUSED = {
     Code.CONDITIONS: "its conditions forbid a comparison",
     Code.MEASURED_DIFFERENTLY: "it is measured in another way than its baseline",

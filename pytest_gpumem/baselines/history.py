@@ -20,8 +20,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import key_of
 
-WINDOW = 20
-"""Default number of newest runs of a row to compare with."""
+WINDOW = 20  # default number of newest runs of a row to compare with
 
 
 @dataclass(frozen=True)
@@ -125,22 +124,16 @@ class Baseline:
 
     rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)
     """By row key: the runs since the row's reset, oldest first."""
-    processes: int = 0
-    """Number of processes in the files that count."""
-    note: str | None = None
-    """Why it is empty, and which other devices have baselines there."""
+    processes: int = 0  # number of processes in the files that count
+    note: str | None = None  # why it is empty, and which other devices have baselines there
     resets: Mapping[str, Reset] = field(default_factory=dict)
     """By row key: the last reset. Rows that were never reset are missing."""
     before: Mapping[str, int] = field(default_factory=dict)
     """By row key: number of accepted processes from before the reset."""
-    left_out: str | None = None
-    """Which files do not count, and why."""
-    window: int = WINDOW
-    """Newest runs of a row to compare with."""
-    sequence: int = 0
-    """The highest sequence number of all files, also of those that do not count."""
-    dated_ahead: str | None = None
-    """Which files are dated ahead of this machine's clock."""
+    left_out: str | None = None  # which files do not count, and why
+    window: int = WINDOW  # newest runs of a row to compare with
+    sequence: int = 0  # the highest sequence number of all files, also of those that do not count
+    dated_ahead: str | None = None  # which files are dated ahead of this machine's clock
     footprints: Mapping[str, tuple[AcceptedFootprint, ...]] = field(default_factory=dict)
     """By row key: the footprints of the runs since the row's reset, oldest first."""
 
@@ -228,10 +221,8 @@ def assemble(
     )
 
 
-MEMORY_CLOCK = 0.01
-"""Smallest change of the memory clock that is reported, as a share: bandwidth follows it."""
-SM_CLOCK = 0.05
-"""Smallest change of the SM clock that is reported, as a share: it varies with temperature and power."""
+MEMORY_CLOCK = 0.01  # smallest change of the memory clock that is reported, as a share: bandwidth follows it
+SM_CLOCK = 0.05  # smallest change of the SM clock that is reported, as a share: it varies with temperature and power
 
 TEST_SOURCE = "the test's source"
 KERNEL_SOURCE = "the kernel's source"

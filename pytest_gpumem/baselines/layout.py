@@ -35,10 +35,8 @@ from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
 
-LAYOUT = 2
-"""Version of the layout."""
-LARGEST = 64 * 2**20
-"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
+LAYOUT = 2  # version of the layout
+LARGEST = 64 * 2**20  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
 _LFS = b"version https://git-lfs"
 
 
@@ -52,16 +50,11 @@ class Content:
 
     key: str
     """`DeviceFacts.key` of the device. The file belongs into the folder of that name."""
-    process: Process | None
-    """None in a file of `gpumem accept`, which measured nothing."""
-    id: str
-    """Unique to the file."""
-    utc: datetime
-    """When it was written, by the clock of the machine that wrote it."""
-    revision: str | None
-    """As `Process.revision`; of the accepted code in a file of `gpumem accept`."""
-    sequence: int
-    """One more than the highest number that the writer had read."""
+    process: Process | None  # None in a file of `gpumem accept`, which measured nothing
+    id: str  # unique to the file
+    utc: datetime  # when it was written, by the clock of the machine that wrote it
+    revision: str | None  # as `Process.revision`; of the accepted code in a file of `gpumem accept`
+    sequence: int  # one more than the highest number that the writer had read
     rows: tuple[Accepted, ...] = ()
     footprints: tuple[AcceptedFootprint, ...] = ()
     resets: tuple[Reset, ...] = ()

@@ -22,8 +22,7 @@ from pytest_gpumem.records.measurement import Conditions, Measurement, Provenanc
 from pytest_gpumem.records.record import is_time
 from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
-STOCK = "pytest-benchmark"
-"""`Measurement.mode` of files of stock pytest-benchmark, which knows no cache state."""
+STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
 UNKNOWN_GPU = DeviceFacts(
     name="unknown GPU",
     simulated=False,
@@ -44,8 +43,7 @@ UNKNOWN_GPU = DeviceFacts(
     integrated=False,
 )
 """The device of a file that names none."""
-SHOWN = 3
-"""Most folders that an error names."""
+SHOWN = 3  # most folders that an error names
 
 
 class SideError(Exception):

@@ -25,12 +25,9 @@ from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
 
-SUBFOLDER = "gpumem"
-"""Folder below the device's key, beside the files of pytest-benchmark."""
-PATIENCE = 60.0
-"""Seconds without any answer after which a store is given up."""
-UNSENT = "unsent"
-"""Folder beside the copies: runs that the store did not take."""
+SUBFOLDER = "gpumem"  # folder below the device's key, beside the files of pytest-benchmark
+PATIENCE = 60.0  # seconds without any answer after which a store is given up
+UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pytest_gpumem.baselines.transfer import main; main()"
@@ -44,8 +41,7 @@ class Storage:
     """Baselines in a folder, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        """Holds a folder for each kind of device."""
+        self.folder = folder  # holds a folder for each kind of device
 
     def __str__(self) -> str:
         return str(self.folder)

@@ -26,23 +26,18 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
-CLOCKS_DIFFER = timedelta(hours=1)
-"""Largest difference between the clocks of two machines that is not reported."""
-IMPROVED = "--gpumem-save"
-"""`Reset.who` of an accepted gain."""
+CLOCKS_DIFFER = timedelta(hours=1)  # largest difference between the clocks of two machines that is not reported
+IMPROVED = "--gpumem-save"  # `Reset.who` of an accepted gain
 
 
 @dataclass(frozen=True)
 class Saved:
     """The result of saving a run."""
 
-    path: Path | None
-    """The new file; None where no row was accepted."""
+    path: Path | None  # the new file; None where no row was accepted
     accepted: tuple[Row, ...]
-    refused: tuple[tuple[Row, str], ...]
-    """Rows that stay out, each with the reason."""
-    improved: tuple[Reset, ...] = ()
-    """Resets by gains among the accepted rows."""
+    refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
+    improved: tuple[Reset, ...] = ()  # resets by gains among the accepted rows
     rejected: tuple[str, ...] = ()
     """Keys of rows that show this revision to be slower; its earlier runs leave their baselines."""
 
@@ -57,8 +52,7 @@ class Store:
         """
         self.storage = where if isinstance(where, Storage) else Storage(where)
         self._facts = facts
-        self.folder = self.storage.at(facts.key)
-        """Folder of this device's files."""
+        self.folder = self.storage.at(facts.key)  # folder of this device's files
 
     def unwritable(self) -> str | None:
         """Why nothing can be stored here, to be checked before long work; None if something can."""

@@ -17,10 +17,8 @@ from typing import Any
 
 from pytest_gpumem.files import write_whole
 
-AT_ONCE = 8
-"""Files that are read or written at the same time."""
-TRIES = 3
-"""How often a file is read whose answer is cut short; the library repeats what fails in other ways."""
+AT_ONCE = 8  # files that are read or written at the same time
+TRIES = 3  # how often a file is read whose answer is cut short; the library repeats what fails in other ways
 SUFFIX = ".json"
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory"))
 """Protocols whose stores show a new file only once it is whole."""

@@ -14,8 +14,7 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.baseline import devices, one_line, opened, place_option
 from pytest_gpumem.printable import printable
 
-WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")
-"""Variables in which a CI names whoever started it."""
+WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
 
 
 @click.command(

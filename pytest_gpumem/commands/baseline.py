@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.layout import Content
     from pytest_gpumem.baselines.storage import Storage
 
-FOLDER = ".benchmarks"
-"""pytest-benchmark's storage, the default place of baselines."""
+FOLDER = ".benchmarks"  # pytest-benchmark's storage, the default place of baselines
 VARIABLE = "GPUMEM_BASELINE"
 
 place_option = click.option(

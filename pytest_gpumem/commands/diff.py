@@ -80,8 +80,7 @@ class Pair:
     key: str
     figures: dict[str, tuple[_Value, _Value]]
     """By the names of `FIGURES`, base and head; without those that neither side knows."""
-    ran: tuple[str, ...]
-    """What ran differently, in words."""
+    ran: tuple[str, ...]  # what ran differently, in words
 
     @property
     def changed(self) -> dict[str, tuple[_Value, _Value]]:

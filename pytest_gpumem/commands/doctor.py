@@ -38,8 +38,7 @@ def doctor(as_json: bool) -> None:
         click.echo(click.style(status, fg=_COLOURS[status]) + gap + rest if colour and status in _COLOURS else line)
 
 
-VARIABLE = "_GPUMEM_COMPLETE"
-"""By which the shell asks `gpumem` for what may come next; click's own name for it."""
+VARIABLE = "_GPUMEM_COMPLETE"  # by which the shell asks `gpumem` for what may come next; click's own name for it
 
 
 @click.command(

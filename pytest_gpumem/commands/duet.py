@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.rounds import Progress
 
 
-ROUNDS = 96
-"""As `verdicts.paired.ROUNDS`, which is not imported to show a help text."""
+ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help text
 
 
 @click.command(

@@ -168,12 +168,9 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
 class Screened:
     """The results of the screen."""
 
-    code: int
-    """pytest's exit code."""
-    failures: int
-    """Failures and errors that it counted."""
-    document: Document | None
-    """Its results; None if it wrote none."""
+    code: int  # pytest's exit code
+    failures: int  # failures and errors that it counted
+    document: Document | None  # its results; None if it wrote none
 
 
 def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool) -> Screened:

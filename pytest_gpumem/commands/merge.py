@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
-FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())
-"""The files of the folder."""
+FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())  # the files of the folder
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate or a merge made, and hides its files from git."""
 

@@ -25,8 +25,7 @@ from pytest_gpumem.records.schema import SchemaError, footprint_from_json
 from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.result_files import FileError, ResultsError, content, parsed, revision_of, time_of
 
-MOST = 60
-"""Newest files and processes of a row that are shown."""
+MOST = 60  # newest files and processes of a row that are shown
 
 
 # The parts of a result file that a history needs: decoding all samples would take most of the time.

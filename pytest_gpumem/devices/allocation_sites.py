@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
 from pytest_gpumem.records.footprint import MemoryPlace, Site
 
-MOST_SITES = 20
-"""Sites that a footprint has by bytes at the peak, and again by bytes kept."""
-LONGEST_CODE = 120
-"""Characters of a line of code that are shown."""
+MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
+LONGEST_CODE = 120  # characters of a line of code that are shown
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
@@ -137,10 +135,8 @@ def shown_path(file: str, root: Path) -> str:
 
 DEEPEST = 12
 """References that are followed from an array to a name. Each costs a pass over all objects: 10 to 50 ms."""
-MOST = 3
-"""References to one object that are named."""
-_WIDEST = 100
-"""Objects that are followed at once: an object that everything refers to says nothing."""
+MOST = 3  # references to one object that are named
+_WIDEST = 100  # objects that are followed at once: an object that everything refers to says nothing
 
 _NO_KEY = object()
 
@@ -148,10 +144,8 @@ _NO_KEY = object()
 class _Way(NamedTuple):
     """A way from an object to the array."""
 
-    begin: Any
-    """The object."""
-    path: str
-    """From it to the array: ".weights['w'][3]"."""
+    begin: Any  # the object
+    path: str  # from it to the array: ".weights['w'][3]"
     key: Any = _NO_KEY
     """Of a dictionary, the key that the way begins with, and `path` lacks: whose attributes it holds is not known yet."""
 

@@ -13,14 +13,10 @@ class Traits:
 
     place: Literal["device", "host", "managed", "peer"]
     """Where it lies: on this GPU, in the host's RAM, on either as its pages migrate, or on another GPU."""
-    locked: bool = False
-    """Its pages are locked in the host's RAM."""
-    adopted: bool = False
-    """It lies over memory that the process had before, such as a NumPy array."""
-    scattered: bool = False
-    """`Memory.scatter` can replace it: many placements in one allocation."""
-    fixed: str | None = None
-    """Why placements are not randomised; None: the harness moves it."""
+    locked: bool = False  # its pages are locked in the host's RAM
+    adopted: bool = False  # it lies over memory that the process had before, such as a NumPy array
+    scattered: bool = False  # `Memory.scatter` can replace it: many placements in one allocation
+    fixed: str | None = None  # why placements are not randomised; None: the harness moves it
 
 
 _BEHIND_LINK = "its address does not matter: a link is slower than all differences between places, and page-locking is slow"

@@ -15,8 +15,7 @@ from pytest_gpumem.records.measurement import Conditions
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-Asked = Optional["facts.Asked"]
-"""The driver's answer, or the process that asks for it, where there is one."""
+Asked = Optional["facts.Asked"]  # the driver's answer, or the process that asks for it, where there is one
 
 DEFAULT_DATASHEET = "h100"
 
@@ -30,18 +29,15 @@ class Chosen:
     """A device that was found but not opened: no context was created on it."""
 
     facts: DeviceFacts
-    open: Callable[[], Device]
-    """Create the context (or the model) and give the device."""
-    fallback_reason: str | None = None
-    """Why `auto` chose the simulated device."""
+    open: Callable[[], Device]  # create the context (or the model) and give the device
+    fallback_reason: str | None = None  # why `auto` chose the simulated device
     conditions: Callable[[], Conditions] = Conditions
     """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device."""
-    alike: tuple[str, ...] = ()
-    """Those of them that have the same key: their rows belong to one baseline."""
+    alike: tuple[str, ...] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], object] = lambda: None
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
 

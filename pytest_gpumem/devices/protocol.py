@@ -97,20 +97,16 @@ class AccessProperty(str, Enum):
 
     NORMAL = "normal"
     """No preference. It also turns a persisting line back to normal."""
-    STREAMING = "streaming"
-    """First to be evicted."""
-    PERSISTING = "persisting"
-    """Kept in the set-aside."""
+    STREAMING = "streaming"  # first to be evicted
+    PERSISTING = "persisting"  # kept in the set-aside
 
 
 @dataclass(frozen=True)
 class WindowSpec:
     """An access-policy window for a stream, for the kernels of a graph or for one launch."""
 
-    address: int
-    """First byte, as a device address."""
-    nbytes: int
-    """Length, at most `accessPolicyMaxWindowSize`."""
+    address: int  # first byte, as a device address
+    nbytes: int  # length, at most `accessPolicyMaxWindowSize`
     hit_ratio: float
     """Share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property."""
     hit: AccessProperty = AccessProperty.PERSISTING
@@ -137,14 +133,12 @@ class Launch:
 class Foreign:
     """A function of the user, for `Kernels.call`."""
 
-    function: Callable[[], object]
-    """Launches on the current stream."""
+    function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
     """Does the work of `function` on the host views of the buffers. The simulated device runs this one."""
     accesses: tuple[Access, ...] = ()
     """Accesses of one run, for the simulated device's model of the time. Argument names do not matter."""
-    allocations: tuple[Allocation, ...] = ()
-    """Memory that it touches, one for each access where known."""
+    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access where known
 
 
 class Stream(Protocol):

@@ -20,8 +20,7 @@ from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.runs.child import run
 from pytest_gpumem.units import GiB, format_bytes
 
-TRIAL_SECONDS = 60
-"""How long a library may take to launch one kernel."""
+TRIAL_SECONDS = 60  # how long a library may take to launch one kernel
 
 
 def _version(distribution: str) -> str | None:
@@ -81,15 +80,13 @@ class Machine:
     """State of the card at a PCI bus id, or of the first one; raises `NoDevice`."""
     set_aside: Callable[[opening.Chosen], int] = _set_aside
     """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
-    version: Callable[[str], str | None] = _version
-    """Version of an installed distribution, without importing it."""
+    version: Callable[[str], str | None] = _version  # version of an installed distribution, without importing it
     which: Callable[[str], str | None] = shutil.which
     tool: Callable[[Tool], Path] = _tool
     """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
     fails: Callable[[str], str | None] = _fails
     """The last line that a Python program printed, if it failed in a process of its own; None if it ran."""
-    read: Callable[[str], str | None] = _read
-    """Text of a file, or None."""
+    read: Callable[[str], str | None] = _read  # text of a file, or None
     kernels: Callable[[], Path] = sources.folder
     administrator: Callable[[], bool] = lambda: hasattr(os, "geteuid") and os.geteuid() == 0
     lockable: Callable[[], int | None] = _lockable
@@ -98,8 +95,7 @@ class Machine:
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with the memory limit of a control group, version 2 and version 1."""
-LEAST_FREE = GiB
-"""Free RAM in bytes below which a transfer benchmark of usual size exhausts the host."""
+LEAST_FREE = GiB  # free RAM in bytes below which a transfer benchmark of usual size exhausts the host
 
 
 def pinned(machine: Machine) -> Check:

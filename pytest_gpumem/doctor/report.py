@@ -12,8 +12,7 @@ from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.reporting.columns import hanging, wrapped
 
-SCHEMA = 2
-"""Version of the JSON report."""
+SCHEMA = 2  # version of the JSON report
 
 
 class Status(str, Enum):

@@ -23,16 +23,12 @@ from pytest_gpumem.records.measurement import Measurement
 RULES = (*rules_memory.WINDOW_RULES, *rules_link.RULES, *rules_memory.RULES)
 """All rules, in the order in which they are applied."""
 
-UNEXPLAINED = "unexplained"
-"""Name of the part without a cause."""
+UNEXPLAINED = "unexplained"  # name of the part without a cause
 LEAST = 0.01
 """Share of the slow-down below which a cause is left out, and by which estimates may be scaled without "up to"."""
-LARGE = 0.5
-"""Share of the slow-down above which the unexplained part gets a note."""
-SMALL = 0.1
-"""Share of the slow-down below which the kernels count as not slower."""
-CONFIDENCE = 0.95
-"""Of the interval, two-sided."""
+LARGE = 0.5  # share of the slow-down above which the unexplained part gets a note
+SMALL = 0.1  # share of the slow-down below which the kernels count as not slower
+CONFIDENCE = 0.95  # of the interval, two-sided
 
 
 @dataclass(frozen=True)

@@ -157,20 +157,13 @@ class NothingMeasured(Exception):
 class SideEvidence:
     """All evidence of one side."""
 
-    name: str
-    """For people."""
-    facts: DeviceFacts
-    """The device."""
-    measured: Mapping[str, Measurement]
-    """By row key; earlier processes are `further` of the newest."""
-    tests: Mapping[str, tuple[str, str]]
-    """By row key: pytest's id of the test, and the label."""
-    profiles: Mapping[str, TestProfile] = field(default_factory=dict)
-    """By row key, from Nsight Compute."""
-    traces: Mapping[str, TestProfile] = field(default_factory=dict)
-    """By row key, from Nsight Systems."""
-    notes: tuple[str, ...] = ()
-    """Sentences for a reader, such as why nothing was counted."""
+    name: str  # for people
+    facts: DeviceFacts  # the device
+    measured: Mapping[str, Measurement]  # by row key; earlier processes are `further` of the newest
+    tests: Mapping[str, tuple[str, str]]  # by row key: pytest's id of the test, and the label
+    profiles: Mapping[str, TestProfile] = field(default_factory=dict)  # by row key, from Nsight Compute
+    traces: Mapping[str, TestProfile] = field(default_factory=dict)  # by row key, from Nsight Systems
+    notes: tuple[str, ...] = ()  # sentences for a reader, such as why nothing was counted
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     """By row key: the memory of the newest process; none where results of several files are taken together."""
 

@@ -18,10 +18,8 @@ from functools import cached_property
 from pytest_gpumem.explain.evidence import Figures
 from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
-Two = tuple[float, float]
-"""A figure of base and of head."""
-ABSORBED = 0.95
-"""Share of the requests that a pattern causes alone, below which L1 serves a part of them."""
+Two = tuple[float, float]  # a figure of base and of head
+ABSORBED = 0.95  # share of the requests that a pattern causes alone, below which L1 serves a part of them
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,10 @@ def _two(was: float | None, now: float | None) -> Two | None:
     return (was, now) if was and now else None
 
 
-SLOWEST = 0.2
-"""Share of the DRAM peak below which no rate is assumed for further bytes."""
+SLOWEST = 0.2  # share of the DRAM peak below which no rate is assumed for further bytes
 L2_OVER_DRAM = 2.0
 """Bandwidth of L2 over that of DRAM: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)."""
-SAME_WORK = 0.05
-"""Change of declared bytes that counts as none."""
+SAME_WORK = 0.05  # change of declared bytes that counts as none
 
 
 class BaseAndHead:
@@ -214,8 +210,7 @@ class BaseAndHead:
         return min(1.0, moved / peak / self.head.latency) if moved and peak else 0.0
 
 
-Pair = tuple[float | None, float | None]
-"""A figure of base and of head; None where unknown."""
+Pair = tuple[float | None, float | None]  # a figure of base and of head; None where unknown
 
 GAP_SECONDS = 1.5e-6
 """Seconds that one more kernel or copy costs on a stream besides its own work: an empty kernel between two events takes 2 us."""
@@ -225,14 +220,10 @@ GAP_SECONDS = 1.5e-6
 class Estimate:
     """The change that a rule found, and its cost."""
 
-    seconds: float
-    """Seconds of the slow-down that it accounts for."""
-    figures: Mapping[str, Pair] = field(default_factory=dict)
-    """By name: bytes, hertz, seconds, counts and shares."""
-    details: Mapping[str, str] = field(default_factory=dict)
-    """Codes and names, such as of a kernel."""
-    open: bool = False
-    """`seconds` is a lower bound: it may account for all that no other cause does."""
+    seconds: float  # seconds of the slow-down that it accounts for
+    figures: Mapping[str, Pair] = field(default_factory=dict)  # by name: bytes, hertz, seconds, counts and shares
+    details: Mapping[str, str] = field(default_factory=dict)  # codes and names, such as of a kernel
+    open: bool = False  # `seconds` is a lower bound: it may account for all that no other cause does
     reserve: float = 0.0
     """Further seconds at most, because it only lengthens waiting. They come out of the rest that all other causes leave."""
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_gpumem.records.uses import KernelUse
 
-Accesses = tuple[float | None, float | None]
-"""A figure of loads and of stores; None where unknown."""
+Accesses = tuple[float | None, float | None]  # a figure of loads and of stores; None where unknown
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,7 @@ class KernelPairs:
 
     pairs: tuple[tuple[KernelGroup, KernelGroup], ...]
     """Base's and head's kernels of the same work: one of each, or several if they cannot be told apart."""
-    added: tuple[KernelFigures, ...]
-    """Kernels of head, or further launches of one, without a counterpart in base."""
+    added: tuple[KernelFigures, ...]  # kernels of head, or further launches of one, without a counterpart in base
     replaced: tuple[KernelFigures, ...]
     """Kernels of base that `added` replaces, such as a fused one that was split; empty if none went."""
 
@@ -211,8 +209,7 @@ def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
 
 # Names
 
-LONGEST = 60
-"""Characters of a name with its template arguments."""
+LONGEST = 60  # characters of a name with its template arguments
 _OPENS, _CLOSES = "<([{", ">)]}"
 
 

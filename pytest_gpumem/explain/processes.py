@@ -128,12 +128,10 @@ def _by_key(profiles: Sequence[TestProfile]) -> dict[str, TestProfile]:
     return {one.key: one for one in profiles if one.nodeid is not None}
 
 
-Echo = Callable[[str], object]
-"""Receives each line of progress, and of the output of pytest and the profilers."""
+Echo = Callable[[str], object]  # receives each line of progress, and of the output of pytest and the profilers
 
 WATCH = ("--gpumem-explain", "--gpumem-footprint=trace")
-MOST_REASONS = 3
-"""Reasons in the message that a side measured nothing."""
+MOST_REASONS = 3  # reasons in the message that a side measured nothing
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,14 @@ if TYPE_CHECKING:
 GROUP_SECONDS = 20e-6
 """Least seconds of one group of GPU page faults besides its copies: interrupt, page tables, replay (about 20 us on Pascal and later;
 Allen and Ge 2021, "In-depth analyses of unified virtual memory system for GPU accelerated computing")."""
-CPU_FAULT_SECONDS = 10e-6
-"""Least seconds of one page fault of the host besides its copy."""
-LINK_RATE = 25e9
-"""Bytes per second over the host link where the device does not report it: PCIe Gen4 x16."""
+CPU_FAULT_SECONDS = 10e-6  # least seconds of one page fault of the host besides its copy
+LINK_RATE = 25e9  # bytes per second over the host link where the device does not report it: PCIe Gen4 x16
 PAGEABLE_RATE = 10e9
 """Bytes per second of a copy of pageable memory: 9.3 GB/s to an H200, 17.5 GB/s from it (ci/records/nvidia-h200/host_link.json)."""
-LINK_USE = 0.85
-"""Share of a link's theoretical rate that copies reach."""
-SMALL = 64 * 1024
-"""Bytes below which copies and migrations are ignored."""
-FEW_FAULTS = 8
-"""Page faults below which they are ignored."""
-MORE_FAULTS = 0.25
-"""Least growth of page faults."""
+LINK_USE = 0.85  # share of a link's theoretical rate that copies reach
+SMALL = 64 * 1024  # bytes below which copies and migrations are ignored
+FEW_FAULTS = 8  # page faults below which they are ignored
+MORE_FAULTS = 0.25  # least growth of page faults
 LOCKED = ("pinned", "registered")
 
 

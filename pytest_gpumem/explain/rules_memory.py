@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 # Persisting windows
 
-THRASHES = 0.01
-"""Share by which a window must exceed its set-aside to thrash."""
+THRASHES = 0.01  # share by which a window must exceed its set-aside to thrash
 
 
 def _persisting(figures: Figures) -> Window | None:
@@ -132,8 +131,7 @@ def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate(_seconds(sides, after) * (1 - now / was), figures, _kernel(sides, after))
 
 
-LIVES_ON_MEMORY = 0.3
-"""Share of the DRAM peak above which base's kernel is bound by memory."""
+LIVES_ON_MEMORY = 0.3  # share of the DRAM peak above which base's kernel is bound by memory
 
 
 def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
@@ -195,18 +193,12 @@ def _clock(sides: BaseAndHead, threshold: float, name: str, of: Callable[[Condit
 
 # Access patterns, bytes and misses
 
-NOTABLE = 0.1
-"""Share of the kernels' time or of the further bytes below which one kernel is ignored."""
-SHIFT = (0.75, 1.25)
-"""Further sectors of a request that is shifted against them: about one."""
-SHIFTS_AT_MOST = 1.55
-"""Largest growth of sectors by a shift: three in place of the two of 2-byte elements."""
-SCATTERED = 31.5
-"""Sectors of a request from which each of a warp's 32 threads touches its own."""
-FILLED = 1.1
-"""Bytes that DRAM reads over those that the SMs read, above which stores cause reads too."""
-SAME = 0.03
-"""Growth of needed bytes that counts as none, the threshold of `more bytes`."""
+NOTABLE = 0.1  # share of the kernels' time or of the further bytes below which one kernel is ignored
+SHIFT = (0.75, 1.25)  # further sectors of a request that is shifted against them: about one
+SHIFTS_AT_MOST = 1.55  # largest growth of sectors by a shift: three in place of the two of 2-byte elements
+SCATTERED = 31.5  # sectors of a request from which each of a warp's 32 threads touches its own
+FILLED = 1.1  # bytes that DRAM reads over those that the SMs read, above which stores cause reads too
+SAME = 0.03  # growth of needed bytes that counts as none, the threshold of `more bytes`
 
 
 def access_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:

@@ -15,8 +15,7 @@ from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
 WIDTH = 120
-RATE_VARIES = 0.01
-"""Change of an L2 hit rate that has no meaning."""
+RATE_VARIES = 0.01  # change of an L2 hit rate that has no meaning
 
 
 def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:

@@ -11,10 +11,8 @@ from typing import Any, Literal
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
 from pytest_gpumem.units import format_bytes
 
-MOST = 12
-"""Differences that are listed."""
-_LONGEST = 60
-"""Characters of a kernel's name in a sentence."""
+MOST = 12  # differences that are listed
+_LONGEST = 60  # characters of a kernel's name in a sentence
 _BYTES = ("shared", "dynamic_shared", "local", "nbytes")
 _SHAPES = ("grid", "block", "cluster")
 _WORDS = {

@@ -19,14 +19,10 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_share, format_time
 
-BOUND = 0.5
-"""Least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2."""
-BEYOND_NOISE = 0.999
-"""Confidence that a control changed."""
-LIMIT = 0.02
-"""Largest change of a control, as a share, with which rows that follow it are judged."""
-CONTROL_PLACEMENTS = 2
-"""Least placements of a control's reading."""
+BOUND = 0.5  # least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2
+BEYOND_NOISE = 0.999  # confidence that a control changed
+LIMIT = 0.02  # largest change of a control, as a share, with which rows that follow it are judged
+CONTROL_PLACEMENTS = 2  # least placements of a control's reading
 APART = 0.015
 """Least share by which the latency of DRAM differs between variants of a card: less than half of the difference seen."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}

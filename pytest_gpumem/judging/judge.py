@@ -95,12 +95,9 @@ def judge(
     return _verdict(findings, comparison, facts, strict)
 
 
-WIDEST = 0.5
-"""Half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing."""
-SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
-"""Codes of a doubt that the same machine code settles."""
-CLOCKS_APART = 0.01
-"""Least difference, as a share, of clocks that do not agree: one step of 15 MHz is less."""
+WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing
+SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)  # codes of a doubt that the same machine code settles
+CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:

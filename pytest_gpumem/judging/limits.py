@@ -33,8 +33,7 @@ from pytest_gpumem.units import (
     parse_time,
 )
 
-CONFIDENCE = 0.99
-"""One-sided, that a repetition shows the same side of the limit."""
+CONFIDENCE = 0.99  # one-sided, that a repetition shows the same side of the limit
 
 
 @dataclass(frozen=True)

@@ -32,30 +32,24 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import GROSS
 from pytest_gpumem.units import format_share
 
-ALARM = 1e-3
-"""Largest share of FAILs among tests that are slower by delta at most."""
-MISS = 5e-3
-"""Largest share of PASSes among tests that are slower by delta or more."""
-MISS_SAME_CODE = 0.05
-"""The same, among tests whose machine code is the same on both sides."""
+ALARM = 1e-3  # largest share of FAILs among tests that are slower by delta at most
+MISS = 5e-3  # largest share of PASSes among tests that are slower by delta or more
+MISS_SAME_CODE = 0.05  # the same, among tests whose machine code is the same on both sides
 ROUNDS = 96
 """Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
 STAKE = 0.95
 """Largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn."""
-PRIOR = 2
-"""Weight of the prior of size and spread, in pairs."""
+PRIOR = 2  # weight of the prior of size and spread, in pairs
 EXPECTED_SPREAD = 0.003
 """Prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)."""
-LEAST = 1 / 8
-"""Smallest expected distance from delta in a bet, as a share of delta."""
+LEAST = 1 / 8  # smallest expected distance from delta in a bet, as a share of delta
 GROSS_PAIRS = 3
 GROSS_RANGES = 5.0
 GROSS_RARE = 0.01
 """Share of pairs of unchanged code that may look like a gross change: none of 2475 measurements was off by more than 3 %
 (ci/records/nvidia-h200/gate_validation_short.json)."""
 SETTLED = ", and the same machine code ran"
-SHOWN = 0.99
-"""Confidence of the interval that is shown, two-sided; a verdict does not depend on it."""
+SHOWN = 0.99  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 
 
 @dataclass

@@ -29,8 +29,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Comparison, Verdict
 from pytest_gpumem.units import format_share, parse_margin, parse_share
 
-ALPHA = 0.05
-"""Largest share of suites of unchanged tests with a false alarm."""
+ALPHA = 0.05  # largest share of suites of unchanged tests with a false alarm
 
 
 @dataclass(frozen=True)
@@ -53,20 +52,14 @@ class Family:
         return replace(self, rejected=self.rejected + 1) if failed and p_value is not None and p_value <= self.threshold else self
 
 
-ALONE = Family()
-"""The family of a single row."""
+ALONE = Family()  # the family of a single row
 
 
-LOWER = 0.999
-"""Confidence of the lower bound, which decides FAIL."""
-UPPER = 0.995
-"""Confidence of the upper bound, which decides PASS."""
-SETTLES = 0.96
-"""Confidence of the upper bound that decides PASS where the same machine code ran."""
-POWER = 0.99
-"""Probability of a FAIL for a slow-down of `Comparison.catches`."""
-LOOKS = (1, 3, 6, 12)
-"""Numbers of processes after which an undecided run is judged again."""
+LOWER = 0.999  # confidence of the lower bound, which decides FAIL
+UPPER = 0.995  # confidence of the upper bound, which decides PASS
+SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same machine code ran
+POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
+LOOKS = (1, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
 
 
 def baseline_latency(history: Sequence[Measurement]) -> float:

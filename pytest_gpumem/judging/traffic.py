@@ -48,16 +48,12 @@ quarter or more."""
 class Agreement(str, Enum):
     """How a count compares with a declaration."""
 
-    AGREES = "agrees"
-    """Within `SHARE`, or below by no more than L2 can hold."""
+    AGREES = "agrees"  # within `SHARE`, or below by no more than L2 can hold
     WRONG = "declared too much"
     """A launch moves less than was declared: bandwidth and share of the peak are overstated."""
-    EXCESS = "moves more"
-    """DRAM moves more than the compulsory bytes."""
-    UNJUDGED = "not judged"
-    """The caches, or a link, may account for any difference."""
-    UNDECLARED = "not declared"
-    """Only the count exists."""
+    EXCESS = "moves more"  # DRAM moves more than the compulsory bytes
+    UNJUDGED = "not judged"  # the caches, or a link, may account for any difference
+    UNDECLARED = "not declared"  # only the count exists
 
 
 @dataclass(frozen=True)

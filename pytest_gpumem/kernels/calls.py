@@ -10,20 +10,15 @@ from typing import Any, Literal, TypeAlias
 from pytest_gpumem.kernels.kernel import Access, Call, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 
-Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]
-"""Type of `Kernel.shape`."""
+Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]  # type of `Kernel.shape`
 
-Check: TypeAlias = Callable[[Call], str | None]
-"""Type of `Kernel.check`."""
+Check: TypeAlias = Callable[[Call], str | None]  # type of `Kernel.check`
 
-WARP = 32
-"""Threads of a warp."""
+WARP = 32  # threads of a warp
 
-SECTORS_COALESCED = 4.0
-"""32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
+SECTORS_COALESCED = 4.0  # 32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words
 
-SECTORS_SCATTERED = 32.0
-"""Sectors of a request in which no two threads share one."""
+SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share one
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -151,14 +146,11 @@ def whole_number(name: str, least: int) -> Check:
     return check
 
 
-Arrays: TypeAlias = Mapping[str, Any]
-"""Arrays of one module, by parameter name."""
+Arrays: TypeAlias = Mapping[str, Any]  # arrays of one module, by parameter name
 
-Scalars: TypeAlias = Mapping[str, int | float]
-"""Scalars by parameter name."""
+Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name
 
-Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]
-"""Type of `Kernel.reference`."""
+Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]  # type of `Kernel.reference`
 
 
 def module_of(array: Any) -> Any:

@@ -8,8 +8,7 @@ from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div,
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
-TILE_BYTES = 4096
-"""Bytes that a warp reads at once, and that one sum is over."""
+TILE_BYTES = 4096  # bytes that a warp reads at once, and that one sum is over
 SOURCE = "controls.cu"
 
 _THREADS = 256

@@ -24,8 +24,7 @@ _RELOCATION = struct.Struct("<QQ")
 _RELOCATION_WITH_ADDEND = struct.Struct("<QQq")
 _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_REL = 2, 4, 8, 9
 _STT_FUNC = 2
-_STO_ENTRY = 0x10
-"""Bit of a symbol's `st_other`: the function is a kernel."""
+_STO_ENTRY = 0x10  # bit of a symbol's `st_other`: the function is a kernel
 
 # Items of `.nv.info`: one byte of format, one of attribute, and two of value or, in the last format, of the size of what follows.
 _EIFMT_SVAL = 4
@@ -45,19 +44,16 @@ class NoSuchKernel(KeyError):
 class MachineCode:
     """One kernel of a cubin."""
 
-    name: str
-    """Mangled name, as CUDA reports it of a launch."""
+    name: str  # mangled name, as CUDA reports it of a launch
     digest: str
     """SHA-256, in hexadecimal, of all that decides what the instructions do: the section `.text.NAME`, the constants that the compiler put
     beside it, the functions that the module's kernels may call, and the initial values of the module's constants and variables. It does not
     depend on paths, line numbers, comments or debug information."""
     code_bytes: int
-    registers: int | None
-    """Registers of a thread."""
+    registers: int | None  # registers of a thread
     local_bytes: int | None
     """Stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time."""
-    shared_bytes: int
-    """Static shared memory of a block."""
+    shared_bytes: int  # static shared memory of a block
 
 
 @dataclass(frozen=True)

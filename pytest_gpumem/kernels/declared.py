@@ -11,12 +11,10 @@ from typing import Any
 from pytest_gpumem import units
 
 TABLE = "tool.gpumem.code"
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-"""Compiled for by default: of A100, H100 and H200, and B200."""
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")  # compiled for by default: of A100, H100 and H200, and B200
 FIGURES = ("registers", "spill", "shared", "code", "sectors")
 """Figures of `records.what_ran.CompiledKernel` that may be limited, as `max_registers` and so on."""
-IN_BYTES = ("spill", "shared", "code")
-"""Those in bytes."""
+IN_BYTES = ("spill", "shared", "code")  # those in bytes
 
 
 class BadDeclaration(ValueError):
@@ -27,20 +25,16 @@ class BadDeclaration(ValueError):
 class Declared:
     """One source, with the kernels in it that are compiled."""
 
-    source: str | None
-    """A CUDA file, relative to the folder of `pyproject.toml`."""
-    triton: str | None
-    """A kernel of Triton: "module:function"."""
+    source: str | None  # a CUDA file, relative to the folder of `pyproject.toml`
+    triton: str | None  # a kernel of Triton: "module:function"
     entries: tuple[str, ...] = ()
     """C++ name expressions such as "scale<float>"; empty: all kernels of the file that are no templates."""
-    options: tuple[str, ...] = ()
-    """Options of NVRTC; of a Triton kernel none."""
+    options: tuple[str, ...] = ()  # options of NVRTC; of a Triton kernel none
     signature: str = ""
     """Types and constants of a Triton kernel's parameters in order, as its ahead-of-time compiler takes them: "*fp32:16, i32, 1024"."""
     triton_options: Mapping[str, int] = field(default_factory=dict)
     """`num_warps` and `num_stages`, where they are given."""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """The most of each figure of `FIGURES`."""
+    limits: Mapping[str, float] = field(default_factory=dict)  # the most of each figure of `FIGURES`
 
 
 @dataclass(frozen=True)

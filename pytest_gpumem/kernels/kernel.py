@@ -67,16 +67,12 @@ class Access:
 
     argument: str
     direction: Literal["read", "write"]
-    footprint: int
-    """Distinct bytes touched."""
-    requested: int
-    """Bytes that the threads ask for, repeats counted: above `footprint` where lines are used again."""
+    footprint: int  # distinct bytes touched
+    requested: int  # bytes that the threads ask for, repeats counted: above `footprint` where lines are used again
     sectors_per_request: float = 4.0
     """32-byte sectors that one warp-wide request of 4-byte words touches: 4 when coalesced, up to 32."""
-    dependent: bool = False
-    """Each access waits for the one before (pointer chase): latency, not bandwidth, decides."""
-    random: bool = False
-    """Lines are touched in no order that a page or a row buffer could use."""
+    dependent: bool = False  # each access waits for the one before (pointer chase): latency, not bandwidth, decides
+    random: bool = False  # lines are touched in no order that a page or a row buffer could use
     nearby: bool = False
     """Other requests for the sectors of one follow at once, by neighbouring warps: they find them in L2 however large the array is, so
     that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
@@ -113,8 +109,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     shape: Callable[[DeviceFacts, Call], LaunchShape]
     accesses: Callable[[Call], tuple[Access, ...]]
-    source: str | None = None
-    """File name in `kernels/`; None for a copy by the device's copy engine."""
+    source: str | None = None  # file name in `kernels/`; None for a copy by the device's copy engine
     entry: str = ""
     """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
     "triad<{dtype}, {vectors}>"."""
@@ -125,18 +120,14 @@ class Kernel:
     """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
     integer such as a size or a step count (passed as 64-bit). None: arrays, then the element count of the first array, then scalars.
     """
-    dtypes: tuple[str, ...] = ("f4", "f8", "i4")
-    """Element types that it is compiled for."""
-    section: str = ""
-    """Section of the source text that it implements."""
+    dtypes: tuple[str, ...] = ("f4", "f8", "i4")  # element types that it is compiled for
+    section: str = ""  # section of the source text that it implements
     loads_in_flight: int = 1
     """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
-    load_bytes: int | None = None
-    """Bytes of one load of a thread; None: one element."""
+    load_bytes: int | None = None  # bytes of one load of a thread; None: one element
     check: Callable[[Call], str | None] | None = None
     """Says what is wrong with a call (sizes that do not fit together), or None."""
-    relative_tolerance: float = 0.0
-    """Largest relative difference to the reference; 0 for exact kernels."""
+    relative_tolerance: float = 0.0  # largest relative difference to the reference; 0 for exact kernels
     accesses_per_launch: Callable[[Call], int] | None = None
     """Dependent accesses of one launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
@@ -148,8 +139,7 @@ class Kernel:
     threads they decide its time."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
-    node_bytes: int = 64
-    """Bytes from one node to the next, for a parameter whose content is "cycle"."""
+    node_bytes: int = 64  # bytes from one node to the next, for a parameter whose content is "cycle"
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """The C++ name expression to compile: "triad<float, 1>"."""

@@ -11,8 +11,7 @@ from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div,
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
-TILE_BYTES = 4096
-"""Bytes that a warp reads at once, and that one sum is over: 32 lanes with 8 loads of 16 bytes each."""
+TILE_BYTES = 4096  # bytes that a warp reads at once, and that one sum is over: 32 lanes with 8 loads of 16 bytes each
 
 _THREADS = 256
 _BLOCKS_PER_SM = 4  # as many as the source leaves the registers for

@@ -11,8 +11,7 @@ from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, all_
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
-NODE_BYTES = 64
-"""Bytes of a node: two to a cache line, four sectors apart from no other node's index."""
+NODE_BYTES = 64  # bytes of a node: two to a cache line, four sectors apart from no other node's index
 
 _WORDS = NODE_BYTES // 4
 _DTYPES = ("i4",)

@@ -29,8 +29,7 @@ from pytest_gpumem.kernels.calls import (
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
-VECTOR_BYTES = 16
-"""Bytes of one load or store of a thread."""
+VECTOR_BYTES = 16  # bytes of one load or store of a thread
 
 MEMORY_LATENCY = 700e-9
 """Seconds from a load to its data under load: what bytes in flight have to bridge (Little's law). H100 and H200 take about 600 ns."""

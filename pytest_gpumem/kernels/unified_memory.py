@@ -24,8 +24,7 @@ from pytest_gpumem.records.device import DeviceFacts
 PAGE_BYTES = 64 * 1024
 """Bytes that one warp of `init_warp_per_page` touches, unless the caller says otherwise: the size of the text, and of the driver's basic
 migration block."""
-SMALLEST_PAGE, LARGEST_PAGE = 4 * 1024, 2 * 1024 * 1024
-"""Pages that a GPU or its host can have."""
+SMALLEST_PAGE, LARGEST_PAGE = 4 * 1024, 2 * 1024 * 1024  # pages that a GPU or its host can have
 
 _THREADS = 256
 _DTYPES = ("f4", "f8", "i4")

@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _WARP = 32
-_SECTOR = 32
-"""Bytes."""
-_ROUNDS = 20
-"""Passes over the instructions at most; registers of a loop in a loop need four."""
+_SECTOR = 32  # bytes
+_ROUNDS = 20  # passes over the instructions at most; registers of a loop in a loop need four
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,7 @@ class Requests:
 
     worst: float | None
     """Largest ratio of touched sectors to the fewest that hold the same bytes; None if no access is known."""
-    unknown: int
-    """Loads and stores whose pattern is not known."""
+    unknown: int  # loads and stores whose pattern is not known
 
 
 def requests(ptx: str) -> dict[str, Requests]:

@@ -15,8 +15,7 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream
 from pytest_gpumem.units import format_bytes
 
-CYCLE_SEED = 1
-"""Seed of the cycle that a pointer chase walks: the same walk in every test."""
+CYCLE_SEED = 1  # seed of the cycle that a pointer chase walks: the same walk in every test
 
 
 class BadCall(ValueError):

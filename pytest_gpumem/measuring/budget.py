@@ -10,12 +10,9 @@ from pytest_gpumem.measuring.stopping import MOST_SAMPLES
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 
-FIXED = 0.05
-"""Seconds of each measurement besides sampling: checks, placements, and code that is loaded once."""
-HOST = 50e-6
-"""Seconds of host work for each sample, queueing and waiting."""
-LEAST = 1e-3
-"""Least seconds of sampling of a measurement, however little time is left."""
+FIXED = 0.05  # seconds of each measurement besides sampling: checks, placements, and code that is loaded once
+HOST = 50e-6  # seconds of host work for each sample, queueing and waiting
+LEAST = 1e-3  # least seconds of sampling of a measurement, however little time is left
 
 
 def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
@@ -65,13 +62,10 @@ class Ledger:
                 measurement of unknown cost.
         """
         self.total = total
-        self.spent = 0.0
-        """Seconds used so far."""
+        self.spent = 0.0  # seconds used so far
         self._left = {test: dict(needs) for test, needs in expected.items()}
-        self.tests = len(expected)
-        """Tests that measure."""
-        self.known = sum(bool(needs) for needs in expected.values())
-        """Those of them whose cost is known."""
+        self.tests = len(expected)  # tests that measure
+        self.known = sum(bool(needs) for needs in expected.values())  # those of them whose cost is known
 
     def most(self) -> float:
         """Seconds of the largest share at present."""

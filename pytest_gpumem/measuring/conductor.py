@@ -47,12 +47,10 @@ class Conductor:
 
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
         self.device = device
-        self.profiled = profiled
-        """A profiler is attached."""
+        self.profiled = profiled  # a profiler is attached
         self._ranges = ranges
         self._harness = Harness(device, ranges, profiled=profiled)
-        self._watched = False
-        """Something was counted or watched in this process."""
+        self._watched = False  # something was counted or watched in this process
 
     def target(
         self,
@@ -276,8 +274,7 @@ PART_SHARE = 0.25
 AGREE = 0.1
 """Largest difference between the sequence and the sum of its parts, as a share of the sum. Other traffic on a host's link makes copies up
 to twice as long, for some milliseconds: on an H100 a sequence read 2.43 ms, its parts 1.22 and 0.37 ms."""
-TRIES = 3
-"""Times that parts and sequence are measured until they agree."""
+TRIES = 3  # times that parts and sequence are measured until they agree
 
 
 def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:

@@ -26,8 +26,7 @@ from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls
 
-BLOCKS_PER_SM = 2
-"""Grid of the launch: full, like that of measured kernels."""
+BLOCKS_PER_SM = 2  # grid of the launch: full, like that of measured kernels
 
 
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
@@ -47,20 +46,16 @@ def middle_mean(readings: Sequence[float]) -> float:
     return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
 
 
-DRAM_MULTIPLES = 2
-"""Size over L2 of each array that is read from DRAM."""
+DRAM_MULTIPLES = 2  # size over L2 of each array that is read from DRAM
 DRAM_ARRAYS = 16
 """Arrays that are read from DRAM in turn: nothing of one is in L2 when its turn comes again, and no address decides the reading. With two
 arrays, readings of 215 processes on two H200 had a standard deviation of 0.18 %, with four those of 116 processes one of 0.13 %
 (ci/records/nvidia-h200/gate_validation.json and gate_validation_32.json, "controls")."""
 L2_PART = 8
 """L2 over the size of each array that is read from L2. An eighth leaves room for two copies of the data, one in each half of L2."""
-L2_ARRAYS = 16
-"""Arrays that are read from L2 in turn: more than fit in it, so that each first pass is from DRAM."""
-L2_PASSES = 16
-"""Times that one launch reads such an array: all but the first are from L2."""
-READINGS = 24
-"""Batches of each read, one launch for each array, and readings of the idle launch."""
+L2_ARRAYS = 16  # arrays that are read from L2 in turn: more than fit in it, so that each first pass is from DRAM
+L2_PASSES = 16  # times that one launch reads such an array: all but the first are from L2
+READINGS = 24  # batches of each read, one launch for each array, and readings of the idle launch
 LATENCY_MULTIPLES = 4
 """Size over L2 of the nodes of a pointer chase. Its placement then changes the latency by 0.2 % (standard deviation on an H200,
 test_latency.py in ci/records/nvidia-h200/suite.json), a seventh of the difference between variants of a card."""
@@ -68,8 +63,7 @@ LATENCY_STEPS = 4000
 """Nodes of one walk; each walk continues where the last one ended. The launch itself takes a thousandth of the time."""
 LATENCY_SPARE = 2
 """Nodes of the cycle over those that the walks visit: the other nodes of the memory need no place on it."""
-DIGITS = 16
-"""Hexadecimal digits of the digest of the kernels' source."""
+DIGITS = 16  # hexadecimal digits of the digest of the kernels' source
 
 
 def read_controls(device: Device, *, latency: bool = True) -> Controls:

@@ -63,10 +63,8 @@ class Flush:
 STREAMS = 4
 """Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
 deviations on an H200); more than four streams average no better."""
-FLOOR_SAMPLES = 40
-"""Readings of an empty interval, and of an idle launch, on each stream."""
-WAKE_BATCH = 100
-"""Flushes between two readings of the clocks."""
+FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
+WAKE_BATCH = 100  # flushes between two readings of the clocks
 WAKE_SECONDS = 0.3
 """Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds: longer than a warm-up by samples would notice."""
 WAKE_LIMIT = 2.0
@@ -87,8 +85,7 @@ class Harness:
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
         self.device = device
         self.ranges = ranges
-        self.profiled = profiled
-        """A profiler is attached."""
+        self.profiled = profiled  # a profiler is attached
         self._flushes: dict[str, Flush] = {}
         self._streams: tuple[Stream, ...] = ()
         self._floors: Floors | None = None

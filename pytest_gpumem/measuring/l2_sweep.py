@@ -15,12 +15,9 @@ from pytest_gpumem.records.l2_sweep import LEAST_GAIN, OFF, Change, Point, Setti
 Measure = Callable[[int, float], tuple[float, "float | None"]]
 """Measures one setting: from a set-aside in bytes (0: off) and a hit ratio to a latency and its half-width in seconds."""
 
-HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Hit ratios of the full grid."""
-GRID_SHARE = 0.25
-"""Largest share of the full grid's settings that a search measures."""
-APART = 0.05
-"""Hit ratios that differ by less count as the same."""
+HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)  # hit ratios of the full grid
+GRID_SHARE = 0.25  # largest share of the full grid's settings that a search measures
+APART = 0.05  # hit ratios that differ by less count as the same
 ROOM = 0.85
 """Share of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full."""
 ROOMY = (0.75, 0.92)
@@ -33,14 +30,10 @@ NEAR = 2
 """Steps over which a comparison of full and with room holds: next to it, the search follows the better one before it tries the other."""
 CLOSE = 0.03
 """Share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after."""
-ROUNDS = 4
-"""Fresh measurements of each setting that the search confirms."""
-LEAST_ROUNDS = 3
-"""Fewest of them, where the time is up: with two, Student's quantile makes every interval useless."""
-FIRST = 3
-"""Settings that are measured whatever their time: off, fitted, maximum."""
-SEARCH_SECONDS = 4.5
-"""Seconds after which the search ends."""
+ROUNDS = 4  # fresh measurements of each setting that the search confirms
+LEAST_ROUNDS = 3  # fewest of them, where the time is up: with two, Student's quantile makes every interval useless
+FIRST = 3  # settings that are measured whatever their time: off, fitted, maximum
+SEARCH_SECONDS = 4.5  # seconds after which the search ends
 SECONDS = 8.0
 """Seconds after which no further round begins; with the fewest rounds of a kernel of milliseconds, a sweep stays below 10 s."""
 

@@ -24,15 +24,11 @@ class Shot:
 
     device: Device
     target: Target
-    streams: tuple[Stream, ...]
-    """Streams that samples use in turn; one for what is bound to a stream."""
-    flush: Callable[[Stream], None]
-    """Brings L2 into the mode's state."""
+    streams: tuple[Stream, ...]  # streams that samples use in turn; one for what is bound to a stream
+    flush: Callable[[Stream], None]  # brings L2 into the mode's state
     ranges: Ranges
-    name: str
-    """Name of the test's NVTX range."""
-    category: str | None = None
-    """Part of the memory system that a launch exercises: the NVTX category of its range."""
+    name: str  # name of the test's NVTX range
+    category: str | None = None  # part of the memory system that a launch exercises: the NVTX category of its range
     random: np.random.Generator = field(default_factory=np.random.default_rng)
     """Order of the placements within a round."""
     untimed: int = 0
@@ -88,8 +84,7 @@ class Sampler(Protocol):
         """At least `rounds` samples of every placement, in their order in time: placement, seconds of one launch."""
 
 
-HOLD_TIMEOUT = 0.5
-"""Seconds after which a hold expires: work that waits for the device would otherwise never return."""
+HOLD_TIMEOUT = 0.5  # seconds after which a hold expires: work that waits for the device would otherwise never return
 
 
 class held:  # noqa: N801 - a context manager; not a generator, which takes longer: samples repeat it
@@ -157,8 +152,7 @@ SLOW_BATCH_SECONDS = 2e-3
 """Length from which a batch has fewer than the least launches, down to one: a launch more or less then changes a reading by 0.025 %."""
 FOREIGN_BATCH = (5, 50)
 """Fewest and most calls of a foreign callable, which may launch many kernels: a stream queues some thousand before a launch waits."""
-UNTIMED = 2
-"""Launches before the first event: they bring the buffers into L2."""
+UNTIMED = 2  # launches before the first event: they bring the buffers into L2
 
 
 def batch_of(latency: float | None, *, foreign: bool) -> int:

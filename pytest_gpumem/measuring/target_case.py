@@ -75,10 +75,8 @@ class _Placements:
     def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, options: Mapping[str, Any]) -> None:
         self._build, self._arena, self._device = build, arena, arena.device
         self._stream, self._options = stream, options
-        self._window = ExitStack()
-        """Closes the window that is open."""
-        self._addresses: list[tuple[int, ...]] = []
-        """Of the arrays that are no buffers of ours, at each placement."""
+        self._window = ExitStack()  # closes the window that is open
+        self._addresses: list[tuple[int, ...]] = []  # of the arrays that are no buffers of ours, at each placement
         self._built = self._make()
         self._name = self._built.case.name or getattr(build, "__name__", "case")
         try:

@@ -16,10 +16,8 @@ from pytest_gpumem.records.measurement import NOTHING_RAN
 LOOKS = 2
 """Times that each stream is watched: work that is seen only once is of another origin. Long work is watched once, because it runs each
 time."""
-LONG = 0.025
-"""Seconds of work from which delays by other streams, of microseconds, do not matter."""
-LONG_SHARE = 0.1
-"""Share of the whole time for which a stream must be busy with long work."""
+LONG = 0.025  # seconds of work from which delays by other streams, of microseconds, do not matter
+LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
 FILLED = 0.9
 """Share of the whole time for which a stream is busy with long work that is timed there without a look at other streams."""
 BESIDE = 20e-6
@@ -101,8 +99,7 @@ class _Watch:
         self._launch = launch
         self._floor = floor
         self._whole: float | None = None
-        self._beside = 0.0
-        """Seconds for which the device was busy after the stream `_first` at the first look."""
+        self._beside = 0.0  # seconds for which the device was busy after the stream `_first` at the first look
         self._first: Stream | None = None
 
     def fills(self, own: Stream) -> bool:

@@ -20,8 +20,7 @@ from pytest_gpumem.units import format_bytes
 PASSES = 3
 """Passes until two that follow each other are equal. The first may still set something up."""
 
-LONG = 0.1
-"""Seconds of a launch that is not repeated to see that it runs the same."""
+LONG = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 
 
 def put_back(device: Device, target: Target) -> None:
@@ -95,8 +94,7 @@ def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[st
     return found
 
 
-TRIES = 4
-"""Passes until counts that CUPTI does not deliver are given up."""
+TRIES = 4  # passes until counts that CUPTI does not deliver are given up
 
 
 def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:

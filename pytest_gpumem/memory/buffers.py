@@ -47,8 +47,7 @@ class Buffer:
         self._followers: list[Callable[[], None]] = []
         self.shape = shape
         self.dtype = dtype
-        self.written = False
-        """The user replaced the seeded content, or got an array that can."""
+        self.written = False  # the user replaced the seeded content, or got an array that can
 
     @property
     def kind(self) -> MemoryKind:

@@ -44,8 +44,7 @@ class Watch:
         self._device = device
         self._works = unsupported(device.facts, device.l2.set_aside) is None
         self._found: State = {}
-        self._kept: dict[Hashable, State] = {}
-        """The state before the changes of owners that outlive a test."""
+        self._kept: dict[Hashable, State] = {}  # the state before the changes of owners that outlive a test
         self._ending: dict[Hashable, State] = {}
         self._forgotten: list[str] = []
         self.begin()

@@ -19,8 +19,7 @@ from pytest_gpumem.units import format_bytes
 
 Place = Literal["device", "host"]
 PLACES = ("device", "host")
-NOT_GIVEN: Any = object()
-"""Default of an advice that stays as it is."""
+NOT_GIVEN: Any = object()  # default of an advice that stays as it is
 
 
 @dataclass(frozen=True)

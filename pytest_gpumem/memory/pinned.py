@@ -15,8 +15,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Device, OutOfMemory
 from pytest_gpumem.units import format_bytes
 
-DEFAULT_SHARE = 0.5
-"""Default share of the host's RAM that may be page-locked."""
+DEFAULT_SHARE = 0.5  # default share of the host's RAM that may be page-locked
 
 
 class TooMuchPinned(OutOfMemory):

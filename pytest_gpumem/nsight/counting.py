@@ -38,8 +38,7 @@ class BadFile(ValueError):
 class CountedRun:
     """The counts of one run."""
 
-    facts: DeviceFacts
-    """The device."""
+    facts: DeviceFacts  # the device
     rows: tuple[Row, ...]
     """The run's rows. Each measurement with kernels has its `counted`."""
     kernels: Mapping[str, tuple[CountedKernel, ...]]

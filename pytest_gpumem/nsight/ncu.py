@@ -23,8 +23,7 @@ from pytest_gpumem.ranges import DOMAIN
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longest_first
 
-SECTOR = 32
-"""Bytes of a sector, the unit of requests to L2."""
+SECTOR = 32  # bytes of a sector, the unit of requests to L2
 
 # Reads of the SMs that hit and missed, in sectors; and the hit rate of all requests.
 L2_READ_HIT, L2_READ_MISS = "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum"
@@ -42,8 +41,7 @@ SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per
 MEMORY_CLOCK = "dram__cycles_elapsed.avg.per_second"
 REGISTERS = "launch__registers_per_thread"
 SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
-SET_ASIDE = "launch__persisting_l2_cache_size"
-"""The set-aside for persisting accesses; newer versions have it."""
+SET_ASIDE = "launch__persisting_l2_cache_size"  # the set-aside for persisting accesses; newer versions have it
 
 PROFILE_METRICS = (
     DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE, L2_HIT_RATE, L2_READ_HIT, L2_READ_MISS,

@@ -23,8 +23,7 @@ from pytest_gpumem.records.uses import CopyUse, KernelUse, copies_together, kern
 
 _WAYS = {1: "H2D", 2: "D2H", 3: "H2A", 4: "A2H", 5: "A2A", 6: "A2D", 7: "D2A", 8: "D2D", 9: "H2H", 10: "P2P"}
 """Directions of copies ("CUDA Memcopy Kind" of the SQLite schema)."""
-_MOVES = {11: TO_DEVICE, 12: TO_HOST, 13: BETWEEN_DEVICES}
-"""Directions of migrations, which are in the same table."""
+_MOVES = {11: TO_DEVICE, 12: TO_HOST, 13: BETWEEN_DEVICES}  # directions of migrations, which are in the same table
 _IS_MIGRATION = f"copyKind IN ({', '.join(map(str, _MOVES))})"
 _MEMORY = dict(enumerate(("PAGEABLE", "PINNED", "DEVICE", "ARRAY", "MANAGED", "DEVICE_STATIC", "MANAGED_STATIC", "UNKNOWN")))
 """Kinds of memory ("CUDA Memory Operations Memory Kind" of the SQLite schema). CUPTI numbers them otherwise."""
@@ -79,17 +78,14 @@ class _Window(NamedTuple):
     range: Range
 
 
-_Key = tuple[int, str, str]
-"""Serialised process, test, label."""
+_Key = tuple[int, str, str]  # serialised process, test, label
 
 
 class _Reader:
     def __init__(self, tables: Tables, ranges: RangesByThread) -> None:
         self._tables, self._ranges = tables, ranges
-        self._calls: dict[tuple[int, int], _Call] = {}
-        """By process and correlation id."""
-        self._waits: dict[int, list[_Call]] = defaultdict(list)
-        """By thread, calls that wait for the device."""
+        self._calls: dict[tuple[int, int], _Call] = {}  # by process and correlation id
+        self._waits: dict[int, list[_Call]] = defaultdict(list)  # by thread, calls that wait for the device
         self._works: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """By process, the call and the end of all work of the device; the start of the work if its call is unknown."""
         self._ends: dict[int, int] = {}

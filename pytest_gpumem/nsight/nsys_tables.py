@@ -30,8 +30,7 @@ CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_
 GPU_FAULTS, CPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS", "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
-TEXTS = ("name", "text", "value")
-"""Columns of text; all others have whole numbers."""
+TEXTS = ("name", "text", "value")  # columns of text; all others have whole numbers
 NEVER_NULL = ("start", "end", "bytes", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "numberOfPageFaults")
 """Columns that every row needs, except the end of a range that was never closed."""
 
@@ -47,8 +46,7 @@ class Tables:
     """
 
     def __init__(self, path: Path) -> None:
-        self.schema = ""
-        """Version of the schema; empty if the file does not have it."""
+        self.schema = ""  # version of the schema; empty if the file does not have it
         self._connection = _opened(path)
         try:
             kinds = dict(self._read("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"))

@@ -34,8 +34,7 @@ from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import child
 
-WHOLE_RUN = "gpumem"
-"""Default name of a report of several tests."""
+WHOLE_RUN = "gpumem"  # default name of a report of several tests
 
 
 class CallError(Exception):
@@ -153,14 +152,11 @@ def results_of(results: Path, finished: child.Finished, *, problem: str | None =
 class ProfileRequest:
     """The tests and the report of one call of `gpumem profile`."""
 
-    arguments: Sequence[str]
-    """pytest's."""
-    tests: Sequence[str] = ()
-    """Node ids; empty for all tests that the arguments select."""
+    arguments: Sequence[str]  # pytest's
+    tests: Sequence[str] = ()  # node ids; empty for all tests that the arguments select
     file: Path | None = None
     """The report, with or without its ending; None: named after its one test, else "gpumem", in the working directory."""
-    overwrite: bool = False
-    """Replace an existing report."""
+    overwrite: bool = False  # replace an existing report
 
 
 @dataclass(frozen=True)
@@ -168,8 +164,7 @@ class ProfileReport:
     """A report that was written."""
 
     file: Path
-    program: Path
-    """The tool that wrote it."""
+    program: Path  # the tool that wrote it
     version: str
     command: tuple[str, ...]
     tests: tuple[SelectedTest, ...]

@@ -50,14 +50,10 @@ class Recording:
     profiles: tuple[TestProfile, ...]
     """One for each measurement and process, in the order of the session. A test with work outside of the ranges of its labels has one
     more, without kernels, for that work."""
-    outside: Besides = field(default_factory=Besides)
-    """Work outside of all tests."""
-    notes: tuple[str, ...] = ()
-    """Data that the report lacks, and how to record it."""
-    tool: str = ""
-    """ "nsys" or "ncu"."""
-    tool_version: str = ""
-    """Empty if the report does not have it."""
+    outside: Besides = field(default_factory=Besides)  # work outside of all tests
+    notes: tuple[str, ...] = ()  # data that the report lacks, and how to record it
+    tool: str = ""  # "nsys" or "ncu"
+    tool_version: str = ""  # empty if the report does not have it
 
     def parts(self) -> Iterator[Besides]:
         """All work once: measured launches, the rest of each test, and work outside of tests."""

@@ -26,8 +26,7 @@ NSYS_FOLDERS = (
 )
 """Where installers put Nsight Systems, as `NCU_FOLDERS`."""
 
-ANSWER_LIMIT = 60.0
-"""Seconds that a tool has to print its version."""
+ANSWER_LIMIT = 60.0  # seconds that a tool has to print its version
 
 
 class NothingRecorded(Exception):
@@ -125,10 +124,8 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 # Command lines
 
-NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
-"""Endings of the tools' reports."""
-COLLECTED = ".qdstrm"
-"""Ending of a recording of Nsight Systems that is not yet imported into a report."""
+NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"  # endings of the tools' reports
+COLLECTED = ".qdstrm"  # ending of a recording of Nsight Systems that is not yet imported into a report
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
 """Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an escape, so its third point matches any

@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-REASON = 500
-"""Characters of a failure's reason that are kept."""
-WAYS = "_GPUMEM_WAYS"
-"""As `settings.WAYS`."""
+REASON = 500  # characters of a failure's reason that are kept
+WAYS = "_GPUMEM_WAYS"  # as `settings.WAYS`
 UNWRITTEN = ("xmlpath", "benchmark_save", "benchmark_autosave")
 """Options of others, such as an ini file's, by which each process would write a file of the user's."""
-DECIDED = (0, 1, 5)
-"""pytest's exit codes of a session that ran: all passed, some failed, nothing to run."""
+DECIDED = (0, 1, 5)  # pytest's exit codes of a session that ran: all passed, some failed, nothing to run
 
 
 class Gate:

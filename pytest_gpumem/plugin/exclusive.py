@@ -22,16 +22,11 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 
-PATIENCE = 3.0
-"""Seconds of waiting for a GPU after which a message names the process and the test that use it."""
-REPEAT = 60.0
-"""Seconds between two such messages."""
-LIMIT = 600.0
-"""Seconds of waiting for one test of another process, after which the wait ends with an error."""
-_RUN = "PYTEST_XDIST_TESTRUNUID"
-"""Set by pytest-xdist: the same in all workers of a run, which take turns."""
-_POLL = 0.5
-"""Seconds between two looks at who holds the GPU."""
+PATIENCE = 3.0  # seconds of waiting for a GPU after which a message names the process and the test that use it
+REPEAT = 60.0  # seconds between two such messages
+LIMIT = 600.0  # seconds of waiting for one test of another process, after which the wait ends with an error
+_RUN = "PYTEST_XDIST_TESTRUNUID"  # set by pytest-xdist: the same in all workers of a run, which take turns
+_POLL = 0.5  # seconds between two looks at who holds the GPU
 
 
 class LockUnusable(DeviceError):

@@ -24,8 +24,7 @@ PROPERTY = "gpumem_out_of_memory"
 """Name of the JUnit property of a test that ran out of memory: JSON with the bytes `limit`, `in_use` and `asked`."""
 
 
-SECTION = "gpumem: out of memory"
-"""Title of the section of its report."""
+SECTION = "gpumem: out of memory"  # title of the section of its report
 
 
 def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:

@@ -46,10 +46,8 @@ class WatchedTest:
         self.item, self.session, self.watch, self.limits = item, session, watch, limits
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
-        self.limited = limited
-        """Its own marker or fixture asks for it: it has a row even where it takes no memory."""
-        self.parts: list[tuple[str, Footprint, Limits]] = []
-        """Labelled parts that have ended, with their limits."""
+        self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
+        self.parts: list[tuple[str, Footprint, Limits]] = []  # labelled parts that have ended, with their limits
         self.phases: list[Phase] = []
         self.row_at_end = False
         """Its row is made when it has ended: nothing was to be judged before, and a look takes time."""
@@ -133,8 +131,7 @@ class FootprintHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool] | None = None
-        """What is watched now: the driver, and stacks."""
+        self._level: tuple[bool, bool] | None = None  # what is watched now: the driver, and stacks
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""

@@ -88,8 +88,7 @@ def why_text(row: Row) -> str:
     return f"{name}: {why[0]}" if len(why) == 1 else "\n".join([name, *(f"  {line}" for line in why)])
 
 
-PROPERTY = "gpumem"
-"""Name, and prefix of the names, of the JUnit properties."""
+PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 
 READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
@@ -166,8 +165,7 @@ def undecided(row: Row, session: GpuSession) -> bool:
     )
 
 
-_OPEN = Verdict(Outcome.UNDECIDED, "")
-"""Of a row that is about to be judged."""
+_OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
 
 
 def _skipped(skip: BaseException | None, session: GpuSession) -> Verdict:

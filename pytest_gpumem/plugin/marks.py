@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-SESSION_PLUGIN = "gpumem-session"
-"""Name of a plugin that is registered only with `--gpumem`."""
+SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only with `--gpumem`
 
-NEEDS_GPUMEM = "needs --gpumem"
-"""Why a test that uses our fixtures skips with the plugin off."""
+NEEDS_GPUMEM = "needs --gpumem"  # why a test that uses our fixtures skips with the plugin off
 
 MARKER = "gpumem"
-OVERSUBSCRIBES = "gpumem_oversubscribe"
-"""Marker of tests that may take more managed memory than the device has free."""
+OVERSUBSCRIBES = "gpumem_oversubscribe"  # marker of tests that may take more managed memory than the device has free
 
-TEST_FIXTURE = "_gpumem_test"
-"""The private fixture that all others depend on."""
+TEST_FIXTURE = "_gpumem_test"  # the private fixture that all others depend on
 
 PEER_FIXTURE = "_gpumem_peer_memory"
 """The private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two."""
@@ -26,11 +22,9 @@ PEER_FIXTURE = "_gpumem_peer_memory"
 KERNELS_FIXTURE = "gpu_kernels"
 """Gives the kernels of the catalogue: only their measurements use the memory that is kept between tests."""
 
-MEMORY_FIXTURE = "_gpumem_watched"
-"""The private fixture behind `gpu_memory`."""
+MEMORY_FIXTURE = "_gpumem_watched"  # the private fixture behind `gpu_memory`
 
-BENCHMARK_FIXTURE = "_gpumem_benchmark"
-"""The private fixture behind `gpu_benchmark`."""
+BENCHMARK_FIXTURE = "_gpumem_benchmark"  # the private fixture behind `gpu_benchmark`
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:

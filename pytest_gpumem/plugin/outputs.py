@@ -42,22 +42,14 @@ class Run:
 
     rows: Sequence[Row]
     facts: DeviceFacts
-    settings: Mapping[str, object]
-    """Plain values that the run was taken under, by the names of the options."""
-    utc: str
-    """Time of the run, ISO 8601."""
-    revision: str | None
-    """Of the code that was measured; None if unknown."""
-    past: Mapping[str, Sequence[Past]]
-    """By `Row.key`, measurements of earlier runs, oldest first."""
-    footprints: Mapping[str, Footprint]
-    """By `Row.key`, of the newest run of the baseline."""
-    sweeps: Sequence[tuple[str, Sweep]]
-    """Of persisting L2, each with its test's id."""
-    places: Mapping[str, Place]
-    """Where tests are defined, by node id."""
-    remarks: Sequence[str]
-    """Sentences about the run as a whole, such as lost measurements."""
+    settings: Mapping[str, object]  # plain values that the run was taken under, by the names of the options
+    utc: str  # time of the run, ISO 8601
+    revision: str | None  # of the code that was measured; None if unknown
+    past: Mapping[str, Sequence[Past]]  # by `Row.key`, measurements of earlier runs, oldest first
+    footprints: Mapping[str, Footprint]  # by `Row.key`, of the newest run of the baseline
+    sweeps: Sequence[tuple[str, Sweep]]  # of persisting L2, each with its test's id
+    places: Mapping[str, Place]  # where tests are defined, by node id
+    remarks: Sequence[str]  # sentences about the run as a whole, such as lost measurements
 
 
 def job_summary(run: Run) -> str:
@@ -105,8 +97,7 @@ class OutputHooks(SummaryHooks):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._locations: dict[str, tuple[str, int]] = {}
-        """File, relative to the root folder, and line of each test."""
+        self._locations: dict[str, tuple[str, int]] = {}  # file, relative to the root folder, and line of each test
         self._notes: list[str] = []
         files = {option: session.output(option.name) for option in of_role(Role.OUTPUT)}
         self._files = {option: path for option, path in files.items() if path is not None}

@@ -15,8 +15,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.ranges import Names
 
-MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")
-"""A test that uses one of these allocates managed memory."""
+MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")  # a test that uses one of these allocates managed memory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -171,8 +171,7 @@ class DecideHooks:
         self._until = 0.0
         self._first: dict[str, Row] = {}
         """The rows that are measured again, by key, each as its own process measured it."""
-        self._open: list[str] = []
-        """Keys of those that are not decided."""
+        self._open: list[str] = []  # keys of those that are not decided
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

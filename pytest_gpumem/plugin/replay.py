@@ -22,8 +22,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.workers import under_xdist
 
-DEFAULT_STORAGE = "file://./.benchmarks"
-"""pytest-benchmark's own default of `--benchmark-storage`."""
+DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
 
 
 class NotOurTimer(RuntimeError):

@@ -177,8 +177,7 @@ def _replaced(error: BaseException, item: pytest.Item) -> BaseException | None:
     return None
 
 
-_ENDS = (KeyboardInterrupt, pytest.exit.Exception)
-"""Exceptions that end the session; no other may replace them."""
+_ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # exceptions that end the session; no other may replace them
 
 
 class LeftoverHooks:
@@ -188,8 +187,7 @@ class LeftoverHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._running: pytest.Item | None = None
-        """The test that has begun and was not looked at since."""
+        self._running: pytest.Item | None = None  # the test that has begun and was not looked at since
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:

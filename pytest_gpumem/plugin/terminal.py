@@ -29,8 +29,7 @@ from pytest_gpumem.reporting.terminal import baseline_line, header, missing_line
 from pytest_gpumem.settings import loosened
 from pytest_gpumem.units import format_time
 
-EVERY = 60.0
-"""Seconds between two lines where the output is no terminal."""
+EVERY = 60.0  # seconds between two lines where the output is no terminal
 
 # Index goes down one line, scrolls at the last one, and keeps the column: so there is a line below, and the cursor is where pytest left it.
 _ROOM = "\x1bD\x1b[A"

@@ -27,16 +27,11 @@ from typing import Any, NoReturn
 
 PATIENCE = 0.5
 """Seconds from an interrupt in which Python has to react; from a second interrupt in which the process has to end."""
-WAIT_PATIENCE = 1.0
-"""Seconds that a process which has reacted to an interrupt may stay in a wait for the device."""
-END_PATIENCE = 10.0
-"""Seconds that such a process has for all else, such as the teardown of fixtures."""
-_LAST_SECONDS = 0.3
-"""Seconds that the process has to exit with the code that the watchdog sends; then it is killed."""
-_FINISH_SECONDS = 60.0
-"""Seconds that `finish` may take."""
-_STACKS_SECONDS = 0.3
-"""Seconds that the process has to write its stacks."""
+WAIT_PATIENCE = 1.0  # seconds that a process which has reacted to an interrupt may stay in a wait for the device
+END_PATIENCE = 10.0  # seconds that such a process has for all else, such as the teardown of fixtures
+_LAST_SECONDS = 0.3  # seconds that the process has to exit with the code that the watchdog sends; then it is killed
+_FINISH_SECONDS = 60.0  # seconds that `finish` may take
+_STACKS_SECONDS = 0.3  # seconds that the process has to write its stacks
 _SHARED_BYTES = 1024
 _STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
 """Asks the process for its stacks; on Linux, where programs leave the last real-time signal alone."""
@@ -55,12 +50,9 @@ class End:
     """The end of the process."""
 
     cause: Cause
-    what: str = ""
-    """What the process did, as `Watchdog.limit` was told."""
-    seconds: float = math.inf
-    """The limit."""
-    entered: str = ""
-    """The name that was last given to `Watchdog.enter`."""
+    what: str = ""  # what the process did, as `Watchdog.limit` was told
+    seconds: float = math.inf  # the limit
+    entered: str = ""  # the name that was last given to `Watchdog.enter`
     stacks: str = ""
     """The process's Python stacks, the most recent call first; for a time-out; empty if it could not write them."""
 
@@ -196,8 +188,7 @@ class Watchdog:
         os._exit(code)
 
 
-_wakeups: set[int] = set()
-"""Descriptors of the watchdogs of this process."""
+_wakeups: set[int] = set()  # descriptors of the watchdogs of this process
 
 
 def _hear_nothing() -> None:
@@ -239,12 +230,9 @@ class _Copy:
         self._told: list[Any] = []
         self._limit: tuple[float, float, str, bool] | None = None
         """When the limit ends, on the monotonic clock, with its seconds, what it is of, and whether it is a wait for the device."""
-        self._interrupt = math.inf
-        """When the patience with an interrupt ends."""
-        self._reacted = False
-        """Since the last progress, Python has handled an interrupt."""
-        self._interrupts = 0
-        """Interrupts that reached the process since then."""
+        self._interrupt = math.inf  # when the patience with an interrupt ends
+        self._reacted = False  # since the last progress, Python has handled an interrupt
+        self._interrupts = 0  # interrupts that reached the process since then
         self._outlived = False
 
     def run(self) -> NoReturn:

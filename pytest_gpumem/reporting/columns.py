@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-LEAST_NAME = 14
-"""Columns that names get in any case."""
+LEAST_NAME = 14  # columns that names get in any case
 _BLANK = "  "
 _CUT = "..."
 _SHARES = (2 / 3, 1 / 3, 5 / 6, 1 / 6)

@@ -21,8 +21,7 @@ from pytest_gpumem.reporting.plots.curve import Ceiling, Point, Series
 from pytest_gpumem.reporting.plots.svg import Unit, rate_unit, short, time_unit
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
-LEAST = 3
-"""Values of the number that a curve needs."""
+LEAST = 3  # values of the number that a curve needs
 MOST_SERIES = 12
 """Curves in one plot. With more, nobody can tell them apart."""
 _SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"

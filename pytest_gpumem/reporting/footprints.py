@@ -135,8 +135,7 @@ def _sum(sites: Iterable[Site], of: Callable[[Site], int]) -> int:
     return sum(of(site) for site in sites)
 
 
-SHOWN = 3
-"""Tests that the totals of a run name; lines, and changes, that a failed test's report shows."""
+SHOWN = 3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
 _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
 

@@ -11,8 +11,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 
-COALESCED = 4
-"""Sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches."""
+COALESCED = 4  # sectors of 32 bytes that a coalesced request for 32 words of 4 bytes touches
 
 
 class Behaviour(str, Enum):

@@ -52,10 +52,8 @@ def _interval(change: Change) -> str:
     return " to ".join(format_shares(change.low, change.high))
 
 
-FITTED = "fitted"
-"""Row of the hit ratios that depend on the set-aside."""
-WIDE = 110
-"""Columns of a terminal from which on gains have a decimal."""
+FITTED = "fitted"  # row of the hit ratios that depend on the set-aside
+WIDE = 110  # columns of a terminal from which on gains have a decimal
 _NAMES = 62.0
 _CELL = 28.0
 _TOP = 20.0

@@ -15,14 +15,10 @@ from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, sho
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 
-LIMIT = 60_000
-"""Characters of a page: GitHub refuses a comment of more than 65 536."""
-MOST = 50
-"""Rows that are shown with their reasons."""
-WIDTH = 100
-"""Columns of the reasons, which do not wrap by themselves."""
-_REASONS = 20_000
-"""Characters of a page that the reasons may take."""
+LIMIT = 60_000  # characters of a page: GitHub refuses a comment of more than 65 536
+MOST = 50  # rows that are shown with their reasons
+WIDTH = 100  # columns of the reasons, which do not wrap by themselves
+_REASONS = 20_000  # characters of a page that the reasons may take
 
 
 def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object], *, remarks: Sequence[str] = ()) -> str:

@@ -22,16 +22,12 @@ from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time, short_bytes
 
-ALWAYS = ("latency", "bandwidth", "of peak", "noise")
-"""Headings that a page has also where no row has a figure."""
-OF_MEMORY = ("peak memory", "kept")
-"""Headings of bytes."""
-HEADINGS = (*ALWAYS, *OF_MEMORY, "change")
-"""Of `RowFacts.figures`, in their order."""
+ALWAYS = ("latency", "bandwidth", "of peak", "noise")  # headings that a page has also where no row has a figure
+OF_MEMORY = ("peak memory", "kept")  # headings of bytes
+HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`, in their order
 LEAST_NOISE = 1e-5
 """Share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock."""
-_MEDIANS = 24
-"""Placements whose medians are listed."""
+_MEDIANS = 24  # placements whose medians are listed
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,8 @@ class RowFacts:
 
     row: Row
     device: DeviceFacts
-    name: str
-    """The key without what all rows of the report share."""
-    function: str
-    """The part of the name before its parameters and its label."""
+    name: str  # the key without what all rows of the report share
+    function: str  # the part of the name before its parameters and its label
     apart: str
     """Parameters and label, such as "4, pinned": what tells the rows of one test function apart. Empty if there are none."""
 

@@ -27,8 +27,7 @@ _INTERVALS = "intervals"
 _LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20))
 """Parts that are left out one after the other, each if names have less than so many columns."""
 
-_Part = tuple[str, list[RowFacts]]
-"""A line of the table: its name and its rows."""
+_Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows
 
 
 def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:

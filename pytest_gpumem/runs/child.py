@@ -26,10 +26,8 @@ from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, Role, of_role, 
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
-_LAST_CHARACTERS = 1500
-"""Of a failed process's output that are kept."""
-WATCHED = 1.0
-"""Seconds between two looks at a process that is watched."""
+_LAST_CHARACTERS = 1500  # of a failed process's output that are kept
+WATCHED = 1.0  # seconds between two looks at a process that is watched
 _PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
 
@@ -140,10 +138,8 @@ class Background:
     def __init__(self, within: Path | None = None) -> None:
         """Nothing is started yet. `within` is the folder for `folder`; default: the system's temporary one."""
         self._scratch = tempfile.TemporaryDirectory(prefix="process-", dir=within)
-        self.folder = Path(self._scratch.name)
-        """Removed by `close`."""
-        self.results = self.folder / "results.json"
-        """The file for its `--benchmark-json`."""
+        self.folder = Path(self._scratch.name)  # removed by `close`
+        self.results = self.folder / "results.json"  # the file for its `--benchmark-json`
         self._log: IO[str] = open(self.folder / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
         self.reads, tell = os.pipe()
         heard, self.writes = os.pipe()

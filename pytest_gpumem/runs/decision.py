@@ -18,8 +18,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 
-_REGRESSION = (Code.SLOWER, Code.CREPT)
-"""Codes of a FAIL that a duet may clear."""
+_REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ class Journal:
 
     def __init__(self, path: Path, arguments: Mapping[str, Any]) -> None:
         """Open it, or begin it. Raises `DuetError`: it belongs to another user, a running duet or other arguments, or is no journal."""
-        self.path = path
-        """Of the file."""
-        self.lines: list[dict[str, Any]] = []
-        """The results of finished processes, in their order."""
+        self.path = path  # of the file
+        self.lines: list[dict[str, Any]] = []  # the results of finished processes, in their order
         # Plain values as they come back from JSON, so that tuples equal lists.
         self._arguments: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
         try:

@@ -18,12 +18,9 @@ from pytest_gpumem.units import parse_margin
 SIDES = (BASE, HEAD)
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head must share: latencies under different ones are not comparable."""
-WAY = ("mode", "sampler")
-"""Properties of a measurement that change its latency and can be imposed on it."""
-Way = Mapping[str, str]
-"""A value for each of `WAY`."""
-DEFAULT_REGRESSION = "1%"
-"""Default allowed slow-down of a test."""
+WAY = ("mode", "sampler")  # properties of a measurement that change its latency and can be imposed on it
+Way = Mapping[str, str]  # a value for each of `WAY`
+DEFAULT_REGRESSION = "1%"  # default allowed slow-down of a test
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,7 @@ class Unjudged:
     """FAIL: its test fails in head alone, or head cannot be measured as base is; UNDECIDED, by its conditions; None: there is nothing to
     compare."""
     sentence: str
-    new: bool = False
-    """Base does not have it."""
+    new: bool = False  # base does not have it
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,7 @@ class Wanted:
 
     tests: frozenset[str] | None = None
     """Node ids; each selects as on pytest's command line, such as a test with all its parameters."""
-    keys: frozenset[str] | None = None
-    """Row keys."""
+    keys: frozenset[str] | None = None  # row keys
 
     @staticmethod
     def of(rows: Iterable[Row]) -> Wanted:
@@ -75,8 +70,7 @@ class Wanted:
         return [name for name in sorted(self.tests or ()) if not any(selects(name, row.nodeid) for row in every)]
 
 
-Rounds = Mapping[int, Mapping[str, Process]]
-"""By round and side, the last attempt of each process."""
+Rounds = Mapping[int, Mapping[str, Process]]  # by round and side, the last attempt of each process
 
 
 def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:

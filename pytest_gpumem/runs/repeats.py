@@ -19,8 +19,7 @@ from pytest_gpumem.settings import FURTHER_REPORTS, FURTHER_TESTS, FURTHER_TURN
 
 ENDED = {"ended": True}
 """Last line of the file of `FURTHER_REPORTS`; before it stand `nodeid`, `failure` (a text or null) and `finished` of each report."""
-AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))
-"""Processes that get ready while another one measures."""
+AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
 
 
 class RepeatFailed(Exception):

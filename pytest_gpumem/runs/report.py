@@ -17,8 +17,7 @@ from pytest_gpumem.runs.workers import BASE, HEAD, Process
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 
-SCHEMA = 2
-"""Version of the document's layout."""
+SCHEMA = 2  # version of the document's layout
 _NONE = "NO VERDICT"
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 

@@ -34,8 +34,7 @@ from pytest_gpumem.runs.reading import (
 from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers, turns
 from pytest_gpumem.runs.worktree import Side
 
-ATTEMPTS = 3
-"""Runs of a process before it counts whatever its conditions."""
+ATTEMPTS = 3  # runs of a process before it counts whatever its conditions
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,12 @@ class DuetVerdict:
 class Progress:
     """The progress of a duet."""
 
-    rounds: int
-    """Rounds that are complete."""
-    last: int
-    """Number of the last round that is allowed."""
-    open: int
-    """Measurements that are not decided yet."""
+    rounds: int  # rounds that are complete
+    last: int  # number of the last round that is allowed
+    open: int  # measurements that are not decided yet
     at_most: float | None
     """Seconds that are left if nothing is decided before the last round; None before the first process has ended."""
-    note: str | None = None
-    """An event to print."""
+    note: str | None = None  # an event to print
 
 
 @dataclass(frozen=True)
@@ -92,10 +87,8 @@ class Jury:
 
     family: Sequence[str]
     deltas: Mapping[str, float]
-    found: dict[str, Paired | Unjudged] = field(default_factory=dict)
-    """Verdicts, and why a measurement gets none."""
-    pairs: dict[str, list[float]] = field(default_factory=dict)
-    """Log-ratios of each measurement so far."""
+    found: dict[str, Paired | Unjudged] = field(default_factory=dict)  # verdicts, and why a measurement gets none
+    pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
     ran: dict[str, list[Measurement]] = field(default_factory=dict)
     """The first measurement, while all others ran the same machine code in the same way; else nothing."""
 
@@ -168,8 +161,7 @@ class Duet:
             self._known[process.turn].append(process)
         self._resumed = len(journal.lines)
         self._all: list[Process] = []
-        self._first: Process | None = None
-        """The first process that saw a device."""
+        self._first: Process | None = None  # the first process that saw a device
         self._jury: Jury | None = None
         self._complete = 0
         self._tests: list[str] | None = sorted(wanted.tests) if wanted.tests is not None else None

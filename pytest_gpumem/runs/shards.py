@@ -23,14 +23,11 @@ from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.result_files import FileError, ResultsError, content, document_in, parsed, revision_of, time_of
 from pytest_gpumem.settings import Role, of_role
 
-KEY = "gpumem_shard"
-"""Key of a shard in the file of its results."""
-FAILED, ERROR, SKIPPED = "failed", "error", "skipped"
-"""Ends of a test that JUnit tells from a pass."""
+KEY = "gpumem_shard"  # key of a shard in the file of its results
+FAILED, ERROR, SKIPPED = "failed", "error", "skipped"  # ends of a test that JUnit tells from a pass
 _OF_ONE_MACHINE = ("baseline", "baseline_offline", "counted", "device", "allow_lost")
 """Settings in which shards may differ, besides those of a whole run."""
-WIDTH = 100
-"""Columns of the text of a failure."""
+WIDTH = 100  # columns of the text of a failure
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -38,32 +35,23 @@ class Ended(msgspec.Struct, frozen=True):
     """One test of a shard, as its JUnit file has it."""
 
     nodeid: str
-    outcome: str | None = None
-    """As pytest counts it; None: it did not run."""
+    outcome: str | None = None  # as pytest counts it; None: it did not run
     seconds: float = 0.0
-    text: str = ""
-    """Of a failure or a skip."""
-    file: str = ""
-    """Path of its file, relative to the repository."""
+    text: str = ""  # of a failure or a skip
+    file: str = ""  # path of its file, relative to the repository
     line: int = 1
-    properties: list[tuple[str, str]] = []
-    """Of JUnit."""
+    properties: list[tuple[str, str]] = []  # of JUnit
 
 
 class Shard(msgspec.Struct, frozen=True):
     """What the results of a shard have besides those of a run."""
 
-    index: int
-    """From 1 on."""
+    index: int  # from 1 on
     count: int
-    collected: str
-    """`digest` of the tests of all shards."""
-    exit: int
-    """pytest's exit code."""
-    tests: list[Ended]
-    """Those of this shard."""
-    family: int
-    """Number of rows of the whole suite that may be compared with the baseline."""
+    collected: str  # `digest` of the tests of all shards
+    exit: int  # pytest's exit code
+    tests: list[Ended]  # those of this shard
+    family: int  # number of rows of the whole suite that may be compared with the baseline
     withheld: dict[str, Any] = {}
     """By `Row.key`: the FAIL of a row that is UNDECIDED only because so many rows are compared, as plain values."""
 
@@ -99,12 +87,9 @@ class Merged:
     """The results of all shards."""
 
     document: Document
-    value: Mapping[str, Any]
-    """For a file: as one run would have written it."""
-    code: int
-    """As pytest's exit code of one run."""
-    failures: int
-    """Tests that failed."""
+    value: Mapping[str, Any]  # for a file: as one run would have written it
+    code: int  # as pytest's exit code of one run
+    failures: int  # tests that failed
     tests: tuple[Ended, ...]
     utc: str
     revision: str | None

@@ -53,10 +53,8 @@ def turns(seed: int) -> Iterator[Turn]:
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
 READY_SECONDS = 1800.0
 """Seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources."""
-WORK_SECONDS = 3600.0
-"""Seconds that a process may take to measure."""
-END_SECONDS = 60.0
-"""Seconds that a process may take to end after its last line."""
+WORK_SECONDS = 3600.0  # seconds that a process may take to measure
+END_SECONDS = 60.0  # seconds that a process may take to end after its last line
 REFUSED: Mapping[str, str] = {
     "--benchmark-json": "the duet reads that file itself; --json writes its results",
     **{option.flag: "a duet saves nothing into a baseline" for option in of_role(Role.SAVING)},
@@ -75,30 +73,22 @@ class Process:
     """One finished process."""
 
     turn: Turn
-    attempt: int
-    """1, or more if it was repeated."""
-    utc: str
-    """When it got the GPU, ISO 8601."""
-    seconds: float
-    """From then to its end."""
+    attempt: int  # 1, or more if it was repeated
+    utc: str  # when it got the GPU, ISO 8601
+    seconds: float  # from then to its end
     pid: int
-    error: str | None = None
-    """Why there are no rows at all."""
-    device: str = ""
-    """Key of the device."""
+    error: str | None = None  # why there are no rows at all
+    device: str = ""  # key of the device
     uuid: str | None = None
     name: str = ""
     driver: str | None = None
     simulated: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """The device whole, as `device_to_json` gives it."""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the device whole, as `device_to_json` gives it
     settings: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
-    """Each placement stands as its median."""
+    rows: tuple[Row, ...] = ()  # each placement stands as its median
     outcomes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
-    strict: bool = False
-    """The side's ini file asks for strictness."""
+    strict: bool = False  # the side's ini file asks for strictness
 
     def to_json(self) -> dict[str, Any]:
         """A line of the journal."""

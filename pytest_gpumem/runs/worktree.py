@@ -28,16 +28,12 @@ from pytest_gpumem.runs import DuetError
 
 PREFIX = "gpumem-duet-"
 """Of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`."""
-LOCK = "lock"
-"""In a temporary folder: the file that its owner locks."""
-OWNER = "made-by-gpumem-duet"
-"""In a temporary folder: the file that names the folder, written once the lock is held."""
-TREE = Path("base", "tree")
-"""In a temporary folder: the worktree of a revision."""
+LOCK = "lock"  # in a temporary folder: the file that its owner locks
+OWNER = "made-by-gpumem-duet"  # in a temporary folder: the file that names the folder, written once the lock is held
+TREE = Path("base", "tree")  # in a temporary folder: the worktree of a revision
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
-LAST_CHARACTERS = 1500
-"""Of a failed command's output that are kept."""
+LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 _LOCKS: list[int] = []
 """Locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed."""
 
@@ -46,22 +42,14 @@ _LOCKS: list[int] = []
 class Side:
     """One side, ready to run."""
 
-    title: str
-    """For people: "revision main (1a2b3c4d5e)", "working tree at 1a2b3c4d5e, with uncommitted changes"."""
-    identity: str
-    """Another state of the code has another identity."""
-    folder: Path
-    """Where pytest runs."""
-    root: Path
-    """The tree around it, of which the other side may import nothing."""
-    python: str
-    """The interpreter."""
-    current: Callable[[], str]
-    """The identity now."""
-    names: tuple[str, ...] = ()
-    """Top-level modules that its environment brings."""
-    environment: Path | None = None
-    """Its own environment; None: this one."""
+    title: str  # for people: "revision main (1a2b3c4d5e)", "working tree at 1a2b3c4d5e, with uncommitted changes"
+    identity: str  # another state of the code has another identity
+    folder: Path  # where pytest runs
+    root: Path  # the tree around it, of which the other side may import nothing
+    python: str  # the interpreter
+    current: Callable[[], str]  # the identity now
+    names: tuple[str, ...] = ()  # top-level modules that its environment brings
+    environment: Path | None = None  # its own environment; None: this one
     path_from_cwd: bool = True
     """Modules of `folder` can be imported, as with `python -m pytest`; not of a wheel, whose package they would hide."""
 

@@ -31,12 +31,10 @@ come from it."""
 
 _PAGE = 4096
 
-_LARGE = 2**20
-"""Bytes from which on the driver starts an allocation on a page of its own."""
+_LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
 _SMALL_ALIGNMENT = 512
-_ROOM = 0.25
-"""Share of a scattered region that stays empty, so that places are random and not only their order."""
+_ROOM = 0.25  # share of a scattered region that stays empty, so that places are random and not only their order
 _LEAST_ROOM = 64 * 2**20
 
 
@@ -44,8 +42,7 @@ SCRUB_RATE = 250e9
 """Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs at 425 GB/s in the background, and a
 triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
 
-_SPARE_SHARE = 6
-"""A region is kept for the next scatter if it takes no more than this part of the device's memory."""
+_SPARE_SHARE = 6  # a region is kept for the next scatter if it takes no more than this part of the device's memory
 _LEAST_REGION = 20 * 2**30
 """Bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it."""
 
@@ -70,14 +67,11 @@ class CudaMemory:
         self._index = index
         self._facts = facts
         self._ballast = Ballast(facts)
-        self._total = facts.memory_bytes
-        """Bytes of the device's memory, or the limit."""
+        self._total = facts.memory_bytes  # bytes of the device's memory, or the limit
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
-        self._scrubbed = 0.0
-        """When the driver will be done with what was freed, on the clock of `time.monotonic`."""
-        self._locked: dict[int, Allocation] = {}
-        """Page-locked memory that lives, by its address on the host."""
+        self._scrubbed = 0.0  # when the driver will be done with what was freed, on the clock of `time.monotonic`
+        self._locked: dict[int, Allocation] = {}  # page-locked memory that lives, by its address on the host
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some sizes up and answers for the whole."""
         self._peer: int | None = None

@@ -134,8 +134,7 @@ def allocator(name: str, index: int) -> Allocator:
     return made[name]()
 
 
-_DEVICE_PAGE = 2 * 2**20
-"""Bytes in which the driver hands out device memory."""
+_DEVICE_PAGE = 2 * 2**20  # bytes in which the driver hands out device memory
 
 
 class Ballast:

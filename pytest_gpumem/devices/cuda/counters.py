@@ -32,12 +32,10 @@ from pytest_gpumem.records.what_ran import WhatRan
 
 BUFFER_BYTES = 2**20
 """Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the buffer: 8 MiB take 6 ms (H100)."""
-WAKING = 6
-"""Passes over the beacon alone after which counters that deliver nothing are given up."""
+WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
-WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")
-"""Counters that not every platform has."""
+WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
 CAUSES = {
     "USER": "prefetch",
     "COHERENCE": "fault",
@@ -80,8 +78,7 @@ class CudaCounters:
         self._events: list[PageEvent] = []
         self._failed: Exception | None = None
         self._receive: Callable[[Any, Any], None] | None = None
-        self._others = 0
-        """Records of other kinds that were delivered."""
+        self._others = 0  # records of other kinds that were delivered
         self._listeners: dict[int, Callable[[Any, Any], None]] = {}
         """By kind of record: who gets them until `unlisten`."""
 

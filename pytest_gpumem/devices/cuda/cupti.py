@@ -18,8 +18,7 @@ from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse,
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
 
-PASSES = 2
-"""Attempts while CUPTI delivers no record: the first records of a process may be lost."""
+PASSES = 2  # attempts while CUPTI delivers no record: the first records of a process may be lost
 
 _MEMORY = {
     "PAGEABLE": "pageable",
@@ -163,5 +162,4 @@ class Callbacks:
                 receive(int(cbid), data)
 
 
-CALLBACKS = Callbacks()
-"""The callbacks of this process."""
+CALLBACKS = Callbacks()  # the callbacks of this process

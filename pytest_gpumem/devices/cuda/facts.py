@@ -45,8 +45,7 @@ _LANE_BANDWIDTH = {
 }
 
 
-Asked: TypeAlias = "FactsProcess | KeptAnswer"
-"""What has an answer, or will have one."""
+Asked: TypeAlias = "FactsProcess | KeptAnswer"  # what has an answer, or will have one
 
 
 class CudaUnavailable(Exception):
@@ -101,15 +100,12 @@ def read_facts(index: int, asked: Asked | None = None) -> Found:
 class Found(msgspec.Struct, frozen=True, tag=True):
     """What the driver says of a device."""
 
-    facts: DeviceFacts
-    """In the answer of `query` without `cuda`, which is CuPy's."""
-    supported: int
-    """Newest version of CUDA that the driver supports, as 1000 x major + 10 x minor."""
+    facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
+    supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
     gpus: tuple[str, ...] = ()
     """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the others. The second one is its peer
     (`links.peer_of`)."""
-    alike: tuple[str, ...] = ()
-    """Those of them whose results are of the same device: equal `DeviceFacts.key`."""
+    alike: tuple[str, ...] = ()  # those of them whose results are of the same device: equal `DeviceFacts.key`
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -336,8 +332,7 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-SECONDS = 60.0
-"""How long the driver may take to answer."""
+SECONDS = 60.0  # how long the driver may take to answer
 
 _ROOT = Path(__file__).resolve().parents[3]
 # Standard library and installed packages come before the folders of the project's tests, whose modules may have their names.
@@ -355,8 +350,7 @@ class FactsProcess:
     """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `NoAnswer`: no process can be started."""
 
     def __init__(self, index: int, file: Path | None = None) -> None:
-        self.file = file
-        """Where its answer is to be kept."""
+        self.file = file  # where its answer is to be kept
         command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

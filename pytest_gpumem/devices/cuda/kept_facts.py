@@ -20,8 +20,7 @@ from pytest_gpumem.records.device import DeviceFacts
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MPS = Path("/tmp/nvidia-mps")
 """Where the control daemon of MPS has its pipes, unless a variable names another folder (NVIDIA, Multi-Process Service)."""
-_PREFIXES = ("CUDA_", "NVIDIA_")
-"""Of variables that may decide which GPUs CUDA sees, and in which order."""
+_PREFIXES = ("CUDA_", "NVIDIA_")  # of variables that may decide which GPUs CUDA sees, and in which order
 
 
 class KeptAnswer:

@@ -47,8 +47,7 @@ class CudaKernels:
         self._facts = facts
         self._compiler = compiler
         # A Launch holds mappings and cannot be hashed, so it is found by identity and forgotten when it dies.
-        self._entered: Stream | None = None
-        """The current stream of the libraries, inside `current_stream`."""
+        self._entered: Stream | None = None  # the current stream of the libraries, inside `current_stream`
         self._prepared: dict[int, tuple[weakref.ref[Launch], Prepared]] = {}
 
     def compile(self, launch: Launch) -> None:

@@ -18,10 +18,8 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 
-_HOST, _DEVICE, _MANAGED = 1, 2, 3
-"""`cudaMemoryType`; 0 is memory that CUDA does not know."""
-_PAGE = 4096
-"""Bytes of a page of the host, the least that page-locked memory takes."""
+_HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA does not know
+_PAGE = 4096  # bytes of a page of the host, the least that page-locked memory takes
 
 
 def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:

@@ -27,8 +27,7 @@ BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 """Of cuda-bindings, which names places as its own CUDA does."""
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
-BEACON_BYTES = 2 * 2**20
-"""Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
+BEACON_BYTES = 2 * 2**20  # size of one block of the driver's: no other pages share it, so no fault beside it moves it
 # Errors of a driver without the call: one of CUDA 12, or for a GPU that cannot do it.
 _TOO_OLD = ("cudaErrorNotSupported", "cudaErrorCallRequiresNewerDriver", "cudaErrorInsufficientDriver")
 

@@ -31,8 +31,7 @@ _LOADS = (
 """Calls whose first parameter is the address of the new handle of a module or library."""
 _LOOKS_UP = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryGetModule")
 """Calls whose first parameter is the address of a handle, and whose second the handle of what holds it."""
-_BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")
-"""Those whose third parameter is the name of a kernel."""
+_BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")  # those whose third parameter is the name of a kernel
 _LAUNCHES = tuple(
     f"{name}{suffix}" for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel") for suffix in ("", "_ptsz")
 )
@@ -62,16 +61,12 @@ class Modules:
         """By CUPTI's number of the module; parsed when it is first asked for."""
         self._holder: dict[int, int] = {}
         """By the handle of a function, kernel or library's module: the handle that it was looked up in."""
-        self._loaded: dict[int, list[int]] = {}
-        """Modules by the handle of a CUmodule or CUlibrary."""
-        self._unplaced: list[int] = []
-        """Modules whose handle is unknown."""
-        self._names: dict[int, set[str]] = {}
-        """Names of the kernels that were looked up in each module or library."""
+        self._loaded: dict[int, list[int]] = {}  # modules by the handle of a CUmodule or CUlibrary
+        self._unplaced: list[int] = []  # modules whose handle is unknown
+        self._names: dict[int, set[str]] = {}  # names of the kernels that were looked up in each module or library
         self._local = threading.local()
         self._collecting: list[Launch] | None = None
-        self.failed: Exception | None = None
-        """What went wrong in a callback: from then on no code is known."""
+        self.failed: Exception | None = None  # what went wrong in a callback: from then on no code is known
         self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
         self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
         from cupti import cupti  # the callbacks have found it

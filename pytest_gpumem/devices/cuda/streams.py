@@ -74,8 +74,7 @@ class Holds:
         self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
-        self._calls: dict[tuple[int, float], KernelCall] = {}
-        """By flag and time-out."""
+        self._calls: dict[tuple[int, float], KernelCall] = {}  # by flag and time-out
 
     def hold(self, stream: CudaStream, timeout: float) -> CudaHold:
         """Make `stream` wait. Raises `DeviceError` with all flags in use."""

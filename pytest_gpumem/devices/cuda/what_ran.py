@@ -37,8 +37,7 @@ _WAITS = {
     "STREAM_WAIT_EVENT": (StepKind.JOIN, ""),
 }
 """CUpti_ActivitySynchronizationType in our words."""
-_WINDOW = struct.Struct("<QQfii")
-"""CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp."""
+_WINDOW = struct.Struct("<QQfii")  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
 _PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}
 """CUaccessProperty."""
 
@@ -55,12 +54,9 @@ class Seen:
     def __init__(self) -> None:
         self.steps: list[tuple[tuple[int, int, int], Step, bool]] = []
         """Position in the launch, step, and True for a kernel that was launched by a call of its own."""
-        self.calls: list[tuple[int, str]] = []
-        """Start in nanoseconds on CUPTI's clock, and name."""
-        self.waits: list[tuple[int, int, Step]] = []
-        """Start, position and step."""
-        self.priorities: dict[int, int] = {}
-        """By stream; 0 is left out."""
+        self.calls: list[tuple[int, str]] = []  # start in nanoseconds on CUPTI's clock, and name
+        self.waits: list[tuple[int, int, Step]] = []  # start, position and step
+        self.priorities: dict[int, int] = {}  # by stream; 0 is left out
 
     def receive(self, cupti: Any, record: Any) -> None:
         kind = cupti.ActivityKind(int(record.kind)).name

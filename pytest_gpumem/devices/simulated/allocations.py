@@ -84,8 +84,7 @@ class AddressSpace:
         _ = self._small.give_back(address) or self._large.give_back(address)
 
 
-_PINNABLE = 0.9
-"""Share of the host's memory that the system lets one process lock."""
+_PINNABLE = 0.9  # share of the host's memory that the system lets one process lock
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,11 @@ class Cost:
     """Virtual seconds of one allocation and its free."""
 
     kind: MemoryKind
-    by_driver: bool
-    """Every cycle goes to the driver, as `allocate` and `free` of the device do."""
-    call: float = 0.0
-    """Where it does not: the calls themselves."""
+    by_driver: bool  # every cycle goes to the driver, as `allocate` and `free` of the device do
+    call: float = 0.0  # where it does not: the calls themselves
     first: float = 0.0
     """Where it does not: growing the pool, once for each size, or after every synchronisation that empties it."""
-    keeps: bool = False
-    """Memory stays in the pool across synchronisations."""
+    keeps: bool = False  # memory stays in the pool across synchronisations
 
 
 COSTS = {
@@ -127,8 +123,7 @@ class SimulatedMemory:
         self._forget = forget
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
-        self._total = machine.sheet.memory_bytes
-        """Bytes of the device's memory, or the limit."""
+        self._total = machine.sheet.memory_bytes  # bytes of the device's memory, or the limit
         self._device_addresses = AddressSpace(0x7F00_0000_0000)
         self._host_addresses = AddressSpace(0x5500_0000_0000)
 

@@ -30,8 +30,7 @@ from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.what_ran import StepKind
 
-BACKED_BYTES = 256 * 2**10
-"""Most bytes of one allocation that real memory stands behind."""
+BACKED_BYTES = 256 * 2**10  # most bytes of one allocation that real memory stands behind
 
 Token = object
 

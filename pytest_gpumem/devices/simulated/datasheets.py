@@ -27,58 +27,42 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
-PCIE_GEN4_X16 = 16e9 * 16 / 8 * 128 / 130
-"""[PCIe] 31.5 GB/s one way."""
-PCIE_GEN5_X16 = 32e9 * 16 / 8 * 128 / 130
-"""[PCIe] 63.0 GB/s one way."""
+PCIE_GEN4_X16 = 16e9 * 16 / 8 * 128 / 130  # [PCIe] 31.5 GB/s one way
+PCIE_GEN5_X16 = 32e9 * 16 / 8 * 128 / 130  # [PCIe] 63.0 GB/s one way
 
 
 @dataclass(frozen=True)
 class Fit:
     """Parameters that no datasheet gives; `rows` says what each device's values were adjusted to."""
 
-    rows: str
-    """The rows of `ci/bench/simulated_fit.py` that decided these values."""
-    read_efficiency: float
-    """Share of the peak that pure reads reach."""
-    write_efficiency: float
-    """Share of the peak that pure writes reach."""
-    turnaround: float
-    """Share of the peak lost where reads and writes mix one to one (the bus turns around)."""
+    rows: str  # the rows of `ci/bench/simulated_fit.py` that decided these values
+    read_efficiency: float  # share of the peak that pure reads reach
+    write_efficiency: float  # share of the peak that pure writes reach
+    turnaround: float  # share of the peak lost where reads and writes mix one to one (the bus turns around)
     l2_hit_time: float
     """Time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue."""
-    l2_miss_time: float
-    """Latency that a load from DRAM adds."""
+    l2_miss_time: float  # latency that a load from DRAM adds
     shared_l2: float
     """Share of L2 that serves as one cache for lines which all SMs read: 1/2 where L2 has two partitions that each keep a copy."""
     sharpness: float
     """Slope of the miss curve at capacity: low associativity and hashing blur the step of an ideal LRU cache."""
-    knee: float
-    """Reuse distance, in capacities, at which half of the accesses miss."""
-    persisting_knee: float
-    """The same for persisting lines in their set-aside."""
-    persisting_sharpness: float
-    """The same for persisting lines."""
-    write_pressure: float
-    """Share of the cache that dirty lines take from reads when writes saturate the memory."""
-    thrash: float
-    """Extra cost of a miss that replaces a persisting line."""
-    streaming_retention: float
-    """Chance of a line with the streaming property to survive where a normal line would."""
+    knee: float  # reuse distance, in capacities, at which half of the accesses miss
+    persisting_knee: float  # the same for persisting lines in their set-aside
+    persisting_sharpness: float  # the same for persisting lines
+    write_pressure: float  # share of the cache that dirty lines take from reads when writes saturate the memory
+    thrash: float  # extra cost of a miss that replaces a persisting line
+    streaming_retention: float  # chance of a line with the streaming property to survive where a normal line would
     streaming_update: float
     """Extra cost of a miss on a streaming line that is read and written: it may be evicted in between."""
     squeeze_share: float
     """Share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does."""
-    squeeze_slope: float
-    """Share of the write bandwidth lost for each unit of L2 below that."""
+    squeeze_slope: float  # share of the write bandwidth lost for each unit of L2 below that
     turnover: float
     """Time in which the place of a block that ends is taken by the next one, over the root of its threads: the slowest warp decides."""
     l1_knee: float
     """Bytes that an SM reads over and over, over its L1 and shared memory, at which half of the loads miss L1."""
-    l1_sharpness: float
-    """Slope of the miss curve of L1."""
-    sparsity: float
-    """Exponent of the bandwidth lost where only a share of the sectors is used."""
+    l1_sharpness: float  # slope of the miss curve of L1
+    sparsity: float  # exponent of the bandwidth lost where only a share of the sectors is used
     merging: float
     """Cost of a written sector that several requests fill, over that of one that a single request fills."""
 
@@ -87,46 +71,32 @@ class Fit:
 class Datasheet:
     """One GPU as the model sees it."""
 
-    name: str
-    """Marketing name."""
+    name: str  # marketing name
     compute_capability: tuple[int, int]
     sm_count: int
-    max_threads_per_sm: int
-    """[CUDA]"""
-    max_blocks_per_sm: int
-    """[CUDA]"""
-    shared_bytes_per_sm: int
-    """[CUDA]"""
+    max_threads_per_sm: int  # [CUDA]
+    max_blocks_per_sm: int  # [CUDA]
+    shared_bytes_per_sm: int  # [CUDA]
     memory_bytes: int
-    memory_clock: float
-    """Half of the data rate of a pin, as the driver reports it."""
+    memory_clock: float  # half of the data rate of a pin, as the driver reports it
     memory_bus_bits: int
-    sm_clock: float
-    """Boost clock."""
-    ecc: bool | None
-    """ECC as delivered."""
+    sm_clock: float  # boost clock
+    ecc: bool | None  # ECC as delivered
     l2_bytes: int
     persisting_l2_max_bytes: int
-    default_set_aside: int
-    """Limit found in a new context."""
+    default_set_aside: int  # limit found in a new context
     l2_bandwidth: float
-    l2_latency: float
-    """Of a dependent load that hits L2."""
-    dram_latency: float
-    """Of a dependent load that misses L2."""
+    l2_latency: float  # of a dependent load that hits L2
+    dram_latency: float  # of a dependent load that misses L2
     link: str
-    link_bandwidth: float
-    """Theoretical, one way."""
-    pinned_share: float
-    """Share of the link that pinned copies reach."""
-    pageable_to_device: float
-    """Pageable copies, host to device: staged by the driver."""
+    link_bandwidth: float  # theoretical, one way
+    pinned_share: float  # share of the link that pinned copies reach
+    pageable_to_device: float  # pageable copies, host to device: staged by the driver
     pageable_to_host: float
     async_engines: int
     fit: Fit
 
-    access_policy_max_window_bytes: int = 128 * MIB
-    """Seen on H100 and H200."""
+    access_policy_max_window_bytes: int = 128 * MIB  # seen on H100 and H200
     dirty_share: float = 0.5
     """Share of L2 that may be dirty. Fit set: the rows "flush" of H100."""
     overlap: float = 3.0
@@ -165,14 +135,12 @@ class Datasheet:
     """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above."""
     cpu_fault_bytes: int = 16 * MIB // 48
     """Bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise."""
-    populate_bytes: int = 2 * MIB
-    """Page size of a first touch by the device."""
+    populate_bytes: int = 2 * MIB  # page size of a first touch by the device
     populate_time: float = 4e-6
     """Time of mapping one such page. An assumption, not fitted."""
     migration_share: float = 0.75
     """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
-    host_memory_bytes: int = 128 * GIB
-    """Memory of the modelled host."""
+    host_memory_bytes: int = 128 * GIB  # memory of the modelled host
     host_bandwidth: float = 13e9
     """Host code that reads or writes host memory. Fit set: H100's row "packed on the host"."""
     page_locking: float = 2.35e9

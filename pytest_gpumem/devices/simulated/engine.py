@@ -76,14 +76,12 @@ class SimulatedStream:
     """An in-order queue of items."""
 
     handle: int
-    ready: float = 0.0
-    """Virtual time at which the last finished item ended."""
+    ready: float = 0.0  # virtual time at which the last finished item ended
     queue: deque[tuple[float, Item]] = field(default_factory=deque)
     """Items that wait, each with the host's time of issue."""
     after_work: bool = False
     """The last item was work: a record behind it also waits for the work's writes to be visible."""
-    expired: bool = False
-    """A hold timed out since the last synchronisation."""
+    expired: bool = False  # a hold timed out since the last synchronisation
 
 
 class Engine:
@@ -103,8 +101,7 @@ class Engine:
         self._tick = tick
         self._running: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
         """End and share of the work on each engine that had not ended when the last one started."""
-        self._last = dict.fromkeys(ENGINES, 0.0)
-        """Start of that last work: none starts before it."""
+        self._last = dict.fromkeys(ENGINES, 0.0)  # start of that last work: none starts before it
         self.streams: list[SimulatedStream] = []
         self._busy: list[SimulatedStream] = []
         """Streams whose queue is not empty, in the order of `streams`: most that a long run has made have nothing to do."""

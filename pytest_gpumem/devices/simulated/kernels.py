@@ -28,8 +28,7 @@ from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 from pytest_gpumem.records.what_ran import StepKind
 
-_PREPARED = 512
-"""Launches kept ready."""
+_PREPARED = 512  # launches kept ready
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ class L2:
         self._lines: OrderedDict[int, Lines] = OrderedDict()
         self._persists = False
         """True if a line may persist. Most launches leave none, and need not add up zeros."""
-        self._snapshot: State | None = None
-        """The state, until something changes."""
+        self._snapshot: State | None = None  # the state, until something changes
 
     @property
     def capacity(self) -> float:

@@ -65,8 +65,7 @@ class Noise:
         self._launches = 0
 
 
-_IDLE = 0.1
-"""Seconds without work after which a device has to warm up again."""
+_IDLE = 0.1  # seconds without work after which a device has to warm up again
 
 
 class Machine:
@@ -78,17 +77,14 @@ class Machine:
         self.l2 = L2(sheet)
         self.timing = Timing(sheet, self.l2)
         self.noise = Noise(seed)
-        self.pages: dict[int, Pages] = {}
-        """Of managed allocations, by their identity."""
-        self.write_combined: set[int] = set()
-        """Identities of write-combined allocations."""
+        self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
+        self.write_combined: set[int] = set()  # identities of write-combined allocations
         self.watching: list[tuple[KernelUse | CopyUse, float]] | None = None
         """Kernels and copies so far, each with its start, while activity is recorded."""
         self._busy_until = 0.0
         self._running: list[tuple[float, float]] = []
         """End of each kernel under a window, and the bytes that are to persist for it."""
-        self._link_until = {True: 0.0, False: 0.0}
-        """When the last copy to the host, and the last one from it, ends."""
+        self._link_until = {True: 0.0, False: 0.0}  # when the last copy to the host, and the last one from it, ends
 
     @property
     def full_grid(self) -> LaunchShape:

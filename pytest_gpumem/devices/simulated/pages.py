@@ -13,8 +13,7 @@ from pytest_gpumem.devices.protocol import Advice
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
 
-PAGE_BYTES = 64 * 1024
-"""Bytes of one GPU page fault."""
+PAGE_BYTES = 64 * 1024  # bytes of one GPU page fault
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,8 @@ _REPLAY = 8.0e-6
 _SYNCHRONIZE = 4.0e-6
 ALLOCATE = 47.0e-6
 CALL = 0.2e-6
-_SUBMIT = 2.0e-6
-"""From a host call's end to the start of its work on an idle device."""
-_JOIN = 1.5e-6
-"""An event recorded and waited for."""
+_SUBMIT = 2.0e-6  # from a host call's end to the start of its work on an idle device
+_JOIN = 1.5e-6  # an event recorded and waited for
 
 
 @dataclass(eq=False)
@@ -73,13 +71,10 @@ class Timeline:
 
     def __init__(self, sheet: Datasheet) -> None:
         self.engine = Engine(submit=_SUBMIT, record=sheet.record, visibility=sheet.visibility, tick=sheet.tick)
-        self.host = 0.0
-        """Seconds on the host's clock."""
-        self.windows: dict[SimulatedStream, WindowSpec | None] = {}
-        """Of each stream that ever had one."""
+        self.host = 0.0  # seconds on the host's clock
+        self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # of each stream that ever had one
         self.capturing: Capture | None = None
-        self.cannot: CannotCapture | None = None
-        """Why the capture that is under way, or the last one, is impossible."""
+        self.cannot: CannotCapture | None = None  # why the capture that is under way, or the last one, is impossible
         self.watching: Watching | None = None
 
     def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:

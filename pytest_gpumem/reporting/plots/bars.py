@@ -27,12 +27,9 @@ from pytest_gpumem.reporting.plots.svg import (
 )
 from pytest_gpumem.units import format_time
 
-MOST = 40
-"""Changes that are drawn: the largest."""
-_NAMES = 190.0
-"""Units for the names of rows."""
-_PARTS = 118.0
-"""Units for the names of overlapping parts."""
+MOST = 40  # changes that are drawn: the largest
+_NAMES = 190.0  # units for the names of rows
+_PARTS = 118.0  # units for the names of overlapping parts
 
 
 @dataclass(frozen=True)

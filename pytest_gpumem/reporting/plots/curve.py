@@ -13,8 +13,7 @@ from pytest_gpumem.reporting.plots.svg import Frame, Unit, dot, drawing, fitted,
 COLOURS = 6
 """Series that have a colour of their own: classes s0, s1 ... of the style sheet."""
 _HEIGHT = 250.0
-_LOG_FROM = 20.0
-"""Ratio of the largest to the smallest number from which on its axis is logarithmic."""
+_LOG_FROM = 20.0  # ratio of the largest to the smallest number from which on its axis is logarithmic
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,8 @@ from pytest_gpumem.reporting.plots.svg import (
 )
 from pytest_gpumem.units import GiB, KiB, MiB, TiB, short_bytes
 
-COLOURS = ("s0", "s1", "s2", "s3", "s4", "s5")
-"""Classes of the series, in their order; more series begin again."""
-MOST = 10
-"""Tests in a plot of the largest."""
+COLOURS = ("s0", "s1", "s2", "s3", "s4", "s5")  # classes of the series, in their order; more series begin again
+MOST = 10  # tests in a plot of the largest
 _HEIGHT = 190.0
 _UNITS = (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
 

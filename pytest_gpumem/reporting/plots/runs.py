@@ -33,14 +33,11 @@ from pytest_gpumem.units import format_bytes, format_rate, format_time
 
 MOST = 96
 """Samples that are drawn. Of more, the extremes of neighbours are drawn: no outlier and no drift is lost."""
-MOST_INTERVAL = 1.2
-"""Share of the largest value up to which the ends of intervals widen a plot."""
-_FEW = 60
-"""Samples up to which their dots are larger."""
+MOST_INTERVAL = 1.2  # share of the largest value up to which the ends of intervals widen a plot
+_FEW = 60  # samples up to which their dots are larger
 _HEIGHT = 132.0
 _BINS = 20
-_HISTOGRAM = 78.0
-"""Units for the histogram on the right."""
+_HISTOGRAM = 78.0  # units for the histogram on the right
 
 
 def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Markup:
@@ -104,12 +101,9 @@ class Past:
     """One row's measurement in an earlier run."""
 
     utc: datetime
-    latency: float
-    """Seconds of one launch."""
-    half_width: float | None = None
-    """Half of its 95 % interval, in seconds."""
-    revision: str | None = None
-    """Of the code that was measured."""
+    latency: float  # seconds of one launch
+    half_width: float | None = None  # half of its 95 % interval, in seconds
+    revision: str | None = None  # of the code that was measured
     file: bool = False
     """True if it is from a file of results, of any time and any number of processes; False if from a process of the baseline."""
 

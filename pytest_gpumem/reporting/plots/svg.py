@@ -10,12 +10,10 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
-"""Folder of the page's template, style sheet and script."""
+TEMPLATES = Path(__file__).parents[1] / "templates"  # folder of the page's template, style sheet and script
 WIDTH = 480
 """Units across a drawing, which takes the width of its column: on a telephone a unit is three quarters of a pixel."""
-CHARACTER = 6.9
-"""Units across a character of the drawings' font, on average."""
+CHARACTER = 6.9  # units across a character of the drawings' font, on average
 
 
 @cache
@@ -104,8 +102,7 @@ def fitted(content: str, units: float) -> str:
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _RATES = (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0))
-_MANY = 5000.0
-"""Ratio of the ends of a logarithmic scale from which on only powers of ten have labels."""
+_MANY = 5000.0  # ratio of the ends of a logarithmic scale from which on only powers of ten have labels
 
 
 @dataclass(frozen=True)
@@ -192,8 +189,7 @@ def from_zero(values: Sequence[float]) -> tuple[float, float]:
     return 0.0, max(max(values, default=0.0), 1e-300) * 1.08
 
 
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 20.0, 34.0
-"""Units around a plot."""
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 20.0, 34.0  # units around a plot
 
 
 @dataclass(frozen=True)
