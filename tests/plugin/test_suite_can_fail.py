@@ -481,6 +481,8 @@ AT_SHARES, TWO_KERNELS, TWO_WINDOWS = (
     "test_two_windows_at_once",
 )
 RESETS = {how: f"test_a_reset_gives_the_next_kernel_all_of_l2[by_the_{how}]" for how in ("window", "context", "plugin")}
+NEVER_SLOWER = {mib: f"test_a_fitted_window_is_never_slower_than_none[{mib}]" for mib in (1, 2, 4, 6, 8, 12, 16, 24)}
+LARGE = {NEVER_SLOWER[16], NEVER_SLOWER[24]}
 GAINS = PERSISTENCE | {AT_SHARES, TWO_KERNELS, *RESETS.values()}
 GPU_FIRST = {f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")}
 LINK_BOUNDS = "test_the_link_bounds_migration_and_not_the_kernel"
@@ -532,11 +534,11 @@ def staging(streams: int, rounds: int = 200) -> str:
 
 
 REMOVALS = [
-    Removal(no_window, frozenset(GAINS)),
+    Removal(no_window, frozenset({*GAINS, *LARGE, TWO_WINDOWS})),
     Removal(no_set_aside, frozenset(GAINS | {TWO_WINDOWS})),
-    Removal(largest_set_aside, frozenset({BUSY_LOOKUP})),
+    Removal(largest_set_aside, frozenset({BUSY_LOOKUP, *NEVER_SLOWER.values()})),
     Removal(hit_ratio_ignored, frozenset({THRASHING, AT_SHARES})),
-    Removal(windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES})),
+    Removal(windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES, TWO_KERNELS})),
     Removal(the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES, TWO_WINDOWS})),
     Removal(lines_persist_for_good, frozenset({RESETS["context"], RESETS["plugin"]})),
     *(Removal(no_reset_by(how), frozenset({RESETS[how]})) for how in ("window", "context")),
@@ -635,11 +637,8 @@ REMOVALS = [
     Removal(bank_conflicts_cost_nothing, frozenset({PADDING})),
     Removal(padding_does_nothing, frozenset({PADDING, "test_a_padded_transpose_is_nearly_a_copy"})),
     Removal(l2_keeps_nothing, frozenset({"test_l2_answers_sooner_than_dram", LADDER})),
-    Removal(nothing_hits_twice, frozenset({"test_l2_answers_sooner_than_dram", LADDER, KNEE, *GAINS})),
-    Removal(
-        l2_is_three_times_its_size,
-        frozenset({KNEE, "test_lookup_table_stays_in_l2", "test_sliding_window", AT_SHARES, TWO_KERNELS, *RESETS.values()}),
-    ),
+    Removal(nothing_hits_twice, frozenset({"test_l2_answers_sooner_than_dram", LADDER, KNEE, *GAINS, *LARGE})),
+    Removal(l2_is_three_times_its_size, frozenset({KNEE, *GAINS, TWO_WINDOWS})),
     Removal(every_walk_is_the_same, frozenset({"test_a_walk_that_goes_on_finds_no_line_of_the_last", LADDER})),
     Removal(the_link_answers_at_once, frozenset({MAPPED, LADDER})),
     Removal(dram_at_three_quarters, frozenset(STREAM), says=r"is below min_bandwidth \d+ GB/s"),
