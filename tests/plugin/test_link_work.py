@@ -90,6 +90,22 @@ def test_kind(memory_kind):
         result.stdout.fnmatch_lines([line])
 
 
+def test_a_part_runs_on_its_persisting_stream_until_that_ends(run: Run) -> None:
+    body = """
+def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream):
+    x, y = device_buffer(1 * MiB), device_buffer(1 * MiB)
+    with persisting_stream(x) as stream:
+        work = gpu_work.kernel(gpu_kernels.copy.with_stream(stream), x, y)
+        assert gpu_benchmark(work).latency > 0
+        ran = gpu_device.counters.what_ran(lambda: work.queue(gpu_device.streams.create()), lambda: None)
+        assert [step.window for step in ran.launch if step.kind == "kernel"] == ["1 MiB at hit ratio 1, persisting, else streaming"]
+    work.queue(gpu_device.streams.create())
+"""
+    result = run(body)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*BadWork: copy: the `with` block of its persisting stream has ended, and its window with it*"])
+
+
 def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
     body = """
 def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):

@@ -100,6 +100,12 @@ def test_kernels_of_one_name_and_shape_are_added_up(cupti: FakeCupti) -> None:
     assert cupti.on == set()
 
 
+def test_the_time_in_which_kernels_ran_at_once(cupti: FakeCupti) -> None:
+    spans = ((0, 10), (4, 8), (6, 20), (20, 30), (40, 50))
+    assert watched(cupti, *(kernel(cupti, "add", *span) for span in spans)).at_once == 6
+    assert watched(cupti, *(kernel(cupti, "add", *span) for span in spans[-3:])).at_once == 0
+
+
 def test_copies_have_their_kinds_of_memory_and_memsets_are_apart(cupti: FakeCupti) -> None:
     memset = SimpleNamespace(
         kind=int(cupti.ActivityKind.MEMSET), bytes=64, start=0, end=3, memory_kind=int(cupti.ActivityMemoryKind.DEVICE_STATIC)

@@ -151,3 +151,36 @@ def test_under_mps_an_unset_variable_is_said(table: Table, monkeypatch: pytest.M
     monkeypatch.setattr(table.device.machine, "facts", structs.replace(table.device.facts, mps=True))
     with pytest.raises(Unsupported, match="is not set in this process"):
         table.device.l2.request_set_aside(0)
+
+
+def at_once(blocks: int, ratio: float, set_aside: int) -> tuple[float, float]:
+    """Two look-ups at once on streams of their own: the share of their time in which both run, and seconds until both are done."""
+    bench = Workbench()
+    bench.warm_up()
+    device = bench.device
+    device.l2.request_set_aside(set_aside)
+    work = []
+    for _ in range(2):
+        table, stream = bench.memory(24 * MIB), device.streams.create()
+        device.l2.set_window(stream, WindowSpec(table.address, table.nbytes, ratio))
+        work.append((bench.bind(lookup(), blocks=blocks, table=table, out=bench.memory(64 * MIB)), stream))
+
+    def both() -> None:
+        for launch, stream in work:
+            device.kernels.launch(launch, stream)
+        device.streams.synchronize()
+
+    both()
+    begun = device.now()
+    ran = device.counters.activity(both)
+    return ran.at_once / sum(kernel.nanoseconds for kernel in ran.kernels), device.now() - begun
+
+
+def test_kernels_run_side_by_side_where_their_threads_fit_together() -> None:
+    assert at_once(32, 0.5, 25 * MIB)[0] > 0.4
+    assert at_once(264, 0.5, 25 * MIB)[0] == 0.0
+
+
+def test_windows_of_kernels_that_run_at_once_share_the_set_aside() -> None:
+    thrashing, half = (at_once(32, ratio, 25 * MIB)[1] for ratio in (1.0, 0.5))
+    assert thrashing > 1.02 * half
