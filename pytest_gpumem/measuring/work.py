@@ -259,6 +259,36 @@ class _Several(Work):
             work.close()
 
 
+class After(Work):
+    """A piece of work, of which each run comes after an untimed run of another.
+
+    Args:
+        before: what comes before; it may be of the host.
+        work: the measured piece.
+    """
+
+    def __init__(self, before: Work, work: Work) -> None:
+        self.before, self.work = before, work
+        self.name, self.on_host, self.verifies = work.name, work.on_host, work.verifies
+
+    @property
+    def engines(self) -> frozenset[str]:
+        return self.work.engines
+
+    @property
+    def traffic(self) -> Traffic | None:
+        return self.work.traffic
+
+    def queue(self, stream: Stream) -> None:
+        self.work.queue(stream)
+
+    def poison(self, stream: Stream) -> None:
+        self.work.poison(stream)
+
+    def verify(self) -> None:
+        self.work.verify()
+
+
 class InTurn(_Several):
     """One piece of work after another, each on the result of the one before. `verify` checks the result of the last."""
 

@@ -9,11 +9,12 @@ from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Kernel, Role
 from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.measuring.target import Target, WrongResult
+from pytest_gpumem.measuring.target import Target, WrongResult, nothing
 from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
+    After,
     Allocating,
     BadWork,
     Copy,
@@ -175,7 +176,8 @@ def work_target(work: Work, arena: Arena) -> Target:
         launch=lambda place, queue: work.queue(queue),
         traffic=work.traffic,
         waits=work.on_host,
-        restores=True,  # nothing is restored, but launches that spread over streams do not follow each other in a batch
+        prepare=work.before.queue if isinstance(work, After) else nothing,
+        restores=True,  # where nothing is restored, launches that spread over streams do not follow each other in a batch
         check=check if work.verifies else None,
     )
 
@@ -245,6 +247,13 @@ class Works:
     def in_turn(self, *works: Work) -> InTurn:
         """Pieces of work one after another. Raises `BadWork` for fewer than two."""
         return self._keep(InTurn(self._arena.device, self._works(works)))
+
+    def after(self, before: Work, work: Work) -> After:
+        """`work`, with an untimed run of `before` ahead of every sample, which finds the caches as that leaves them.
+
+        Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
+        """
+        return self._keep(After(*self._works([before, work])))
 
     def together(self, *works: Work) -> Together:
         """Pieces of work on separate data, at once; its measurement reports how much of the time is hidden.

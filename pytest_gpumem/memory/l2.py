@@ -26,6 +26,8 @@ Where = Literal["stream", "graph", "launch"]
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
 _HIT = (AccessProperty.PERSISTING.value, *_MISS)
+FREE_STEPS = 3
+"""Steps of L2/16 that a saturated kernel beside the window hardly misses."""
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
 
 
@@ -45,7 +47,8 @@ class Asked:
     """None: as much as the set-aside holds; all of it where the hit property is not persisting."""
     set_aside: Literal["fit", "max", "off"] | int
     hit: AccessProperty
-    miss: AccessProperty
+    miss: AccessProperty | None
+    """None: normal under a fitted hit ratio below 1, else streaming."""
     where: Where
     allow_thrash: bool
     clamped_from: int | None
@@ -82,8 +85,8 @@ def asked(
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
     if hit not in _HIT:
         raise BadWindow(f'hit={hit!r}; accepted are "persisting", "streaming" and "normal"')
-    if miss not in _MISS:
-        raise BadWindow(f'miss={miss!r}; accepted are "streaming" and "normal"')
+    if miss not in ("fit", *_MISS):
+        raise BadWindow(f'miss={miss!r}; accepted are "fit", "streaming" and "normal"')
     if where not in _WHERE:
         raise BadWindow(f'where={where!r}; accepted are "stream", "graph" and "launch"')
     if not isinstance(allow_thrash, bool):
@@ -96,7 +99,7 @@ def asked(
         hit_ratio=None if fitted else float(hit_ratio),
         set_aside=_set_aside(facts, set_aside),
         hit=AccessProperty(hit),
-        miss=AccessProperty(miss),
+        miss=None if miss == "fit" else AccessProperty(miss),
         where=where,
         allow_thrash=allow_thrash,
         clamped_from=buffer.nbytes if window == "clamp" and nbytes < buffer.nbytes - start else None,
@@ -165,17 +168,20 @@ def _set_aside(facts: DeviceFacts, given: Any) -> Literal["fit", "max", "off"] |
 
 
 def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
-    """The set-aside for a window of `nbytes`, in steps of L2/16: the least that holds it, and one more if that is a quarter of L2 at most.
+    """The set-aside for a window of `nbytes`: the least number of steps of L2/16 that holds it, and one more where that pays.
 
-    Never above L2/2 or the device's maximum. With the least, the window's lines overflow some sets at some placements, and a launch takes 5
-    to 25 % longer there; with one step more at none. Beyond a quarter of L2 that step costs up to 9 %, because what is set aside is missing
-    for everything else (`ci/records/nvidia-h200/l2_placements.json`); the maximum, which guides recommend, makes a saturated kernel up to
-    2.2 times slower.
+    With the least, the window's lines overflow some sets at some placements, and a launch takes 5 to 25 % longer there; with one more at
+    none. Up to three steps together the additional one costs nothing. A fourth costs up to 8 %: it pays where the window leaves less than
+    half a step free. Above, one more costs up to 32 %, because what is set aside is missing for everything else; the maximum, which guides
+    recommend, makes a saturated kernel up to 2.2 times slower. Never above L2/2 or the device's maximum.
+
+    Measured: `ci/records/nvidia-h100/l2_placements.json` and `ci/records/nvidia-h200/l2_placements.json`.
     """
     step = facts.l2_step_bytes
-    least = -(-nbytes // step) * step
-    roomy = least + step if least + step <= facts.l2_bytes // 4 else least
-    return min(roomy, min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes) // step * step)
+    steps = -(-nbytes // step)
+    if steps + 1 <= FREE_STEPS or (steps == FREE_STEPS and 2 * (steps * step - nbytes) < step):
+        steps += 1
+    return min(steps, min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes) // step) * step
 
 
 def fit_hit_ratio(set_aside: int, nbytes: int) -> float:
@@ -251,7 +257,19 @@ class PersistingStream:
         if self.asked.set_aside == "off" or self.closed or self._reset == "context":
             return None
         ratio, hit = (1.0, AccessProperty.NORMAL) if self._reset == "window" else (self.hit_ratio, self.asked.hit)
-        return WindowSpec(self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self.asked.miss)
+        return WindowSpec(self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self._miss)
+
+    @property
+    def _miss(self) -> AccessProperty:
+        """The property of the window's other accesses.
+
+        Streaming lines go first, also those that would stay in L2 without a window: on an H200 a table of 6 MiB of which the set-aside
+        holds 3.75 MiB takes 33 % longer than without a window, and as long with normal ones. A table that L2 does not hold takes as long
+        with either.
+        """
+        if self.asked.miss is not None:
+            return self.asked.miss
+        return AccessProperty.NORMAL if self.asked.hit_ratio is None and self.hit_ratio < 1 else AccessProperty.STREAMING
 
     @property
     def window(self) -> Window | None:
@@ -459,7 +477,7 @@ def persisting(
     hit_ratio: Literal["fit"] | float = "fit",
     set_aside: Literal["fit", "max", "off"] | int | str = "fit",
     hit: Literal["persisting", "streaming", "normal"] = "persisting",
-    miss: Literal["streaming", "normal"] = "streaming",
+    miss: Literal["fit", "streaming", "normal"] = "fit",
     window: Literal["error", "clamp"] | int | str = "error",
     offset: int | str = 0,
     where: Where = "stream",
@@ -479,7 +497,7 @@ def persisting(
             or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
             in the result.
         hit: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
-        miss: access property of the window's other accesses.
+        miss: access property of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else streaming.
         window: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused
             ("error") or covered from `offset` on as far as possible ("clamp").
         offset: bytes of the buffer before the window.

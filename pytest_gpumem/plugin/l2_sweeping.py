@@ -216,7 +216,12 @@ class L2Sweeps:
         # The same launch on several streams, such as off and persisting, is one sweep.
         name = (function.name, function.blocks) if isinstance(function, BoundKernel) else (id(function), None)
         buffer, nbytes, asked = stream.buffer, stream.nbytes, stream.asked
-        options = {"miss": asked.miss.value, "where": asked.where, "window": asked.nbytes, "offset": asked.offset}
+        options = {
+            "miss": "fit" if asked.miss is None else asked.miss.value,
+            "where": asked.where,
+            "window": asked.nbytes,
+            "offset": asked.offset,
+        }
         identities = (*map(id, args), *((keyword, id(value)) for keyword, value in kwargs.items()), id(buffer))
         key = (*name, *identities, mode, *options.values())
         if key not in self._seen:

@@ -175,61 +175,50 @@ def test_sliding_window_at_shares_of_l2(sliding_window, gpu_device, device_buffe
         assert one.ratio_one > 0.95 * one.off, one
 
 
-@pytest.fixture
-def after_a(
-    gpu_benchmark, gpu_device, gpu_kernels, device_buffer, persisting_stream, streamed_bytes
-) -> Callable[[Callable[..., None] | None], dict[str, float]]:
-    """Kernel A uses its table ten times under a window, B follows, something resets; then C reads half of L2 again and again.
-
-    The fixture takes what resets, given the stream and a launch of A. The result is seconds of C: after the reset ("reset"), without one
-    ("persisting"), and where nothing has persisted with the same set-aside ("never").
-    """
-
-    def measure(reset: Callable[..., Any]) -> dict[str, float]:
-        facts = gpu_device.facts
-        data, out = device_buffer(facts.persisting_l2_max_bytes * 4 // 5 // 4096 * 4096, "i4"), device_buffer(streamed_bytes, "i4")
-        tiles, passes = facts.l2_bytes // 2 // TILE_BYTES, 32
-        read, sums = device_buffer(tiles * TILE_BYTES, "i4"), device_buffer((tiles * passes,), "i4")
-        with persisting_stream(data, set_aside="max") as stream:
-            a, b = (kernel.with_stream(stream) for kernel in (gpu_kernels.reset_data, gpu_kernels.reset_data.with_grid(LEAN_GRID)))
-            # On the persisting stream: before a measurement without one, persisting lines are reset.
-            c = partial(gpu_benchmark, gpu_kernels.l2_read, read, sums, passes, mode="hot", stream=stream)
-            found = {"never": c(label="C, nothing has persisted").latency}
-            for name in ("persisting", "reset"):
-                for _ in range(10):
-                    a(out, data)
-                b(out, data)
-                own = reset(stream, partial(a, out, data)) if name == "reset" else {}
-                label = "C, after a reset" if name == "reset" else "C, without a reset"
-                found[name] = c(label=label, **(own or {})).latency
-        return found
-
-    return measure
-
-
-def by_the_window(stream: Any, a: Callable[[], None]) -> None:
-    """The first of the guide's ways: lines turn normal as work under a window with the property normal touches them."""
-    stream.reset("window")
-    a()
-
-
-def by_the_context(stream: Any, a: Callable[[], None]) -> None:
-    """The second: all persisting lines turn normal at once."""
-    stream.reset("context")
-
-
-def by_the_plugin(stream: Any, a: Callable[[], None]) -> dict[str, Any]:
-    """The plugin's own, before a measurement without a window."""
-    return {"stream": None}
-
-
 @few_samples
-@pytest.mark.parametrize("reset", [by_the_window, by_the_context, by_the_plugin])
-def test_a_reset_gives_the_next_kernel_all_of_l2(after_a, reset):
-    """C takes longer while lines of A persist, and after each reset as long as where nothing has persisted."""
-    seconds = after_a(reset)
-    assert seconds["persisting"] > 1.1 * seconds["never"], seconds
-    assert seconds["reset"] < 1.05 * seconds["never"], seconds
+@pytest.mark.parametrize("way", ["by the window", "by the context", "by closing"])
+def test_a_reset_gives_the_next_kernel_all_of_l2(
+    gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream, streamed_bytes, way
+):
+    """A uses its table ten times under a window, B follows, something resets; then C, which reads half of L2 eight times.
+
+    C takes longer where A's lines still persist than where nothing has persisted, and as long after each reset: by the window, whose lines
+    turn normal as work touches them; by the context, all lines at once; and by the end of the `with` block.
+    """
+    facts = gpu_device.facts
+    data, out = device_buffer(facts.persisting_l2_max_bytes * 4 // 5 // 4096 * 4096, "i4"), device_buffer(streamed_bytes // 4, "i4")
+    tiles, passes = facts.l2_bytes // 2 // TILE_BYTES, 8
+    read, sums = device_buffer(tiles * TILE_BYTES, "i4"), device_buffer((tiles * passes,), "i4")
+    c = gpu_work.kernel(gpu_kernels.l2_read, read, sums, passes)
+
+    def seconds(label: str, *before: Callable[[], object]) -> float:
+        prepared = gpu_work.host(lambda: [step() for step in before])
+        return float(gpu_benchmark(gpu_work.after(prepared, c), label=label, mode="hot").latency)
+
+    def ten_times_and_b(stream: Any) -> None:
+        a = gpu_kernels.reset_data.with_stream(stream)
+        for kernel in (*[a] * 10, a.with_grid(LEAN_GRID)):
+            kernel(out, data)
+
+    def in_a_block() -> None:
+        with persisting_stream(data, set_aside="max") as inner:
+            ten_times_and_b(inner)
+
+    # The set-aside stays the same: a block that changed it would reset the lines by that.
+    with persisting_stream(device_buffer(64 * 1024, "i4"), set_aside="max") as outer:
+        outer.handle  # noqa: B018, nothing is measured on it
+        with persisting_stream(data, set_aside="max", hit_ratio=1.0) as stream:
+            work = partial(ten_times_and_b, stream)
+            touch = partial(gpu_kernels.reset_data.with_stream(stream), out, data)
+            resets = {"by the window": (partial(stream.reset, "window"), touch), "by the context": (partial(stream.reset, "context"),)}
+            never = seconds("C, nothing has persisted", partial(stream.reset, "window"), work)
+            persisting = seconds("C, without a reset", stream.renew, work)
+            if way in resets:
+                after = seconds("C, after a reset", stream.renew, work, *resets[way])
+        if way == "by closing":
+            after = seconds("C, after a reset", in_a_block)
+    assert persisting > 1.1 * never
+    assert after < 1.05 * never
 
 
 @few_samples

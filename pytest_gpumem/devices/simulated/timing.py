@@ -370,12 +370,12 @@ class Timing:
         if window.hit is AccessProperty.NORMAL:
             again = miss * (1.0 - held)
             return _Hits(first, again, again, left, lines.persisting, 1.0, released=window.hit_ratio * covered * lines.persisting)
-        # Streaming and normal misses are one here, because on an H100 they took the same time.
         ratio = window.hit_ratio * covered if window.hit is AccessProperty.PERSISTING else 0.0
         persisting = ratio * u.footprint
         lost = miss_ratio((persisting + beside) / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
-        streaming, streams = (1.0 - miss) * fit.streaming_retention, covered - ratio
+        retained = fit.streaming_retention if window.miss is AccessProperty.STREAMING else 1.0
+        streaming, streams = (1.0 - miss) * retained, covered - ratio
         # A persisting line that its set-aside has lost is found where a normal one would be.
         sector = ratio * (1.0 - lost * miss) + (1.0 - covered) * (1.0 - miss) + streams * streaming
         # A streaming line may go between its read and its write.

@@ -18,13 +18,14 @@ H100 = choose("sim:h100").facts
         (1 * MiB, 6.25 * MiB),  # one step of L2/16 holds it, and one more
         (3.125 * MiB, 6.25 * MiB),
         (8 * MiB, 12.5 * MiB),
-        (9.5 * MiB, 12.5 * MiB),  # one more would be above L2/4
+        (7.5 * MiB, 9.375 * MiB),  # three steps, with half of one free
+        (9.5 * MiB, 12.5 * MiB),  # four steps hold it
         (16 * MiB, 18.75 * MiB),
         (24 * MiB, 25 * MiB),
         (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
     ],
 )
-def test_what_holds_the_window_and_a_step_more_up_to_a_quarter_of_l2(window: float, set_aside: float) -> None:
+def test_what_holds_the_window_and_a_step_more_where_that_pays(window: float, set_aside: float) -> None:
     assert H100.l2_bytes == 50 * MiB
     assert fit_set_aside(H100, int(window)) == int(set_aside)
 

@@ -222,7 +222,7 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"set_aside": "75%"}, "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
         ({"set_aside": "a%"}, "set_aside='a%'"),
         ({"set_aside": "-5%"}, "set_aside='-5%'"),
-        ({"miss": "persisting"}, 'miss=\'persisting\'; accepted are "streaming" and "normal"'),
+        ({"miss": "persisting"}, 'miss=\'persisting\'; accepted are "fit", "streaming" and "normal"'),
         ({"hit": "often"}, 'hit=\'often\'; accepted are "persisting", "streaming" and "normal"'),
         ({"window": "cut"}, 'window=\'cut\'; accepted are "error", "clamp", bytes and a size such as "8 MiB"'),
         ({"window": 0}, 'window=0 bytes; set_aside="off" measures without a window'),
@@ -278,7 +278,7 @@ def test_memory_of_another_device_is_refused(device: CountedDevice, watched: Wat
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
     with persisting(device, arena.buffer(192 * MiB), window="clamp") as stream:
-        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128)
+        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128, miss=AccessProperty.NORMAL)
         assert stream.notes == ("the window covers the first 128 MiB of 192 MiB: no larger one is possible",)
     with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
@@ -291,6 +291,13 @@ def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -
         assert spec.miss is AccessProperty.NORMAL
         assert stream.window is not None
         assert (stream.window.where, stream.window.hit, stream.window.miss) == ("stream", "persisting", "normal")
+
+
+@pytest.mark.parametrize(("ratio", "miss"), [("fit", "normal"), (0.625, "streaming"), (1.0, "streaming")])
+def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(device: CountedDevice, arena: Arena, ratio: Any, miss: str) -> None:
+    with persisting(device, arena.buffer(40 * MiB), hit_ratio=ratio, allow_thrash=True) as stream:
+        assert stream.window is not None
+        assert stream.window.miss == miss
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
@@ -333,11 +340,11 @@ def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice,
     with persisting(device, buffer) as stream:
         watched.calls.clear()
         stream.reset("window")
-        assert watched.calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, hit=AccessProperty.NORMAL))]
+        assert watched.calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL))]
         assert stream.window is not None
         assert stream.window.hit == "normal"
         stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625)
+        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625, miss=AccessProperty.NORMAL)
         with pytest.raises(BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'):
             stream.reset("wait")  # type: ignore[arg-type]
 
