@@ -50,11 +50,12 @@ def place(index: int) -> Path | None:
         return None
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
     parts = [str(index), *DeviceFacts.__struct_fields__, boot, *variables, *cards]
-    return folder() / f"{hashlib.sha256(chr(0).join(parts).encode(errors='surrogatepass')).hexdigest()}.json"
+    path = folder() / f"{hashlib.sha256(chr(0).join(parts).encode(errors='surrogatepass')).hexdigest()}.json"
+    return path if path.is_absolute() else None  # relative without a home folder
 
 
 def folder() -> Path:
-    """The folder of all answers; relative, and then unused, where the user has no home."""
+    """The folder of all answers."""
     return user_cache_path("pytest-gpumem") / "devices"
 
 
@@ -68,10 +69,9 @@ def kept(path: Path | None) -> bytes | None:
 
 def keep(path: Path, answer: bytes) -> None:
     """Write an answer, if it can be written."""
-    if path.is_absolute():
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, answer)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, answer)
 
 
 def forget() -> None:
