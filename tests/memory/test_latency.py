@@ -58,7 +58,9 @@ def test_the_ladder_from_l1_to_the_host(
         label = f"{place}, {format_bytes(nodes.nbytes)}"
         return gpu_benchmark(kernel, nodes, out, steps, mode="hot", label=label).latency_per_access
 
-    through_l1 = [walk(gpu_kernels.chase_l1, device_buffer(size, "i4"), L1_STEPS, "L1") for size in (16 * KiB, 64 * KiB, 128 * KiB)]
+    l1 = 0.7 * (gpu_device.facts.shared_bytes_per_sm or 100 * KiB)
+    fit = [size for size in (16 * KiB, 64 * KiB, 128 * KiB) if size < l1]
+    through_l1 = [walk(gpu_kernels.chase_l1, device_buffer(size, "i4"), L1_STEPS, "L1") for size in fit]
     sizes = sorted({256 * KiB, 1024 * KiB, of_l2(0.1), of_l2(0.25)})
     l2 = [walk(gpu_kernels.chase, device_buffer(size, "i4"), max(STEPS, size // NODE_BYTES), "L2") for size in sizes]
     on_host = {"preferred_location": "host", "accessed_by": "device"}

@@ -66,7 +66,7 @@ def test_sliding_window(gpu_benchmark, gpu_kernels, device_buffer, persisting_st
                 result = gpu_benchmark(gpu_kernels.sliding_window, region, data, stream=stream, mode="hot", label=f"{mib} MiB, {way}")
             seen[mib, way] = result.latency
     # CUDA C++ Best Practices Guide 9.2.2.2: up to 50 % faster where it fits, about 10 % slower beyond 30 MB, good throughout when tuned.
-    assert max(seen[mib, 0] / seen[mib, 1] for mib in (10, 20)) > 1.5
+    assert max(seen[mib, 0] / seen[mib, 1] for mib in (10, 20)) > 1.3
     for mib in (40, 50, 60):
         assert 1.02 < seen[mib, 1] / seen[mib, 0] < 1.2, mib
     for mib in (10, 20, 30, 40, 50, 60):
@@ -89,4 +89,4 @@ def test_the_suites_experiments_hold_on_every_simulated_device(pytester: pytest.
         (suite / name).write_text((SUITE / name).read_text())
     result = gpumem("suite", "--import-mode=importlib", "--gpumem-device", f"sim:{device}")
     # No more than 4.1 MiB of an RTX 3090's L2 can be set aside, and the guide sets 30 MiB aside.
-    result.assert_outcomes(**({"passed": 5, "skipped": 1} if device == "rtx3090" else {"passed": 6}))
+    result.assert_outcomes(**({"passed": 9, "skipped": 1} if device == "rtx3090" else {"passed": 10}))

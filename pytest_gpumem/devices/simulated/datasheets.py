@@ -243,10 +243,11 @@ HOPPER_FIT = Fit(
 
 A100_FIT = replace(
     HOPPER_FIT,
-    rows="A100: arrays of 1 GiB [benches]; cache as on H100, thrashing as on RTX 3090, no squeeze seen there",
+    rows="A100: arrays of 1 GiB [benches], 50 MB at ratio 1 and 60 MB tuned [BPG]; cache as on H100, no squeeze seen there",
     read_efficiency=0.9,
     write_efficiency=0.93,
-    thrash=GA102_FIT.thrash,
+    thrash=0.5,
+    streaming_update=0.5,
     squeeze_share=0.0,
     squeeze_slope=0.0,
 )
@@ -276,6 +277,7 @@ DATASHEETS: dict[str, Datasheet] = {
         pageable_to_device=8e9,  # an assumption, not fitted
         pageable_to_host=8e9,  # an assumption, not fitted
         async_engines=2,
+        registering=20e9,  # an assumption, not fitted
         fit=GA102_FIT,
     ),
     "a100": Datasheet(
@@ -302,6 +304,7 @@ DATASHEETS: dict[str, Datasheet] = {
         pageable_to_device=8e9,  # an assumption, not fitted
         pageable_to_host=8e9,  # an assumption, not fitted
         async_engines=3,
+        registering=20e9,  # an assumption, not fitted
         fit=A100_FIT,
     ),
     "h100": Datasheet(

@@ -60,8 +60,8 @@ def test_addresses_are_aligned_distinct_and_used_again(bench: Workbench) -> None
 
 
 def test_addresses_by_kind(bench: Workbench) -> None:
-    device, managed, pinned, registered, pageable = (bench.memory(4096, k) for k in KINDS)
-    assert device.host_address == 0
+    device, pooled, managed, pinned, registered, pageable = (bench.memory(4096, k) for k in KINDS)
+    assert device.host_address == pooled.host_address == 0
     assert managed.address == managed.host_address != 0
     assert pinned.address == pinned.host_address != 0
     assert registered.address not in (0, registered.host_address)
