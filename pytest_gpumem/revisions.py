@@ -30,14 +30,10 @@ class Ancestry:
 
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     """Sort revisions by the history that holds them.
-
-    Args:
-        of: branch, tag or commit that HEAD is to be merged into.
-        revisions: stored revisions. Text that is no commit id counts as unknown.
-        folder: a folder inside the repository.
-
-    Raises:
-        RevisionError: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
+    `of`: branch, tag or commit that HEAD is to be merged into.
+    `revisions`: stored revisions. Text that is no commit id counts as unknown.
+    `folder`: a folder inside the repository.
+    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
     """
     commit = _git(folder, ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"], f"{of!r} is no commit of {folder}")
     shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"

@@ -676,10 +676,8 @@ def override(settings: Settings, *overrides: Overrides) -> Settings:
 
 def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> Limits:
     """The limits of one measurement, each with its origin: the call's win over the marker's, these over the settings'.
-
-    Args:
-        call, marker: what they set.
-        names: the limits that apply.
+    `call`, `marker`: what they set.
+    `names`: the limits that apply.
     """
     from pytest_gpumem.records.measurement import Limits
 

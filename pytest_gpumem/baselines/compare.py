@@ -53,15 +53,11 @@ class Compared:
 
 def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: bool) -> Compared:
     """Judge every row of `head` against `base`.
-
-    Args:
-        base: the side that serves as the baseline.
-        max_regression: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
-        force: compare results of different GPUs too.
-
-    Raises:
-        SideError: the sides are not comparable, or share a file.
-        QuantityError: a limit that cannot be read.
+    `base`: the side that serves as the baseline.
+    `max_regression`: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
+    `force`: compare results of different GPUs too.
+    Raises `SideError`: the sides are not comparable, or share a file.
+    Raises `QuantityError`: a limit that cannot be read.
     """
     _refuse_same_file(base, head)
     why = _incomparable(base, head)

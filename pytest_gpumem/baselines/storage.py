@@ -52,9 +52,7 @@ class Storage:
 
     def devices(self) -> list[str]:
         """Keys of the devices that have baselines here.
-
-        Raises:
-            BaselineError: the store cannot be reached.
+        Raises `BaselineError`: the store cannot be reached.
         """
         try:
             return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
@@ -63,9 +61,7 @@ class Storage:
 
     def update(self, key: str) -> None:
         """Make `at(key)` hold all files of one kind of device.
-
-        Raises:
-            BaselineError: the store cannot be reached; or the folder is a file.
+        Raises `BaselineError`: the store cannot be reached; or the folder is a file.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise BaselineError(f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU")
@@ -87,17 +83,13 @@ class Storage:
 
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
         """Write files, by name.
-
-        Raises:
-            BaselineError: not all of them could be written.
+        Raises `BaselineError`: not all of them could be written.
         """
         _written(self.at(key), files)
 
     def remove(self, key: str, names: Sequence[str]) -> None:
         """Remove files.
-
-        Raises:
-            BaselineError: not all of them could be removed.
+        Raises `BaselineError`: not all of them could be removed.
         """
         try:
             for name in names:
@@ -175,9 +167,7 @@ class RemoteStorage(Storage):
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         """Have a process do one request of `transfer`.
-
-        Raises:
-            BaselineError: it failed, or nothing was answered for `PATIENCE` seconds.
+        Raises `BaselineError`: it failed, or nothing was answered for `PATIENCE` seconds.
         """
         request = {"do": do, "url": self.url, "under": f"{key}/{SUBFOLDER}" if key else "", **more}
         for line in _lines(request, self.url):
@@ -191,11 +181,9 @@ class RemoteStorage(Storage):
 
 def storage(written: str | Path | Storage, base: Path | None = None, *, offline: bool = False) -> Storage:
     """The place that an option names.
-
-    Args:
-        written: a folder, which may begin with "~", or a URL; a storage is given back.
-        base: a relative folder is below it; None: the working directory.
-        offline: as of `RemoteStorage`; a folder is always there.
+    `written`: a folder, which may begin with "~", or a URL; a storage is given back.
+    `base`: a relative folder is below it; None: the working directory.
+    `offline`: as of `RemoteStorage`; a folder is always there.
     """
     if isinstance(written, Storage):
         return written

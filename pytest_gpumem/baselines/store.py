@@ -60,16 +60,12 @@ class Store:
 
     def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
         """Read all accepted rows of this device.
-
-        Args:
-            ancestry: finds the history that holds each revision. Then only the processes count whose revision the change is built on,
-                and the acceptances of the change itself. None: all files count.
-            window: newest runs of a row to compare with.
-
-        Raises:
-            BaselineError: a store that cannot be reached; a file that cannot be read, has another layout, was edited, belongs to another
-                device, mixes simulated and real, or holds a row that may not be in a baseline; or two files of one process. Nothing is
-                skipped.
+        `ancestry`: finds the history that holds each revision. Then only the processes count whose revision the change is built on, and the
+        acceptances of the change itself. None: all files count.
+        `window`: newest runs of a row to compare with.
+        Raises `BaselineError`: a store that cannot be reached; a file that cannot be read, has another layout, was edited, belongs to
+        another device, mixes simulated and real, or holds a row that may not be in a baseline; or two files of one process. Nothing is
+        skipped.
         """
         with uncollected():
             found = dict(files(self.storage, self._facts.key))
@@ -88,13 +84,9 @@ class Store:
         baseline: Baseline | None = None,
     ) -> Saved:
         """Write the rows that passed into a new file.
-
-        Args:
-            revision: revision of the measured code, such as a commit id; None if unknown.
-            baseline: the baseline that they were judged against; None: load it.
-
-        Raises:
-            BaselineError: the file cannot be written; without `baseline`, also as `load`.
+        `revision`: revision of the measured code, such as a commit id; None if unknown.
+        `baseline`: the baseline that they were judged against; None: load it.
+        Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
         accepted: dict[str, Row] = {}
@@ -241,9 +233,7 @@ def load_file(path: Path, shown: str | None = None) -> Content:
 
 def copy(source: Storage, target: Storage) -> dict[str, int]:
     """Copy the files that a place lacks; by device key, how many.
-
-    Raises:
-        BaselineError: a place cannot be reached or written; a file of `source` as of `Store.load`.
+    Raises `BaselineError`: a place cannot be reached or written; a file of `source` as of `Store.load`.
     """
     found = {}
     for key in source.devices():
@@ -257,10 +247,8 @@ def copy(source: Storage, target: Storage) -> dict[str, int]:
 
 def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
     """The files without which every comparison over the newest `keep` runs of a row is the same.
-
-    Args:
-        found: all files of one kind of device (`files`).
-        keep: runs of each row, at least those of `--gpumem-baseline-window`.
+    `found`: all files of one kind of device (`files`).
+    `keep`: runs of each row, at least those of `--gpumem-baseline-window`.
     """
     contents = found.values()
     baseline = _assembled(contents, keep)

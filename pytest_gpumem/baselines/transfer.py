@@ -50,9 +50,7 @@ class Remote:
 
     def read(self, under: str, name: str, size: int) -> bytes:
         """The bytes of a file.
-
-        Raises:
-            OSError: it is shorter than `size` each time.
+        Raises `OSError`: it is shorter than `size` each time.
         """
         for _ in range(TRIES):
             data: bytes = self._fs.cat_file(self._path(under, name))

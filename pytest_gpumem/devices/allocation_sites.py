@@ -59,10 +59,8 @@ def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
 
 def sites(accounts: Accounts, root: Path, referrers: Callable[[Allocated], tuple[str, ...]] = lambda _: ()) -> tuple[Site, ...]:
     """The lines that allocated what lived at the peak or is kept, largest first.
-
-    Args:
-        accounts: of the test; its allocations have stacks.
-        referrers: tells what refers to an allocation that is kept.
+    `accounts`: of the test; its allocations have stacks.
+    `referrers`: tells what refers to an allocation that is kept.
     """
     groups: dict[tuple[str, int, str, str, MemoryPlace], _Group] = {}
 

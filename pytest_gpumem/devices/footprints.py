@@ -73,9 +73,7 @@ class Source(ABC):
 
     def settle(self, kept: Sequence[Allocated]) -> None:
         """Give back what it keeps for reuse and cannot tell from what is used.
-
-        Args:
-            kept: allocations of the driver that live, and that no pool is known to have made.
+        `kept`: allocations of the driver that live, and that no pool is known to have made.
         """
         return
 
@@ -102,11 +100,9 @@ class Source(ABC):
 
 class Footprints:
     """Watches over sources.
-
-    Args:
-        driver: source of the driver's allocations; None on a simulated device.
-        libraries: sources of the libraries.
-        free_bytes: free memory of the device, or None where it means nothing.
+    `driver`: source of the driver's allocations; None on a simulated device.
+    `libraries`: sources of the libraries.
+    `free_bytes`: free memory of the device, or None where it means nothing.
     """
 
     def __init__(self, driver: Source | None, libraries: Sequence[Source], free_bytes: Callable[[], int | None]) -> None:

@@ -60,14 +60,10 @@ def asked(choice: str) -> Iterator[Asked]:
 
 def choose(choice: str, *, seed: int = 0, asked: Asked = None) -> Chosen:
     """Find a device without creating a context.
-
-    Args:
-        choice: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
-        seed: seeds the simulated device's noise.
-        asked: what `asked` gave for this choice.
-
-    Raises:
-        NoDevice: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
+    `choice`: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
+    `seed`: seeds the simulated device's noise.
+    `asked`: what `asked` gave for this choice.
+    Raises `NoDevice`: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
     """
     kind, _, which = choice.partition(":")
     if kind == "sim":

@@ -61,11 +61,9 @@ class AccessChange:
 
 def accesses(kernels: KernelPairs, *, same_work: bool) -> Iterator[AccessChange]:
     """Loads and stores of all kernels that have a counterpart.
-
-    Args:
-        kernels: with counters.
-        same_work: both sides declare the same bytes. If nobody counted the used share, more sectors a request then mean a worse pattern,
-            else they may be wider elements.
+    `kernels`: with counters.
+    `same_work`: both sides declare the same bytes. If nobody counted the used share, more sectors a request then mean a worse pattern, else
+    they may be wider elements.
     """
     for was, now in kernels.pairs:
         for which in (0, 1):

@@ -150,10 +150,8 @@ def measure_sides(
     base: Tree, head: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo
 ) -> tuple[SideEvidence, SideEvidence]:
     """Measure both sides.
-
-    Raises:
-        ExplainError: pytest did not accept its arguments or the device.
-        NothingMeasured: a side measured none of the tests.
+    Raises `ExplainError`: pytest did not accept its arguments or the device.
+    Raises `NothingMeasured`: a side measured none of the tests.
     """
     trees = {BASE: base, HEAD: head}
     try:

@@ -132,14 +132,10 @@ def judge_footprint(
     footprint: Footprint, limits: Limits, past: Sequence[PastFootprint], names: Sequence[str], no_history: str | None = None
 ) -> Iterator[Finding]:
     """One finding for each limit that is set.
-
-    Args:
-        past: the accepted runs of the row, oldest first.
-        names: the limits to judge.
-        no_history: why there is no accepted run.
-
-    Raises:
-        QuantityError: a limit that cannot be read.
+    `past`: the accepted runs of the row, oldest first.
+    `names`: the limits to judge.
+    `no_history`: why there is no accepted run.
+    Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
         if (written := getattr(limits, name)) is None:

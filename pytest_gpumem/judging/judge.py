@@ -103,11 +103,9 @@ CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
     """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks, and the row does not
     look slower. Never for rows by the host's clock: what the host does between its calls was not watched.
-
-    Args:
-        alike: the accepted runs that it is compared with.
-        comparison: their difference.
-        delta: allowed slow-down, as a share.
+    `alike`: the accepted runs that it is compared with.
+    `comparison`: their difference.
+    `delta`: allowed slow-down, as a share.
     """
     ran = measurement.what_ran
     if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):
@@ -141,9 +139,7 @@ def repeatable(
     most: int = LOOKS[-1],
 ) -> bool:
     """True if further processes of this run may decide an undecided row.
-
-    Args:
-        most: processes of this run at most.
+    `most`: processes of this run at most.
     """
     if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
         return False
@@ -260,11 +256,9 @@ def _of_this_device(
     found: Finding, measurement: Measurement, facts: DeviceFacts, changes: Callable[[], Mapping[str, float]], beyond: float, sign: int
 ) -> Finding:
     """The finding, or UNDECIDED instead of a FAIL that a change of the device since the session's start can explain.
-
-    Args:
-        found: about a change against the baseline.
-        beyond: share by which the bound of the row's change lies beyond its limit.
-        sign: 1 for a slow-down, -1 for a gain.
+    `found`: about a change against the baseline.
+    `beyond`: share by which the bound of the row's change lies beyond its limit.
+    `sign`: 1 for a slow-down, -1 for a gain.
     """
     if found.outcome is not Outcome.FAIL:
         return found
@@ -318,10 +312,8 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
     """A measurement with those of the same row in further processes; a note lists the processes that do not count, with the reason.
 
     If conditions spoilt this process, or most others measured in another way, the first of them takes its place.
-
-    Args:
-        measurement: this process's.
-        further: rows of each further process by their key.
+    `measurement`: this process's.
+    `further`: rows of each further process by their key.
     """
     every = [measurement, *(rows[key].measurement if key in rows else None for rows in further)]
     fit = {index: (*how(one), one.mode) for index, one in enumerate(every) if one is not None and not any(unreliable(one))}

@@ -133,10 +133,8 @@ def _exact(
     count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
 ) -> Callable[[_Judged], Finding]:
     """The rule of a limit on an exact count of one launch. The limit may be relative to the newest accepted run that has the count.
-
-    Args:
-        count: of a measurement, or why it has none.
-        causes: what adds up to the count, in words.
+    `count`: of a measurement, or why it has none.
+    `causes`: what adds up to the count, in words.
     """
 
     def rule(one: _Judged) -> Finding:

@@ -69,10 +69,8 @@ def baseline_latency(history: Sequence[Measurement]) -> float:
 
 def since(found: Difference, now: Measurement, first: Measurement) -> Difference:
     """A run against the first accepted run, with the spread of the whole baseline.
-
-    Args:
-        found: the run against its baseline.
-        first: the first accepted run.
+    `found`: the run against its baseline.
+    `first`: the first accepted run.
     """
     alone = difference(now, [first])
     return replace(found, log=alone.log, base=found.session + found.process / alone.processes)

@@ -45,10 +45,8 @@ def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
 
     Measured: 0.037 % at 183 us (256 MiB), 0.12 % at 24.8 us (32 MiB), 0.51 % at 5.4 us (2 MiB). Between these a straight line in
     logarithms; above, constant; below, a constant time of 28 ns.
-
-    Args:
-        latency: seconds, above 0.
-        overhead_corrected: the launch overhead is known and subtracted, or a batch of launches shares it.
+    `latency`: seconds, above 0.
+    `overhead_corrected`: the launch overhead is known and subtracted, or a batch of launches shares it.
     """
     spread = _interpolated(_BETWEEN_PROCESSES, latency)
     return spread if overhead_corrected else math.hypot(spread, LAUNCH_OVERHEAD / latency)
@@ -176,10 +174,8 @@ class Difference:
 
 def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
     """A run less its baseline of one or more runs.
-
-    Args:
-        now: this run, with its further processes.
-        history: one measurement for each run.
+    `now`: this run, with its further processes.
+    `history`: one measurement for each run.
     """
     runs = [readings(one) for one in (now, *history)]
     logs = corrected_logs(runs)

@@ -79,13 +79,9 @@ def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
 
     It is the last footprint before bandwidth, once it has been as high as the plateau, comes nearer to that of the largest footprint.
     Half-way between the two is the limit, rather than a share of the plateau, because a fast DRAM may give nearly what L2 does.
-
-    Args:
-        footprints: bytes, ascending.
-        bandwidths: of each footprint, in one unit.
-
-    Raises:
-        ValueError: sizes that do not ascend, numbers of points that differ, or no fall (`plateau`).
+    `footprints`: bytes, ascending.
+    `bandwidths`: of each footprint, in one unit.
+    Raises `ValueError`: sizes that do not ascend, numbers of points that differ, or no fall (`plateau`).
     """
     if len(footprints) != len(bandwidths):
         raise ValueError(f"a knee needs a bandwidth for each footprint; got {len(footprints)} footprints and {len(bandwidths)} bandwidths")

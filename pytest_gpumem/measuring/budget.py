@@ -55,11 +55,9 @@ class Ledger:
 
     def __init__(self, total: float, expected: Mapping[str, Mapping[str, float]]) -> None:
         """Nothing is spent yet.
-
-        Args:
-            total: seconds for all measurements together.
-            expected: by test, the seconds that its measurements are likely to need, by label. A test with none counts as one
-                measurement of unknown cost.
+        `total`: seconds for all measurements together.
+        `expected`: by test, the seconds that its measurements are likely to need, by label. A test with none counts as one measurement of
+        unknown cost.
         """
         self.total = total
         self.spent = 0.0  # seconds used so far

@@ -89,10 +89,8 @@ class Conductor:
 
     def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
         """Describe what `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or returns no `Case`.
-
-        Args:
-            build: makes the case at each placement.
-            persisting: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
+        `build`: makes the case at each placement.
+        `persisting`: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
         """
         if not callable(build):
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")

@@ -68,13 +68,9 @@ DIGITS = 16  # hexadecimal digits of the digest of the kernels' source
 
 def read_controls(device: Device, *, latency: bool = True) -> Controls:
     """Read all controls, and free the memory. The device's clocks must be up.
-
-    Args:
-        latency: read the latency of DRAM too, which does not change while a card is in use.
-
-    Raises:
-        OutOfMemory: less than 40 times the size of L2 is free.
-        DeviceError: a launch failed.
+    `latency`: read the latency of DRAM too, which does not change while a card is in use.
+    Raises `OutOfMemory`: less than 40 times the size of L2 is free.
+    Raises `DeviceError`: a launch failed.
     """
     arena = Arena(device, seed=0)
     try:

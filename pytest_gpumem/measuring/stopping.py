@@ -122,20 +122,16 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
 
 def affordable(cost: float, budget: float) -> int:
     """Largest number of placements side by side, at least two: each takes one sample to warm up and then the fewest samples.
-
-    Args:
-        cost: seconds that one sample takes.
-        budget: seconds for all of them.
+    `cost`: seconds that one sample takes.
+    `budget`: seconds for all of them.
     """
     return max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES))) if cost > 0 else MOST_SAMPLES
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """Most samples that each placement gets, where placements follow each other: fewer than three where two placements exceed the budget.
-
-    Args:
-        cost: seconds that one sample takes, with its flush.
-        budget: seconds for the whole measurement.
+    `cost`: seconds that one sample takes, with its flush.
+    `budget`: seconds for the whole measurement.
     """
     # As many as side by side: small launches have all the placements that there may be.
     most = FEW_SAMPLES if placements == 1 else max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)

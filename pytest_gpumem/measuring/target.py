@@ -104,11 +104,9 @@ MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
     """Number of placements to make at once; 0 where not even one more fits.
-
-    Args:
-        set_bytes: bytes of the buffers of one placement.
-        most: largest number where they are small.
-        free: bytes of device memory that are free.
+    `set_bytes`: bytes of the buffers of one placement.
+    `most`: largest number where they are small.
+    `free`: bytes of device memory that are free.
     """
     count = max(wanted, min(most, SMALL_BYTES // set_bytes))
     return min(count, int(free * MEMORY_SHARE) // set_bytes)
@@ -138,10 +136,8 @@ def refuse_window(name: str, window: PersistingStream | None) -> None:
 
 def captured(name: str, device: Device, window: PersistingStream, body: Callable[[], None]) -> Graph:
     """The graph of `body`, with the window on its kernels.
-
-    Raises:
-        BadCall: it has no kernel that could carry the window.
-        CannotCapture: with the reason.
+    Raises `BadCall`: it has no kernel that could carry the window.
+    Raises `CannotCapture`: with the reason.
     """
     graph = device.graphs.capture(window.stream, body, window=window.spec)
     windows = device.graphs.windows(graph)

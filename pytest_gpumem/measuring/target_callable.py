@@ -29,15 +29,11 @@ def callable_target(
     moved: int | None = None,
 ) -> Target:
     """Describe a call of a function.
-
-    Args:
-        function: launches work on the current stream.
-        window: the persisting stream, if `stream` is one.
-        moved: compulsory bytes of one call, as declared.
-
-    Raises:
-        BadCall: the window cannot be on launches that the function makes itself, or the function has no kernel that could carry it.
-        CannotCapture: the window is to lie on a graph's kernels, and the function cannot be captured.
+    `function`: launches work on the current stream.
+    `window`: the persisting stream, if `stream` is one.
+    `moved`: compulsory bytes of one call, as declared.
+    Raises `BadCall`: the window cannot be on launches that the function makes itself, or the function has no kernel that could carry it.
+    Raises `CannotCapture`: the window is to lie on a graph's kernels, and the function cannot be captured.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if window is not None and window.where == "launch":

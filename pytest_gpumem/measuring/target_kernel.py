@@ -35,13 +35,9 @@ def kernel_target(
     window: PersistingStream | None = None,
 ) -> Target:
     """Describe a launch of a kernel, compiled and with its content filled in.
-
-    Args:
-        arguments, keywords: of the call; buffers, arrays over them, NumPy arrays and numbers.
-        window: the persisting stream, if `stream` is one.
-
-    Raises:
-        BadCall: the arguments do not fit, or the window is to lie on a copy.
+    `arguments`, `keywords`: of the call; buffers, arrays over them, NumPy arrays and numbers.
+    `window`: the persisting stream, if `stream` is one.
+    Raises `BadCall`: the arguments do not fit, or the window is to lie on a copy.
     """
     return KernelLaunches(bound, arguments, keywords, arena, stream, window).target
 

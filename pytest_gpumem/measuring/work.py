@@ -65,14 +65,10 @@ class Work(ABC):
 
 class Copy(Work):
     """A copy between two kinds of memory by a copy engine, whole or in pieces of equal size, one call each.
-
-    Args:
-        device: the device of the engine.
-        destination, source: buffers of the same size in bytes.
-        pieces: number of calls.
-
-    Raises:
-        BadWork: the sizes differ, or there are more pieces than multiples of 256 bytes.
+    `device`: the device of the engine.
+    `destination`, `source`: buffers of the same size in bytes.
+    `pieces`: number of calls.
+    Raises `BadWork`: the sizes differ, or there are more pieces than multiples of 256 bytes.
     """
 
     def __init__(self, device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1) -> None:
@@ -261,10 +257,8 @@ class _Several(Work):
 
 class After(Work):
     """A piece of work, of which each run comes after an untimed run of another.
-
-    Args:
-        before: what comes before; it may be of the host.
-        work: the measured piece.
+    `before`: what comes before; it may be of the host.
+    `work`: the measured piece.
     """
 
     def __init__(self, before: Work, work: Work) -> None:
@@ -387,10 +381,8 @@ def check_engines(device: Device, engines: frozenset[str]) -> None:
 
 def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> float:
     """Lower bound, in seconds, of any overlap of the parts: the longest part, or the sum of those that share an engine.
-
-    Args:
-        device: with one copy engine both directions share it.
-        parts: engines and seconds of each alone.
+    `device`: with one copy engine both directions share it.
+    `parts`: engines and seconds of each alone.
     """
     busy: dict[str, float] = {}
     one = device.facts.async_engines < 2

@@ -50,14 +50,10 @@ def count(
     arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, day: str
 ) -> CountedRun:
     """Run pytest under Nsight Compute and count the bytes of each measurement's launches.
-
-    Args:
-        tests: node ids; empty for all tests that the arguments select.
-
-    Raises:
-        CallError: --benchmark-json, the simulated device, or arguments that pytest does not accept.
-        ToolMissing: Nsight Compute is not installed.
-        NothingRecorded: it ran and counted nothing.
+    `tests`: node ids; empty for all tests that the arguments select.
+    Raises `CallError`: --benchmark-json, the simulated device, or arguments that pytest does not accept.
+    Raises `ToolMissing`: Nsight Compute is not installed.
+    Raises `NothingRecorded`: it ran and counted nothing.
     """
     _check(arguments, environment)
     program = find(NCU, environment)

@@ -303,14 +303,10 @@ class PageLine:
 
 def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[PageLine] | None:
     """The lines of a page in the order of the launches; None without a page.
-
-    Args:
-        text: the page, with any other output of ncu and its child.
-        needed: required headings.
-        ranges: the column of NVTX ranges is required too.
-
-    Raises:
-        BadReport: a column is missing, or a line and the headings differ in length.
+    `text`: the page, with any other output of ncu and its child.
+    `needed`: required headings.
+    `ranges`: the column of NVTX ranges is required too.
+    Raises `BadReport`: a column is missing, or a line and the headings differ in length.
     """
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)

@@ -92,14 +92,10 @@ class Tables:
 
     def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), where: str = "") -> Iterator[tuple[Any, ...]]:
         """The rows of a table; none without the table.
-
-        Args:
-            needed: columns that every known version has.
-            wanted: further columns; None if this version does not have them.
-            where: a condition in SQL.
-
-        Raises:
-            BadReport: a needed column is missing, a value is of another type, or the file is broken.
+        `needed`: columns that every known version has.
+        `wanted`: further columns; None if this version does not have them.
+        `where`: a condition in SQL.
+        Raises `BadReport`: a needed column is missing, a value is of another type, or the file is broken.
         """
         if table not in self._names:
             return
@@ -195,10 +191,8 @@ class RangesByThread:
     """All ranges of the domain `gpumem`, with the node ids in marks.
 
     Ranges nest properly on a thread, because the last one pushed is the first one popped.
-
-    Args:
-        ranges: the ranges, in any order.
-        marks: nanosecond, serialised thread and text of the marks with a test's node id.
+    `ranges`: the ranges, in any order.
+    `marks`: nanosecond, serialised thread and text of the marks with a test's node id.
     """
 
     def __init__(self, ranges: Iterable[Range], marks: Iterable[tuple[int, int, str]]) -> None:

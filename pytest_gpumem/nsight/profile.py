@@ -176,14 +176,10 @@ def systems(
     request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], *, managed: bool | None = None
 ) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run.
-
-    Args:
-        managed: record page faults of managed memory; None: if a selected test uses `managed_buffer` or `prefetched_buffer`.
-
-    Raises:
-        CallError: the run cannot be profiled, or the report exists.
-        ToolMissing: Nsight Systems is not installed or too old.
-        NothingRecorded: it ran and wrote no report.
+    `managed`: record page faults of managed memory; None: if a selected test uses `managed_buffer` or `prefetched_buffer`.
+    Raises `CallError`: the run cannot be profiled, or the report exists.
+    Raises `ToolMissing`: Nsight Systems is not installed or too old.
+    Raises `NothingRecorded`: it ran and wrote no report.
     """
 
     def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:

@@ -25,13 +25,9 @@ def read(path: Path, environment: Mapping[str, str]) -> Recording:
     """The measurements in a report.
 
     nsys exports a `.nsys-rep` into a temporary file. ncu prints a `.ncu-rep`; without ncu, its module `ncu_report` reads it.
-
-    Args:
-        path: a report; its name and its content tell its kind.
-
-    Raises:
-        BadReport: one line with the file, its fault and, if there is one, the remedy.
-        ToolMissing: a needed tool is not installed.
+    `path`: a report; its name and its content tell its kind.
+    Raises `BadReport`: one line with the file, its fault and, if there is one, the remedy.
+    Raises `ToolMissing`: a needed tool is not installed.
     """
     try:
         if path.suffix in (".nsys-rep", ".qdrep"):
@@ -108,10 +104,8 @@ def _run(command: list[str], environment: Mapping[str, str]) -> child.Finished:
 
 def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[TestProfile, ...]:
     """Add node ids, exact labels, numbers of launches and windows from the results of the same run.
-
-    Args:
-        profiles: of one run.
-        rows: of the same run. A profile without the row of its `range_name` and label stays as it is.
+    `profiles`: of one run.
+    `rows`: of the same run. A profile without the row of its `range_name` and label stays as it is.
     """
     by_place = {place_of_row(row): row for row in rows}
     joined = []

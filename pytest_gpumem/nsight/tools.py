@@ -198,12 +198,10 @@ def counting_command(
 
     By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's mode, and several kernels
     of one launch share nothing through L2.
-
-    Args:
-        warm: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
-            replay, so metrics that need another pass come from another run of the child. Every run must make the same launches.
-        hot: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
-        more: metrics beside `TRAFFIC_METRICS`.
+    `warm`: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
+    replay, so metrics that need another pass come from another run of the child. Every run must make the same launches.
+    `hot`: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
+    `more`: metrics beside `TRAFFIC_METRICS`.
     """
     command = [str(program), "--clock-control", "none", "--cache-control", "none" if warm or hot else "all", "--target-processes", "all"]
     command += ["--replay-mode", "application"] if warm else []

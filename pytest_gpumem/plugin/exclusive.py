@@ -44,16 +44,12 @@ def exclusive(
     """Waits until no other process of this user holds the GPU. A device without a UUID belongs to this process alone.
 
     The lock ends with the process, however that ends. An interrupt ends the wait.
-
-    Args:
-        tell: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds; for another
-            worker of the same run the first line comes after `REPEAT` seconds too.
-        test: the test that needs the GPU, named to those who wait for it.
-        limit: seconds of waiting for the same test of the same process; default: `LIMIT`. They begin anew when another test holds it.
-
-    Raises:
-        GpuBusy: the wait reached the limit.
-        LockUnusable: the lock or its folder cannot be used.
+    `tell`: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds; for another
+    worker of the same run the first line comes after `REPEAT` seconds too.
+    `test`: the test that needs the GPU, named to those who wait for it.
+    `limit`: seconds of waiting for the same test of the same process; default: `LIMIT`. They begin anew when another test holds it.
+    Raises `GpuBusy`: the wait reached the limit.
+    Raises `LockUnusable`: the lock or its folder cannot be used.
     """
     if facts.uuid is None:
         yield

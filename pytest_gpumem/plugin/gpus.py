@@ -28,11 +28,9 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
     """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of one model in turn is device 0, and the others follow.
 
     A process sees one MIG instance at most, the first in the list: of several, each is a GPU of its own.
-
-    Args:
-        gpus: UUIDs of the GPUs that this process sees, in its order.
-        alike: those of the model of the first.
-        visible: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
+    `gpus`: UUIDs of the GPUs that this process sees, in its order.
+    `alike`: those of the model of the first.
+    `visible`: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
     """
     if gpus and gpus[0].startswith(_MIG):
         listed = [name.strip() for name in (visible or "").split(",")]

@@ -175,10 +175,8 @@ def _skipped(skip: BaseException | None, session: GpuSession) -> Verdict:
 
 def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:
     """The row with its verdict.
-
-    Args:
-        row: with its measurement and limits.
-        session: its session, whose family of compared rows counts it.
+    `row`: with its measurement and limits.
+    `session`: its session, whose family of compared rows counts it.
     """
     measurement, limits = row.measurement, row.limits
     if measurement is None:

@@ -175,10 +175,8 @@ class OutputHooks(SummaryHooks):
 
 def correct_junit(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Give each test one entry, with the last verdicts of its rows. pytest writes a second entry for a test that is reported again.
-
-    Args:
-        path: of the file; nothing happens where pytest wrote none.
-        rows: the JUnit properties of each row that was judged again.
+    `path`: of the file; nothing happens where pytest wrote none.
+    `rows`: the JUnit properties of each row that was judged again.
     """
     if not path.is_file():
         return

@@ -61,11 +61,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> list[pytest.Item]:
     """The items that node ids select, each once.
-
-    Args:
-        items: the collected tests; a test that was named twice may occur twice.
-        wanted: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
-        folder: to which their files are relative.
+    `items`: the collected tests; a test that was named twice may occur twice.
+    `wanted`: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
+    `folder`: to which their files are relative.
     """
     chosen = [((folder / file).resolve(), inside) for file, _, inside in (nodeid.partition("::") for nodeid in wanted)]
     kept: dict[str, pytest.Item] = {}

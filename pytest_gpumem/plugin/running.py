@@ -241,10 +241,8 @@ class LeftoverHooks:
 
     def _settle(self, item: pytest.Item) -> None:
         """Restore the state that the test changed, and warn of it.
-
-        Raises:
-            pytest.fail.Exception: a test that uses our fixtures lost the context since its body ended; the state cannot be put back,
-                under `--gpumem-strict`; or warnings of the class are errors.
+        Raises `pytest.fail.Exception`: a test that uses our fixtures lost the context since its body ended; the state cannot be put back,
+        under `--gpumem-strict`; or warnings of the class are errors.
         """
         self._running = None
         try:

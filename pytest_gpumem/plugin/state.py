@@ -250,11 +250,9 @@ class GpuSession:
         """The device side of a test that uses our fixtures; waits while another process measures on the same GPU.
 
         After one wait that reached its limit, later tests fail at once while the GPU is in use.
-
-        Raises:
-            ContextLost: an earlier test lost the context.
-            Unsupported: the test asks for more GPUs than there are.
-            DeviceError: this worker of xdist cannot take part (`unfit`).
+        Raises `ContextLost`: an earlier test lost the context.
+        Raises `Unsupported`: the test asks for more GPUs than there are.
+        Raises `DeviceError`: this worker of xdist cannot take part (`unfit`).
         """
         if self.lost_in is not None:
             raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
@@ -280,10 +278,8 @@ class GpuSession:
 
     def wait(self, nodeid: str) -> None:
         """Wait for all work of a test whose body or teardown has ended; remembers the test if the context is lost.
-
-        Raises:
-            ContextLost: the context is lost, and no earlier test lost it.
-            DeviceError: the device cannot be waited for.
+        Raises `ContextLost`: the context is lost, and no earlier test lost it.
+        Raises `DeviceError`: the device cannot be waited for.
         """
         if self._device is None or self.lost_in is not None:
             return
@@ -299,11 +295,9 @@ class GpuSession:
 
     def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
         """Have the watchdog end this process unless it gets to the next call of this or of `rest` in time.
-
-        Args:
-            what: what it does until then, for the message.
-            more: seconds beyond the time-out.
-            waits: it waits for the device, and runs no code of others.
+        `what`: what it does until then, for the message.
+        `more`: seconds beyond the time-out.
+        `waits`: it waits for the device, and runs no code of others.
         """
         if self.watchdog is not None:
             self.watchdog.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)

@@ -38,11 +38,9 @@ _SAVE, _BELOW, _RESTORE = "\x1b7", "\x1b[B\r\x1b[2K", "\x1b8"
 
 def catches(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
     """The smallest slow-down that is caught in any row of a baseline, as a share; None for an empty baseline.
-
-    Args:
-        baseline: its newest measurement of each row stands for this run's.
-        max_regression: the limit of rows without one of their own.
-        processes: of this run; the newest measurement may be of more.
+    `baseline`: its newest measurement of each row stands for this run's.
+    `max_regression`: the limit of rows without one of their own.
+    `processes`: of this run; the newest measurement may be of more.
     """
     shares = []
     for key, rows in baseline.rows.items():

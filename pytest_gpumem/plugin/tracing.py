@@ -21,10 +21,8 @@ from pytest_gpumem.reporting.footprints import site_lines
 
 def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session: GpuSession) -> Footprint:
     """A footprint with the lines that allocated; unchanged unless allocations are traced.
-
-    Args:
-        footprint: as just read from `watch`.
-        watch: of the test or of a part of it.
+    `footprint`: as just read from `watch`.
+    `watch`: of the test or of a part of it.
     """
     if session.settings.footprint != "trace":
         return footprint

@@ -66,10 +66,8 @@ class Watchdog:
 
     def __init__(self, finish: Finish, *, gone: int | None = None) -> None:
         """Start the copy.
-
-        Args:
-            finish: called in the copy once the process is to end, or has ended.
-            gone: a descriptor that becomes readable when nobody needs the process any longer: as an interrupt.
+        `finish`: called in the copy once the process is to end, or has ended.
+        `gone`: a descriptor that becomes readable when nobody needs the process any longer: as an interrupt.
         """
         self._pid = os.getpid()
         self._shared = mmap.mmap(-1, _SHARED_BYTES)  # the first byte: the copy has taken over; then a name, ended by a null byte
@@ -105,11 +103,9 @@ class Watchdog:
 
     def limit(self, seconds: float, what: str, *, waits: bool = False) -> None:
         """From now on this process has so many seconds until the next call, and reacts to an interrupt within `PATIENCE`.
-
-        Args:
-            seconds: infinite for no limit of time.
-            what: what it does, for the message.
-            waits: it waits for the device, and runs no code of others.
+        `seconds`: infinite for no limit of time.
+        `what`: what it does, for the message.
+        `waits`: it waits for the device, and runs no code of others.
         """
         if not self._obeys and os.getpid() == self._pid:  # only now: a thread makes a later fork warn
             self._obeys = True

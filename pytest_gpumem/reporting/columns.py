@@ -117,11 +117,9 @@ def hanging(first: str, words: str, width: int) -> list[str]:
 
 def shortened(name: str, width: int, *, share: float = _SHARES[0]) -> str:
     """`name` in at most `width` characters: first without folders from the left, then without the file, then without its middle.
-
-    Args:
-        name: of a test, its node id or any text.
-        width: at least 4.
-        share: share of a name without its middle that its end gets, roughly.
+    `name`: of a test, its node id or any text.
+    `width`: at least 4.
+    `share`: share of a name without its middle that its end gets, roughly.
     """
     if len(name) <= width:
         return name

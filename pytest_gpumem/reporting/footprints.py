@@ -141,10 +141,8 @@ _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
 def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]:
     """The largest sites at the peak and of what is kept, each list with its changes since the baseline.
-
-    Args:
-        footprint: of this run; without sites there are no lines.
-        base: of the newest run of the baseline; None if there is none.
+    `footprint`: of this run; without sites there are no lines.
+    `base`: of the newest run of the baseline; None if there is none.
     """
     lines: list[str] = []
     for title, name in (("in use at the peak", "at_peak"), ("kept", "kept")):

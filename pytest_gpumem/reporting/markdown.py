@@ -23,11 +23,9 @@ _REASONS = 20_000  # characters of a page that the reasons may take
 
 def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object], *, remarks: Sequence[str] = ()) -> str:
     """The page: what needs a look with its reasons, then all rows, folded.
-
-    Args:
-        rows: in the order in which they are shown; failed ones too.
-        settings: plain values that the run was taken under.
-        remarks: what decided a gate, a sentence each.
+    `rows`: in the order in which they are shown; failed ones too.
+    `settings`: plain values that the run was taken under.
+    `remarks`: what decided a gate, a sentence each.
     """
     rows, facts = printable(rows), printable(facts)
     parts = [f"### gpumem: {escaped(facts.name)}{' (simulated)' if facts.simulated else ''}"]

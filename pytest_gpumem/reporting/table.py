@@ -43,12 +43,10 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     The rows of one test are under its name. Columns without any figure are left out. Where names would get too short to tell tests apart,
     the parts of `_LEFT_OUT` go, one after the other; the other columns are never cut, so the table may get wider than `width`. A name that
     is too long gets a line for its test and one for its parameters, then loses words in its middle.
-
-    Args:
-        rows: in the order in which they are shown, unless `grouped`.
-        notes: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
-            only the number of notes.
-        grouped: by kind of test; what got worse first, then the slowest.
+    `rows`: in the order in which they are shown, unless `grouped`.
+    `notes`: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
+    only the number of notes.
+    `grouped`: by kind of test; what got worse first, then the slowest.
     """
     if not rows:
         return ""

@@ -99,10 +99,8 @@ def missing_lines(missing: Sequence[Missing]) -> list[str]:
 
 def baseline_line(processes: int, catches: float | None, where: str) -> str:
     """One sentence about a baseline.
-
-    Args:
-        processes: accepted processes that it holds for this device.
-        catches: the smallest slow-down that it catches, as a share; None if it is not known yet.
+    `processes`: accepted processes that it holds for this device.
+    `catches`: the smallest slow-down that it catches, as a share; None if it is not known yet.
     """
     if processes == 0:
         return f"none in {where}; --gpumem-save makes one"

@@ -40,11 +40,9 @@ def pytest_command(
     python: str = sys.executable,
 ) -> list[str]:
     """The command line of a pytest with `--gpumem`.
-
-    Args:
-        arguments: the user's; they win over `options`, the defaults of the command that starts it.
-        tests: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
-        results: the file for `--benchmark-json`.
+    `arguments`: the user's; they win over `options`, the defaults of the command that starts it.
+    `tests`: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
+    `results`: the file for `--benchmark-json`.
     """
     # Unbuffered, so that its lines come in the order in which they and a profiler's are printed.
     command = [python, "-u", "-m", "pytest", "--gpumem", *options]
@@ -150,10 +148,8 @@ class Background:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, own_group: bool) -> None:
         """Start it.
-
-        Args:
-            command: knows the descriptors `reads` and `writes`, which it inherits.
-            own_group: signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
+        `command`: knows the descriptors `reads` and `writes`, which it inherits.
+        `own_group`: signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
         """
         self._has_group = own_group
         try:
@@ -199,10 +195,8 @@ class Background:
 
     def wait(self, timeout: float | None = None, watch: Callable[[], None] | None = None) -> int:
         """Its exit code, as soon as it ends.
-
-        Args:
-            timeout: seconds after which it is ended; None: never.
-            watch: is called every second while it runs.
+        `timeout`: seconds after which it is ended; None: never.
+        `watch`: is called every second while it runs.
         """
         assert self._process is not None
         until = math.inf if timeout is None else time.monotonic() + timeout

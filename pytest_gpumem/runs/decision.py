@@ -128,10 +128,8 @@ def _failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 
 def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
     """The rows; flagged ones have the duet's verdict, if it judged them.
-
-    Args:
-        duet: its verdicts, by `Row.key`.
-        strict: the screen failed every row that is no PASS.
+    `duet`: its verdicts, by `Row.key`.
+    `strict`: the screen failed every row that is no PASS.
     """
     failing = _failing_in_themselves(rows, strict)
     after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]

@@ -66,10 +66,8 @@ def divided(costs: Mapping[str, float | None], count: int) -> dict[str, int]:
 
     The test of the largest cost goes to the shard that has least so far (Graham 1969, "Bounds on multiprocessing timing anomalies": at most
     a third above the best division). A test without a cost goes where its name's hash says, whatever other tests there are.
-
-    Args:
-        costs: by node id, in seconds; None: unknown.
-        count: of shards.
+    `costs`: by node id, in seconds; None: unknown.
+    `count`: of shards.
     """
     shards, loads = {}, [0.0] * count
     for nodeid, cost in sorted(costs.items(), key=lambda one: (-(one[1] or 0.0), one[0])):
@@ -103,10 +101,8 @@ class Merged:
 
 def merged(paths: Sequence[Path]) -> Merged:
     """Read the results of all shards of one run, and judge its rows as those of one suite.
-
-    Raises:
-        ResultsError: a file cannot be read or is of no shard; a shard is missing or there twice; the shards are of different code, cards,
-            settings or tests.
+    Raises `ResultsError`: a file cannot be read or is of no shard; a shard is missing or there twice; the shards are of different code,
+    cards, settings or tests.
     """
     files = sorted((_read(path) for path in paths), key=lambda one: one.shard.index)
     _refuse_others(files)

@@ -155,11 +155,9 @@ class Workers:
         evidence: bool = False,
     ) -> None:
         """Nothing is started yet.
-
-        Args:
-            files: further test files to collect, on each side that has them.
-            ahead: processes that get ready while one measures.
-            evidence: the processes record what a launch runs.
+        `files`: further test files to collect, on each side that has them.
+        `ahead`: processes that get ready while one measures.
+        `evidence`: the processes record what a launch runs.
         """
         self._sides = sides
         self._arguments = tuple(arguments)

@@ -101,13 +101,9 @@ def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], 
 @contextmanager
 def checked_out(base: str, here: Path) -> Iterator[Path]:
     """The folder `here` of another state of the project, without an environment; what is made for it is removed at the end.
-
-    Args:
-        base: a git revision, or a folder.
-        here: the folder in which the command was called.
-
-    Raises:
-        DuetError: there is no such revision or folder.
+    `base`: a git revision, or a folder.
+    `here`: the folder in which the command was called.
+    Raises `DuetError`: there is no such revision or folder.
     """
     here = here.resolve()
     with ExitStack() as stack:

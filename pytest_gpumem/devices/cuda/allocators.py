@@ -116,10 +116,8 @@ class _HostRegister:
 
 def allocator(name: str, index: int) -> Allocator:
     """The allocator of that name in `ALLOCATORS`, on device `index`.
-
-    Raises:
-        DeviceError: there is no such name.
-        Unsupported: the device has no such allocator.
+    Raises `DeviceError`: there is no such name.
+    Raises `Unsupported`: the device has no such allocator.
     """
     made: dict[str, Callable[[], Allocator]] = {
         "cudaMalloc": _Malloc,

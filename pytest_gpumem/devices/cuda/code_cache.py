@@ -59,10 +59,8 @@ Compile = Callable[[], MachineCode]
 
 class CodeCache:
     """The cache of one user, for one kind of GPU and one version of CuPy.
-
-    Args:
-        target: names both; machine code for another is another entry.
-        folder: default: the user's cache folder for this package.
+    `target`: names both; machine code for another is another entry.
+    `folder`: default: the user's cache folder for this package.
     """
 
     def __init__(self, target: str, folder: Path | None = None) -> None:
@@ -73,13 +71,9 @@ class CodeCache:
         """The machine code of a kernel: from the cache, else compiled and kept.
 
         Where the cache cannot be read or written, or the compiler's file is unknown, it is compiled each time.
-
-        Args:
-            source, entry, options: what is compiled.
-            fresh: compile it again, because the cached code cannot be loaded.
-
-        Raises:
-            Exception: whatever `compile` raises.
+        `source`, `entry`, `options`: what is compiled.
+        `fresh`: compile it again, because the cached code cannot be loaded.
+        Raises `Exception`: whatever `compile` raises.
         """
         where = [os.environ.get(name, "") for name in _WHERE]
         parts = [str(_FORMAT), self._target, sys.prefix, *where, *options, entry, source]

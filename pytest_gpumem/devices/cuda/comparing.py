@@ -81,10 +81,8 @@ class Comparing:
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         """None, or how many elements differ and the index of the first, counted along the flattened arrays.
-
-        Raises:
-            DeviceError: the arrays have different sizes.
-            Unsupported: elements that are no numbers.
+        Raises `DeviceError`: the arrays have different sizes.
+        Raises `Unsupported`: elements that are no numbers.
         """
         if actual.size != expected.size:
             raise DeviceError(f"the result has {actual.size} elements, the reference {expected.size}")

@@ -84,10 +84,8 @@ class CudaCounters:
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         """Count while `work` runs. `work` waits for the work that it queues.
-
-        Raises:
-            NotCounted: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
-            Undelivered: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some passes do.
+        Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
+        Raises `Undelivered`: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some passes do.
         """
         cupti = self._load()
         for _ in range(0 if self._awake else WAKING):
@@ -155,13 +153,9 @@ class CudaCounters:
         """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.
 
         CUPTI takes one callback for all records, so this method belongs to the same class.
-
-        Args:
-            kinds: names of `CUpti_ActivityKind`.
-            receive: is given the module and each record, in CUPTI's own thread.
-
-        Raises:
-            NotCounted: cupti-python or CUPTI is missing or too old, or another tool holds it.
+        `kinds`: names of `CUpti_ActivityKind`.
+        `receive`: is given the module and each record, in CUPTI's own thread.
+        Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or another tool holds it.
         """
         cupti = self._load()
         self._receive = receive

@@ -112,14 +112,10 @@ class Callbacks:
 
     def add(self, domain: str, names: Sequence[str], receive: Receive) -> Callable[[], None]:
         """Have `receive` called for these callbacks; gives the function that ends it.
-
-        Args:
-            domain: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
-            names: as in cupti-python; those that the installed version lacks are left out.
-            receive: must be quick, and call nothing of CUDA.
-
-        Raises:
-            NotCounted: cupti-python or CUPTI is missing, or another tool holds it.
+        `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
+        `names`: as in cupti-python; those that the installed version lacks are left out.
+        `receive`: must be quick, and call nothing of CUDA.
+        Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
         try:
             from cupti import cupti

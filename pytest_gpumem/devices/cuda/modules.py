@@ -87,13 +87,9 @@ class Modules:
 
     def code(self, name: str, function: int | None) -> str:
         """The digest of a kernel's machine code.
-
-        Args:
-            name: mangled name of the kernel.
-            function: CUfunction or CUkernel of the launch; None for a kernel of a graph, which is found by its name.
-
-        Raises:
-            UnknownCode: its module was loaded earlier than it was followed, or several modules may be meant whose code differs.
+        `name`: mangled name of the kernel.
+        `function`: CUfunction or CUkernel of the launch; None for a kernel of a graph, which is found by its name.
+        Raises `UnknownCode`: its module was loaded earlier than it was followed, or several modules may be meant whose code differs.
         """
         if self.failed is not None:
             raise UnknownCode(f"a callback of CUPTI failed: {self.failed}")

@@ -76,14 +76,10 @@ class Seen:
 
     def what_ran(self, launches: Sequence[Launch], begin: int, end: int, codes: _Codes) -> WhatRan:
         """The record of the launch.
-
-        Args:
-            launches: calls that launch a kernel, in their order.
-            begin, end: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
-            codes: tells machine code.
-
-        Raises:
-            Undelivered: CUPTI delivered another number of kernels than were launched.
+        `launches`: calls that launch a kernel, in their order.
+        `begin`, `end`: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
+        `codes`: tells machine code.
+        Raises `Undelivered`: CUPTI delivered another number of kernels than were launched.
         """
         calls = Counter(name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name))
         waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]

@@ -111,10 +111,8 @@ COSTS = {
 
 class SimulatedMemory:
     """Books memory of every kind.
-
-    Args:
-        timeline: whose host allocates.
-        forget: is called with each allocation that is freed.
+    `timeline`: whose host allocates.
+    `forget`: is called with each allocation that is freed.
     """
 
     def __init__(self, timeline: Timeline, machine: Machine, forget: Callable[[Allocation], None]) -> None:

@@ -47,10 +47,8 @@ def _owned_references(array: NDArray[np.uint8]) -> int:
 
 class Content:
     """The first bytes of one allocation.
-
-    Args:
-        nbytes: size of the allocation.
-        over: a user's array to lie over, whose bytes anybody may change at any time.
+    `nbytes`: size of the allocation.
+    `over`: a user's array to lie over, whose bytes anybody may change at any time.
     """
 
     def __init__(self, nbytes: int, over: NDArray[Any] | None = None) -> None:
@@ -155,10 +153,8 @@ class Content:
 
 class Part(Content):
     """The content of a part of an allocation: a view of the whole's bytes with a name of its own.
-
-    Args:
-        whole: content of the allocation.
-        offset: first byte.
+    `whole`: content of the allocation.
+    `offset`: first byte.
     """
 
     def __init__(self, whole: Content, offset: int, nbytes: int) -> None:

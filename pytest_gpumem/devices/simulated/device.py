@@ -118,10 +118,8 @@ class SimulatedManaged:
 
 class SimulatedDevice:
     """A device that models a datasheet.
-
-    Args:
-        datasheet: its figures and fitted parameters.
-        seed: of its noise. The same seed and the same calls give exactly the same times.
+    `datasheet`: its figures and fitted parameters.
+    `seed`: of its noise. The same seed and the same calls give exactly the same times.
     """
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:

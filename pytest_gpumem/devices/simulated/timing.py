@@ -215,11 +215,9 @@ class Timing:
 
     def kernel(self, work: Work, window: WindowSpec | None, beside: float = 0.0) -> float:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them.
-
-        Args:
-            work: the launch.
-            window: its window.
-            beside: bytes that are to persist for kernels that run already.
+        `work`: the launch.
+        `window`: its window.
+        `beside`: bytes that are to persist for kernels that run already.
         """
         faults, managed, remote = self._migrate(work)
         # Samples repeat the same few launches, each of which finds what the one before it found.

@@ -59,11 +59,9 @@ def colours(series: Sequence[Series]) -> list[str]:
 
 def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[Ceiling], description: str, y_name: str = "") -> Markup:
     """The plot, without its legend, for which a page has more room.
-
-    Args:
-        series: each of at least one point.
-        ceilings: lines across.
-        description: for screen readers.
+    `series`: each of at least one point.
+    `ceilings`: lines across.
+    `description`: for screen readers.
     """
     frame = Frame(_HEIGHT)
     xs = sorted({point.x for one in series for point in one.points})

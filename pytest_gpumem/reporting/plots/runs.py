@@ -42,10 +42,8 @@ _HISTOGRAM = 78.0  # units for the histogram on the right
 
 def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Markup:
     """Samples in the order in which they were taken, with a histogram. A horizontal line is a placement's median.
-
-    Args:
-        placements: seconds of each sample, one sequence for each placement, none empty.
-        medians: of each placement.
+    `placements`: seconds of each sample, one sequence for each placement, none empty.
+    `medians`: of each placement.
     """
     samples = [sample for placement in placements for sample in placement]
     frame = Frame(_HEIGHT, top=16.0, right=WIDTH - _HISTOGRAM)
@@ -117,11 +115,9 @@ def origin(past: Sequence[Past]) -> str:
 
 def history(past: Sequence[Past], now: float, half_width: float | None) -> Markup:
     """Latencies of earlier runs in their order, whatever time lies between them, with this run at the right.
-
-    Args:
-        past: oldest first, at least one.
-        now: seconds, measured in this run.
-        half_width: of its 95 % interval, in seconds.
+    `past`: oldest first, at least one.
+    `now`: seconds, measured in this run.
+    `half_width`: of its 95 % interval, in seconds.
     """
     frame = Frame(_HEIGHT, top=16.0)
     values = [*(one.latency for one in past), now]
@@ -170,10 +166,8 @@ class Turn:
 
 def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[Turn]:
     """The earlier runs that have at least half of this run's rows, oldest first.
-
-    Args:
-        past: by key, measurements of earlier runs.
-        now: by key, seconds in this run.
+    `past`: by key, measurements of earlier runs.
+    `now`: by key, seconds in this run.
     """
     found: dict[tuple[datetime, str | None], list[float]] = {}
     for key, seconds in now.items():
@@ -219,10 +213,8 @@ class Load:
 
 def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
     """Bandwidth over the bytes of a launch, with the largest bandwidth of DRAM that this run measured on this card. At least two rows.
-
-    Args:
-        loads: of rows whose bytes do not cross the host link.
-        peak: of the datasheet, bytes per second; None if it is unknown.
+    `loads`: of rows whose bytes do not cross the host link.
+    `peak`: of the datasheet, bytes per second; None if it is unknown.
     """
     frame = Frame(_SUITE_HEIGHT + 30)
     sizes, unit = [one.nbytes for one in loads], rate_unit([one.bandwidth for one in loads])

@@ -170,10 +170,8 @@ def _call(module: Any, name: str) -> bool:
 
 def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[MemoryEvent]:
     """Entries of the history as events.
-
-    Args:
-        entries: of one device, in their order.
-        offset: seconds from the wall clock to that of `time.perf_counter`.
+    `entries`: of one device, in their order.
+    `offset`: seconds from the wall clock to that of `time.perf_counter`.
     """
     at = 0.0
     for entry in entries:
