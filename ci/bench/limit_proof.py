@@ -739,8 +739,10 @@ def _gate(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
         if not (gates := [one for one in seen if one.get("changes", "comment") == kind]):
             continue
         codes, longest = sorted({one["exit"] for one in gates}), max(one["wall"] for one in gates)
-        dueted = max(len(one["duet"]["pairs"]) if one.get("duet") else 0 for one in gates)
-        text = f"exit {' or '.join(map(str, codes))}, {dueted} of {len(gates[0]['rows'])} rows in a duet"
+        text = f"exit {' or '.join(map(str, codes))}"
+        if all("duet" in one for one in gates):
+            dueted = max(len(one["duet"]["pairs"]) if one["duet"] else 0 for one in gates)
+            text += f", {dueted} of {len(gates[0]['rows'])} rows in a duet"
         yield f"one {kind} changed: exit {expected}", text, codes == [expected]
         if math.isfinite(most):
             text = f"one {kind}: {most:g} runs or less"
