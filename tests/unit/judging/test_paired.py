@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pytest_gpumem.judging.paired import ALARM, MISS, ROUNDS, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
+from pytest_gpumem.judging.paired import ALARM, MISS, MISS_SAME_CODE, ROUNDS, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
@@ -165,9 +165,12 @@ def test_a_slow_down_of_delta_seldom_fails_and_seldom_passes(kind: object) -> No
     """Exactly at delta both errors are possible. Chances that more trials err than are allowed here lie below 1e-3."""
     assert callable(kind)
     rng, trials = np.random.default_rng(4), 400
-    outcomes = [judged(pairs_of(0.004 * kind(rng, 2 * ROUNDS), DELTA, rng)).outcome for _ in range(trials)]
+    drawn = [pairs_of(0.004 * kind(rng, 2 * ROUNDS), DELTA, rng) for _ in range(trials)]
+    outcomes = [judged(values).outcome for values in drawn]
     assert outcomes.count(FAIL) <= stats.binom.isf(1e-3, trials, ALARM)
     assert outcomes.count(PASS) <= stats.binom.isf(1e-3, trials, MISS)
+    settled = [judge_pairs({"a": values}, {"a": DELTA}, ["a"])["a"].outcome for values in map(list, drawn)]
+    assert outcomes.count(PASS) < settled.count(PASS) <= stats.binom.isf(1e-3, trials, MISS_SAME_CODE)
 
 
 def test_a_family_at_delta_seldom_has_any_failure() -> None:
