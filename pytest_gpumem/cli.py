@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from pytest_gpumem.commands.accept import accept
-from pytest_gpumem.commands.baseline import baseline
+from pytest_gpumem.commands.baseline import accept, baseline
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.diff import diff

@@ -41,7 +41,7 @@ from pytest_gpumem.measuring.stopping import (
     steady,
 )
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.timed_stream import LONG, Elsewhere, NoWork, find_stream
+from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Conditions, without_exceptions
 from pytest_gpumem.units import format_share, format_time

@@ -1,22 +1,27 @@
-"""Any function as a target: it launches on the current stream, and moves only the buffers among its arguments."""
+"""Any function as a target: it launches on the current stream, and moves only the buffers among its arguments.
+
+A library need not follow the current stream: Numba has none, an extension may launch on the default one, a framework may keep streams of
+its own. Timing the wrong stream gives a wrong number without any error, so the stream is found by watching the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Foreign, Graph, Stream
+from pytest_gpumem.devices.protocol import Device, Foreign, Graph, Stream
 from pytest_gpumem.judging.traffic import beyond_arguments
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT, held
 from pytest_gpumem.measuring.target import Target, captured, padding, refuse_window, window_notes
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import NOTHING_RAN, Traffic
 
 
 def callable_target(
@@ -116,3 +121,161 @@ def _nbytes(arguments: Iterable[Any]) -> int:
 
     look(arguments)
     return sum(found.values())
+
+
+LOOKS = 2
+"""Times that each stream is watched: work that is seen only once is of another origin. Long work is watched once, because it runs each
+time."""
+LONG = 0.025  # seconds of work from which delays by other streams, of microseconds, do not matter
+LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
+FILLED = 0.9
+"""Share of the whole time for which a stream is busy with long work that is timed there without a look at other streams."""
+BESIDE = 20e-6
+"""Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
+BESIDE_SHARE = 1e-3
+"""The same as a share of long work: on an H200, to ask after half a second of work takes longer than to ask an idle device."""
+
+QUEUED_IN = 0.1
+QUEUED_FACTOR = 10
+"""To queue work takes at most this many seconds, and this many times the work's whole time: what takes longer waits for the device."""
+
+_DEFAULTS = ("the legacy default stream", "this thread's default stream")
+
+
+class Elsewhere(Exception):
+    """The work cannot be timed on one stream; the message is the reason."""
+
+
+class NoWork(Elsewhere):
+    """The device did nothing: the time by the host's clock may be the host's alone."""
+
+
+Queues = Callable[[Stream], object]
+"""A function that queues work with the given stream as the current one of every library."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where work can be timed."""
+
+    stream: Stream
+    name: str | None  # of the stream; None for the current stream of the launch
+    seconds: float  # from a launch until the device is idle
+
+
+def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> Found:
+    """The stream on which the work can be timed.
+
+    The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
+
+    Args:
+        prepare: restores the work's inputs.
+        launch: queues the work once; it ran before, so that nothing is compiled now.
+        own: the current stream of the launch.
+        floor: seconds of an empty interval.
+
+    Raises:
+        HoldExpired: the work waits for the device.
+        Elsewhere: it runs on streams of its own; `NoWork` if it runs nowhere.
+    """
+    defaults = device.streams.defaults()
+    watch = _Watch(device, prepare, launch, floor)
+    busy = [own] if watch.fills(own) else [s for s in (own, *defaults) if watch.busy(own, s)]
+    if defaults and own in busy and defaults[0] in busy:
+        # Some of it follows the current stream and some does not: with the default stream as the current one, all of it runs there.
+        watch.first_on(defaults[0])
+        busy = [s for s in (defaults[0], own) if watch.busy(defaults[0], s)]
+    elif defaults and defaults[0] in busy:
+        busy = [defaults[0]]  # the two default streams wait for each other
+    if not busy:
+        if watch.goes_on(own):
+            raise Elsewhere("its work runs on streams of its own")
+        raise NoWork("no work was seen on the timed stream, on a default one or on the device")
+    if len(busy) > 1:
+        raise Elsewhere("its work is spread over several streams")
+    found = busy[0]
+    if watch.goes_on(found):
+        raise Elsewhere("some of its work goes on beside the timed stream")
+    names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
+    return Found(found, names.get(id(found)), watch.whole(own))
+
+
+class _Watch:
+    """Launches the work and watches the device."""
+
+    def __init__(self, device: Device, prepare: Queues, launch: Queues, floor: float) -> None:
+        self._device = device
+        self._prepare = prepare
+        self._launch = launch
+        self._floor = floor
+        self._whole: float | None = None
+        self._beside = 0.0  # seconds for which the device was busy after the stream `_first` at the first look
+        self._first: Stream | None = None
+
+    def fills(self, own: Stream) -> bool:
+        """True if `own`, as the current stream, is busy with long work for nearly the whole time. Work beside it that ends sooner costs
+        nothing."""
+        whole = self.whole(own)
+        return whole > LONG and self._interval(own, own, whole) > FILLED * whole
+
+    def busy(self, current: Stream, watched: Stream) -> bool:
+        """True if `watched` is busy each time, with `current` as the current stream."""
+        whole = self.whole(current)
+        least = max(NOTHING_RAN * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
+        looks = 1 if whole > LONG else LOOKS
+        return all(self._interval(current, watched, whole) > least for _ in range(looks))
+
+    def first_on(self, current: Stream) -> None:
+        """Launch once without a hold: a library sets up its state for a stream, such as a workspace, at its first work there."""
+        self._idle_after(current, True)
+
+    def whole(self, current: Stream) -> float:
+        """Seconds until the device is idle after one launch; the first call, which gives the current stream, decides."""
+        if self._whole is None:
+            self._first = current
+            self._whole, self._beside = self._idle_after(current, True)
+            if self._whole <= LONG:
+                self._whole = min(self._whole, *(self._idle_after(current, True)[0] for _ in range(LOOKS - 1)))
+        return self._whole
+
+    def _idle_after(self, current: Stream, work: bool) -> tuple[float, float]:
+        """Seconds from a launch until the device is idle, and those of them after `current` is done with it."""
+        device = self._device
+        self._prepare(current)
+        device.streams.synchronize()
+        begun = device.now()
+        if work:
+            self._launch(current)
+        device.streams.synchronize(current)
+        done = device.now()
+        device.streams.synchronize()
+        return device.now() - begun, device.now() - done
+
+    def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
+        """Seconds for which `watched` is busy, held while the work is queued.
+
+        The hold ends when work on other streams has ended: a kernel that ends between two events on an idle stream delays the second
+        event by some microseconds.
+        """
+        device = self._device
+        start, end = device.streams.event(), device.streams.event()
+        self._prepare(current)
+        device.streams.synchronize()
+        with held(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
+            device.streams.record(start, watched)
+            self._launch(current)
+            device.streams.record(end, watched)
+            over = device.now() + (2 * whole if whole <= LONG else 0.0)
+            while device.now() < over:
+                pass
+        device.streams.synchronize()
+        return device.streams.elapsed(start, end)
+
+    def goes_on(self, stream: Stream) -> bool:
+        """True if the device is busy for longer than `stream`, each time. Work beside it that ends sooner stays unnoticed."""
+        whole = self._whole or 0.0
+        allowed = max(BESIDE, BESIDE_SHARE * whole if whole > LONG else 0.0)
+        limit = min(self._idle_after(stream, False)[1] for _ in range(LOOKS + 1)) + allowed
+        if stream is self._first and whole > LONG and self._beside <= limit:
+            return False
+        return all(self._idle_after(stream, True)[1] > limit for _ in range(LOOKS + 1))

@@ -22,12 +22,11 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.families import caption_of, families
+from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.l2_sweep import l2_grid, sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
-from pytest_gpumem.reporting.plots.curve import colours, curve
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns

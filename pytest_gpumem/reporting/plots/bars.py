@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.reporting.plots.curve import COLOURS
 from pytest_gpumem.reporting.plots.svg import (
     BOTTOM,
     CHARACTER,
+    COLOURS,
     WIDTH,
     Frame,
     Unit,

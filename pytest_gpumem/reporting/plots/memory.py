@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 from markupsafe import Markup
 
 from pytest_gpumem.records.footprint import Course, Footprint, Phase
 from pytest_gpumem.reporting.plots.svg import (
+    COLOURS,
     WIDTH,
     Frame,
     Scale,
@@ -26,7 +26,6 @@ from pytest_gpumem.reporting.plots.svg import (
 )
 from pytest_gpumem.units import GiB, KiB, MiB, TiB, short_bytes
 
-COLOURS = ("s0", "s1", "s2", "s3", "s4", "s5")  # classes of the series, in their order; more series begin again
 MOST = 10  # tests in a plot of the largest
 _HEIGHT = 190.0
 _UNITS = (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
@@ -50,7 +49,7 @@ def series(footprint: Footprint) -> tuple[tuple[str, Points], ...]:
 
 def legend(footprint: Footprint) -> tuple[tuple[str, str], ...]:
     """Class and name of each line of `memory_course`."""
-    return tuple((colour, name) for colour, (name, _) in zip(cycle(COLOURS), series(footprint), strict=False))
+    return tuple((f"s{place % COLOURS}", name) for place, (name, _) in enumerate(series(footprint)))
 
 
 def memory_course(footprint: Footprint) -> Markup:
@@ -63,8 +62,8 @@ def memory_course(footprint: Footprint) -> Markup:
     parts = [*_phases(footprint, frame, x), frame.y_axis(y)]
     if footprint.peak > 0:
         parts.append(line(frame.left, y(footprint.peak), frame.right, y(footprint.peak), "ceiling"))
-    for colour, (_, points) in zip(cycle(COLOURS), lines, strict=False):
-        parts.append(f'<path class="{colour} curve" d="{_steps(points, x, y, end)}"/>')
+    for place, (_, points) in enumerate(lines):
+        parts.append(f'<path class="s{place % COLOURS} curve" d="{_steps(points, x, y, end)}"/>')
     parts.append(frame.x_axis(x))
     return drawing(_HEIGHT, parts, f"bytes in use over {len(lines)} lines; peak {short_bytes(footprint.peak)}")
 

@@ -13,8 +13,8 @@ from counted_device import CountedDevice, replaced
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.measuring.target_case import Case
-from pytest_gpumem.measuring.timed_stream import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement

@@ -113,7 +113,7 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) and Warp if they are imported. Others stay unimported.
 
-    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/timed_stream.py` finds where their work goes.
+    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/target_callable.py` finds where their work goes.
     """
     with ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(index))
