@@ -132,7 +132,7 @@ class TerminalHooks(SummaryHooks):
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; lines about stored and refused rows."""
         gpu = self._session
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             yield "the session was interrupted, nothing is stored"
             return
         if not len(gpu.rows):

@@ -156,8 +156,13 @@ def test_what_is_no_run(suite: Path, gpumem: Run) -> None:
 
 
 def test_more_shards_than_tests(suite: Path, gpumem: Run) -> None:
-    ends = [gpumem("--gpumem-shard", f"{index}/3", "-k", "plain and 1", f"--benchmark-json=shard-{index}.json") for index in (1, 2, 3)]
+    ends = [
+        gpumem("--gpumem-shard", f"{index}/3", "-k", "plain and 1", "--gpumem-save", f"--benchmark-json=shard-{index}.json")
+        for index in (1, 2, 3)
+    ]
     assert [end.ret for end in ends] == [0, 0, 0]
+    for end in ends:
+        end.stdout.fnmatch_lines(["--gpumem-save: nothing was measured, nothing is stored"])
     assert sorted(end.parseoutcomes().get("passed", 0) for end in ends) == [0, 0, 1]
     result = merge("shard-*.json")
     assert result.exit_code == 0
