@@ -238,7 +238,7 @@ class Footprints:
             self._drift[series] = _plus(self._drift.get(series, _NONE), change)
             if series not in self._before:
                 self._since_pause.add(series)
-        self._log.forget([one for one in self._log.living() if not self._alive(one)], now)
+        self._log.forget([one for one in (*self._log.living(), *self._log.cached.values()) if not self._alive(one)], now)
 
     def _alive(self, one: Allocated) -> bool:
         source = self._driver if one.layer == "driver" else None

@@ -142,6 +142,8 @@ class MemoryLog:
         for one in freed:
             if self._live.pop((one.layer, one.library, one.address), None) is one:
                 self.steps.append(Step(at, -one.nbytes, one))
+            elif self.cached.get(one.address) is one:
+                del self.cached[one.address]
 
     def cache(self, kept: Iterable[Allocated], at: float) -> None:
         """Book allocations of the driver as kept for reuse."""

@@ -309,6 +309,20 @@ def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: 
     assert watch.read().kept == max(0, kept - MIB)
 
 
+def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> None:
+    library, driver = Library(), Driver()
+    footprints = Footprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    driver.emit(1, MIB)
+    library.blocks = 1
+    watch.settle()
+    with footprints.paused():
+        driver.alive = lambda allocated: False  # type: ignore[method-assign]
+        library.blocks = 0
+    assert watch.read().kept == 0
+
+
 def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
     library, driver = Library(), Driver()
     footprints = Footprints(driver, (library,), lambda: None)
