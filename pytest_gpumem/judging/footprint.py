@@ -182,8 +182,7 @@ def added(verdict: Verdict, findings: Sequence[Finding], strict: bool) -> Verdic
     return replace(verdict, reason=f"{verdict.reason}; {sentences}")
 
 
-NO_LIMIT = find(Outcome.PASS, "no limit").sentence
-"""The reason of a row without limits."""
+NO_LIMIT = find(Outcome.PASS, "no limit").sentence  # the reason of a row without limits
 
 
 def size(nbytes: int) -> str:

@@ -47,12 +47,9 @@ from pytest_gpumem.records.measurement import Conditions, without_exceptions
 from pytest_gpumem.units import format_share, format_time
 
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
-WARM_UP_SHARE = 0.25
-"""Share of the budget that a warm-up may use."""
-PROFILED_SAMPLES = 5
-"""Samples under a profiler, which measures each of them in its own way."""
-CHUNK_SECONDS = 0.025
-"""Seconds of samples between two readings of clocks and throttle reasons."""
+WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
+PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
+CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,7 @@ class Plan:
     placements: int = 8
     precision: float = 0.001
     """Wanted half-width of the confidence interval over placements, as a share of the latency."""
-    budget: float = 1.0
-    """Seconds for one measurement."""
+    budget: float = 1.0  # seconds for one measurement
 
 
 class Sampling:
@@ -78,25 +74,16 @@ class Sampling:
         self._latency: float | None = None
         """Seconds of one launch, as far as is known: of the look for its stream, then of the last warm-up sample."""
         self._sampler: Sampler
-        self._expired = 0
-        """Holds that have expired: the first is tried again, the second ends the holding."""
-        self._kept: list[list[float]] = []
-        """Samples of the placements that live now."""
-        self._lost: list[list[float]] = []
-        """The same, taken under throttling."""
-        self._throttled: list[tuple[float, ...]] = []
-        """Placements of which every sample was taken under throttling."""
-        self.target = target
-        """At its last placements."""
-        self.placements: list[tuple[float, ...]] = []
-        """Seconds of each sample, by placement."""
-        self.seen: list[Conditions] = []
-        """Conditions between the first sample and the last."""
+        self._expired = 0  # holds that have expired: the first is tried again, the second ends the holding
+        self._kept: list[list[float]] = []  # samples of the placements that live now
+        self._lost: list[list[float]] = []  # the same, taken under throttling
+        self._throttled: list[tuple[float, ...]] = []  # placements of which every sample was taken under throttling
+        self.target = target  # at its last placements
+        self.placements: list[tuple[float, ...]] = []  # seconds of each sample, by placement
+        self.seen: list[Conditions] = []  # conditions between the first sample and the last
         self.notes: list[str] = []
-        self.discarded = 0
-        """Samples taken under throttling."""
-        self.work_seen = True
-        """False if the device did nothing in a launch of a foreign callable."""
+        self.discarded = 0  # samples taken under throttling
+        self.work_seen = True  # False if the device did nothing in a launch of a foreign callable
         self.choice: Choice = choose(plan.sampler, target, plan.mode, profiled=harness.profiled)
 
     @property

@@ -11,12 +11,10 @@ from itertools import groupby
 
 import numpy as np
 
-LEAST_SAMPLES = 3
-"""Samples of one placement of a launch that is slow for the budget."""
+LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
 FEW_SAMPLES = 512
 """Samples of a measurement from which its own estimate of noise is used, where they cost next to nothing."""
-NOTHING = 0.12
-"""Share of the budget that counts as next to nothing."""
+NOTHING = 0.12  # share of the budget that counts as next to nothing
 MOST_SAMPLES = 1000
 """Samples of a measurement: placements and processes differ by more than further samples would resolve."""
 MOST_PLACEMENTS_FACTOR = 4
@@ -175,8 +173,7 @@ def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int
     return len(medians) < most and spent < budget and not precise(medians, wanted)
 
 
-WINDOW = 12
-"""Fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet samples."""
+WINDOW = 12  # fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet samples
 MOST_WINDOW = 100
 """Most samples of the test: launches that need so many are short, and a hundred of them cost some milliseconds."""
 RESOLVED = 0.0075

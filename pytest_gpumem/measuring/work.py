@@ -17,8 +17,7 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.units import format_bytes
 
-GRAIN = 256
-"""Chunks begin at multiples of so many bytes, as allocations do."""
+GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = "host to device", "device to host", "peer", "kernel", "host"
 """Engines: two copy engines (one, if `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host."""

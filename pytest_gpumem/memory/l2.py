@@ -26,8 +26,7 @@ Where = Literal["stream", "graph", "launch"]
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
 _HIT = (AccessProperty.PERSISTING.value, *_MISS)
-FREE_STEPS = 3
-"""Steps of L2/16 that a saturated kernel beside the window hardly misses."""
+FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
 
 
@@ -39,20 +38,16 @@ class BadWindow(ValueError):
 class Asked:
     """A window with its set-aside, as asked for."""
 
-    nbytes: int
-    """Bytes under the window."""
-    offset: int
-    """Bytes of the buffer before the window."""
+    nbytes: int  # bytes under the window
+    offset: int  # bytes of the buffer before the window
     hit_ratio: float | None
     """None: as much as the set-aside holds; all of it where the hit property is not persisting."""
     set_aside: Literal["fit", "max", "off"] | int
     hit: AccessProperty
-    miss: AccessProperty | None
-    """None: normal under a fitted hit ratio below 1, else streaming."""
+    miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
     where: Where
     allow_thrash: bool
-    clamped_from: int | None
-    """Bytes of the buffer, where `window="clamp"` made the window shorter."""
+    clamped_from: int | None  # bytes of the buffer, where `window="clamp"` made the window shorter
 
     @property
     def persists(self) -> bool:

@@ -15,8 +15,7 @@ from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.plugin.marks import PEER_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import Settings, marker_gpus, marker_keywords
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The driver reads it once, when a process initialises CUDA."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 KEY = "gpumem_device"
 """Key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers."""
 TURN = "_GPUMEM_TURN"

@@ -19,10 +19,8 @@ from pytest_gpumem.plugin.hangs import Report
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import is_worker
 
-FOLDER = "gpumem_last_reports"
-"""Key of xdist's `workerinput`: the controller's folder."""
-_ALIVE = "alive"
-"""A named pipe in that folder: the controller holds it open until it needs no worker any longer."""
+FOLDER = "gpumem_last_reports"  # key of xdist's `workerinput`: the controller's folder
+_ALIVE = "alive"  # a named pipe in that folder: the controller holds it open until it needs no worker any longer
 
 
 def isolate(config: pytest.Config) -> None:

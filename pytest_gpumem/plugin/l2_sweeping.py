@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measuring.target_case import Case
     from pytest_gpumem.memory.spaces import Memory
 
-PLACEMENTS = 3
-"""Buffer placements of one setting: the rounds of the confirmation average over more."""
+PLACEMENTS = 3  # buffer placements of one setting: the rounds of the confirmation average over more
 PRECISION = 0.003
 """Half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended."""
 BUDGET = 0.1
@@ -57,8 +56,7 @@ class L2Sweeps:
         self._due: list[Callable[[], SweepResult]] = []
         self._seen: dict[tuple[object, ...], object] = {}
         """Finished and waiting sweeps by the identities of their objects; the values keep the objects alive, so that no identity recurs."""
-        self._open = 0
-        """Persisting streams of the test that are open."""
+        self._open = 0  # persisting streams of the test that are open
 
     def __call__(
         self, function: BoundKernel | Callable[..., object], /, *args: Any, window: Any, mode: str | None = None, **kwargs: Any

@@ -45,17 +45,14 @@ from pytest_gpumem.units import comparison_text
 WORKER_BASELINE = "gpumem_baseline"
 """Key of xdist's `workerinput`: the place of the baseline, as the controller found it; and whether its copy is read as it is."""
 
-SIMULATED = "simulated-"
-"""Prefix of the baseline key of a simulated device."""
+SIMULATED = "simulated-"  # prefix of the baseline key of a simulated device
 
-DRIFTED = "gpumem_drifted"
-"""Key of xdist's `workeroutput`: how the device changed while a worker measured."""
+DRIFTED = "gpumem_drifted"  # key of xdist's `workeroutput`: how the device changed while a worker measured
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
 
-DESELECTED = "gpumem_deselected"
-"""Key of xdist's `workeroutput`: the deselected tests that the baseline holds."""
+DESELECTED = "gpumem_deselected"  # key of xdist's `workeroutput`: the deselected tests that the baseline holds
 
 _COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 """How a session ends that collected all it was asked for."""
@@ -261,8 +258,7 @@ class SessionHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._left_out: str | None = None
-        """The other GPU of a saved run that pytest-benchmark compares with."""
+        self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
         self._interrupted = False
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal announces the budget

@@ -18,8 +18,7 @@ from pytest_gpumem.reporting.concerns import Place
 from pytest_gpumem.runs.shards import ERROR, FAILED, KEY, SKIPPED, Ended, Shard, digest, divided
 from pytest_gpumem.settings import DEFAULT_BUDGET
 
-DIVISION = "gpumem_division"
-"""Key of xdist's `workeroutput`: how a worker divided the tests."""
+DIVISION = "gpumem_division"  # key of xdist's `workeroutput`: how a worker divided the tests
 
 
 class ShardHooks:

@@ -112,56 +112,42 @@ class GpuSession:
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
-        self.counts: Mapping[str, Counted] = {}
-        """Counted traffic by `Row.key`, from an earlier run."""
+        self.counts: Mapping[str, Counted] = {}  # counted traffic by `Row.key`, from an earlier run
         self.missing: list[Missing] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
-        self.remarks: list[str] = []
-        """Lines for the summary."""
-        self.elsewhere: frozenset[str] = frozenset()
-        """Node ids of the tests that other shards run."""
+        self.remarks: list[str] = []  # lines for the summary
+        self.elsewhere: frozenset[str] = frozenset()  # node ids of the tests that other shards run
         self.whole_suite: int | None = None
         """In a shard: number of rows of all shards that may be compared with the baseline."""
         self.withheld: dict[str, Verdict] = {}
         """In a shard, by `Row.key`: the FAIL of a row that is UNDECIDED only because so many rows are compared."""
-        self.sweeps: list[tuple[str, Sweep]] = []
-        """Sweeps of persisting L2, each with its test's id."""
+        self.sweeps: list[tuple[str, Sweep]] = []  # sweeps of persisting L2, each with its test's id
         self.is_worker = is_worker(config)
-        self.unfit: str | None = None
-        """Why this worker of xdist runs no test."""
+        self.unfit: str | None = None  # why this worker of xdist runs no test
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
-        self.tests: frozenset[str] = frozenset()
-        """`key_of` of each collected test, without a label."""
+        self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label
         self.rows = Rows()
         self.replays: dict[str, Replay] = {}
         """By node id, the access to pytest-benchmark's results of tests that may be judged again."""
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
-        self.family = Family()
-        """The rows judged so far that are compared with the baseline."""
-        self.further: list[Further] = []
-        """The finished further processes of `--gpumem-processes`."""
+        self.family = Family()  # the rows judged so far that are compared with the baseline
+        self.further: list[Further] = []  # the finished further processes of `--gpumem-processes`
         # Removed from the environment: a session that a test starts is none of these processes.
         self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
         """In a further process: the file for its reports. The main process judges the rows of all processes."""
         self.begun = datetime.now(timezone.utc)
         self._drifted: list[tuple[str, str]] = []
         """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
-        self.watch: Watch | None = None
-        """Of persisting L2, while the device is open."""
-        self.lost_in: str | None = None
-        """The node id of the test that lost the device's context."""
-        self.watchdog: Watchdog | None = None
-        """While tests run: ends this process if it hangs."""
-        self.timeout = settings.timeout
-        """Of the test that runs; 0: no limit."""
+        self.watch: Watch | None = None  # of persisting L2, while the device is open
+        self.lost_in: str | None = None  # the node id of the test that lost the device's context
+        self.watchdog: Watchdog | None = None  # while tests run: ends this process if it hangs
+        self.timeout = settings.timeout  # of the test that runs; 0: no limit
         self._device: Device | None = None
-        self._announced: float | None = None
-        """When the last line about a wait was printed, on the monotonic clock."""
-        self._waits = True
-        """False once a wait for the GPU reached its limit."""
+        self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
+        self._waits = True  # False once a wait for the GPU reached its limit
 
     def output(self, name: str) -> Path | None:
         """The file that an option names, relative to where pytest was called; None if the option is not set.
@@ -460,8 +446,7 @@ class GpuTest:
         self.overrides = marker_overrides(keywords)
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
-        self.exit = ExitStack()
-        """Closed at the test's end, after its memory is freed."""
+        self.exit = ExitStack()  # closed at the test's end, after its memory is freed
         self.exit.enter_context(self.device.current())
         oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
         settings = session.settings
@@ -470,16 +455,12 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
-        self.extra: dict[str, Extra] = {}
-        """Further figures of each measurement, by its label."""
+        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         """Measurements so far, each with its limits."""
-        self.streams: list[PersistingStream] = []
-        """The test's persisting streams."""
+        self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.replay: Replay | None = None
-        self.subtest_failed = False
-        """A subtest has failed: the body continues, and pytest fails the test at its end."""
-        self.judged = False
-        """The body has ended: nothing more is measured."""
+        self.subtest_failed = False  # a subtest has failed: the body continues, and pytest fails the test at its end
+        self.judged = False  # the body has ended: nothing more is measured
 
     @property
     def kernels(self) -> Kernels:
@@ -520,11 +501,8 @@ class GpuTest:
                     self.session.limit("the test's teardown")
 
 
-SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
-"""On `config.stash`; absent while the plugin is off."""
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()  # on `config.stash`; absent while the plugin is off
 
-TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
-"""On `item.stash`, once a fixture of ours was set up."""
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()  # on `item.stash`, once a fixture of ours was set up
 
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
-"""On `item.stash`: the test's rows, once it was judged."""
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()  # on `item.stash`: the test's rows, once it was judged

@@ -28,14 +28,12 @@ from pytest_gpumem.devices.process_memory import is_loaded
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
-RECORDS = "MEMORY2"
-"""CUpti_ActivityKind with a record for each allocation and each free."""
+RECORDS = "MEMORY2"  # CUpti_ActivityKind with a record for each allocation and each free
 _KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "PINNED": "pinned"}
 """CUpti_ActivityMemoryKind in our words. Memory that is registered counts as PINNED there as well."""
 
 
-CUBLAS = "cuBLAS"
-"""`MemoryUse.library` of the memory of cuBLAS handles."""
+CUBLAS = "cuBLAS"  # `MemoryUse.library` of the memory of cuBLAS handles
 CALLS = (
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
     *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
@@ -58,11 +56,9 @@ class DriverMemory(Source):
     def __init__(self, index: int, counters: CudaCounters) -> None:
         self._index, self._counters = index, counters
         self._log: MemoryLog | None = None
-        self._offset = 0.0
-        """Seconds from CUPTI's clock to that of `time.perf_counter`."""
+        self._offset = 0.0  # seconds from CUPTI's clock to that of `time.perf_counter`
         self._listens = False
-        self._default: Any = None
-        """The device's own stream-ordered pool."""
+        self._default: Any = None  # the device's own stream-ordered pool
         self._probed: list[int] | None = None
         """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
         self._handles: dict[str, tuple[int, ...]] = {}
@@ -71,8 +67,7 @@ class DriverMemory(Source):
         self._called_since = True
         """Memory was allocated or freed since the last `drain`: to deliver records takes time, and few tests take memory of the driver."""
         self._names: tuple[str, ...] = ()
-        self._ends: list[Callable[[], None]] = []
-        """Each ends some callbacks."""
+        self._ends: list[Callable[[], None]] = []  # each ends some callbacks
 
     def ready(self) -> bool:
         return True

@@ -17,12 +17,10 @@ from pytest_gpumem.devices.simulated.l2 import L2, State, miss_ratio
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
-_SECTORS = 4.0
-"""Sectors of a coalesced warp-wide request of 4-byte words."""
+_SECTORS = 4.0  # sectors of a coalesced warp-wide request of 4-byte words
 _WORDS = 8.0
 """Words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word."""
-_KNOWN = 1024
-"""Launches whose outcome is remembered."""
+_KNOWN = 1024  # launches whose outcome is remembered
 _SATURATED = 2 / 3
 """Share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines."""
 
@@ -32,22 +30,15 @@ class Use:
     """The accesses of one launch to one allocation, together."""
 
     allocation: Allocation
-    pages: Pages | None
-    """Of managed memory."""
+    pages: Pages | None  # of managed memory
     itemsize: int
-    footprint: float = 0.0
-    """Bytes that move for the distinct bytes touched, whole sectors counted."""
-    reads: float = 0.0
-    """Of them, read."""
-    writes: float = 0.0
-    """Of them, written."""
-    read_requests: float = 0.0
-    """Bytes that threads ask for."""
+    footprint: float = 0.0  # bytes that move for the distinct bytes touched, whole sectors counted
+    reads: float = 0.0  # of them, read
+    writes: float = 0.0  # of them, written
+    read_requests: float = 0.0  # bytes that threads ask for
     write_requests: float = 0.0
-    inflation: float = 1.0
-    """Bytes moved for a byte asked for."""
-    l2_inflation: float = 1.0
-    """The same between L2 and the SMs, where no neighbour helps."""
+    inflation: float = 1.0  # bytes moved for a byte asked for
+    l2_inflation: float = 1.0  # the same between L2 and the SMs, where no neighbour helps
     dependent: bool = False
     random: bool = False
     nearby: bool = False
@@ -55,8 +46,7 @@ class Use:
     through_l1: bool = False
     per_sm: float = math.inf
     """Bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1."""
-    by_all: bool = False
-    """All SMs read the same lines over and over."""
+    by_all: bool = False  # all SMs read the same lines over and over
 
     @property
     def scattered(self) -> bool:
@@ -74,29 +64,19 @@ class Work:
     """One launch as the model sees it."""
 
     uses: tuple[Use, ...]
-    local: tuple[Use, ...]
-    """Of them, those in device memory."""
-    threads: int
-    """Threads in flight."""
+    local: tuple[Use, ...]  # of them, those in device memory
+    threads: int  # threads in flight
     loops: bool
     """Threads load again and again: their index arithmetic comes on top of the latency. Otherwise other blocks hide it."""
     loads_in_flight: int
-    dependent_steps: float
-    """Length of the longest chain of dependent accesses."""
-    addresses: tuple[int, ...]
-    """Where its memory lies."""
-    footprint: float
-    """Distinct bytes touched in device memory."""
-    reach: float
-    """Bytes over which they lie: dependent accesses touch lines all over an array."""
-    written: float
-    """Of them, written."""
-    on_chip: float = 0.0
-    """Seconds for which L1 and shared memory are busy with its requests."""
-    on_chip_loads: float = 0.0
-    """Loads from shared memory that threads wait for, over all threads."""
-    turnover: float = 0.0
-    """Seconds in which blocks make room for the blocks that wait for a place."""
+    dependent_steps: float  # length of the longest chain of dependent accesses
+    addresses: tuple[int, ...]  # where its memory lies
+    footprint: float  # distinct bytes touched in device memory
+    reach: float  # bytes over which they lie: dependent accesses touch lines all over an array
+    written: float  # of them, written
+    on_chip: float = 0.0  # seconds for which L1 and shared memory are busy with its requests
+    on_chip_loads: float = 0.0  # loads from shared memory that threads wait for, over all threads
+    turnover: float = 0.0  # seconds in which blocks make room for the blocks that wait for a place
 
 
 def work_of(
@@ -202,8 +182,7 @@ class Timing:
     def __init__(self, sheet: Datasheet, l2: L2) -> None:
         self._sheet = sheet
         self._l2 = l2
-        self.pages = PageLog(sheet)
-        """Migrations and faults of managed pages."""
+        self.pages = PageLog(sheet)  # migrations and faults of managed pages
         self._known: dict[object, tuple[Work, float, State]] = {}
         """Launches of late: seconds and L2 afterwards, by all that decides them. The work is kept: its identity stays its own."""
 

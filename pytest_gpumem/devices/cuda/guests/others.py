@@ -26,12 +26,9 @@ class RmmMemory(Source):
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._pool: Any = None
-        """The pool whose allocations are counted."""
-        self._adaptor: Any = None
-        """What counts them."""
-        self._size = 0
-        """Of the pool, when its allocations began to be counted."""
+        self._pool: Any = None  # the pool whose allocations are counted
+        self._adaptor: Any = None  # what counts them
+        self._size = 0  # of the pool, when its allocations began to be counted
 
     def _resources(self) -> Iterator[Any]:
         """The device's resource, what that allocates from, and so on."""

@@ -36,10 +36,8 @@ class TorchMemory(Source):
         self._index = index
         self._log: MemoryLog | None = None
         self._stacks = False
-        self._records = False
-        """The history is recorded, and it is ours."""
-        self._seen = -1
-        """Allocations and frees that PyTorch had counted at the last look."""
+        self._records = False  # the history is recorded, and it is ours
+        self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
 
