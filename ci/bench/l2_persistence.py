@@ -26,7 +26,8 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -37,8 +38,10 @@ from record_file import chosen_device, write_record
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
 from pytest_gpumem.measuring.stopping import half_width
+from pytest_gpumem.memory.l2 import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Change
+from pytest_gpumem.records.measurement import without_exceptions
 from pytest_gpumem.units import MiB
 
 TABLES = (1, 8, 16, 24, 30, 40, 50)
@@ -66,6 +69,8 @@ RESETS_OUT = 128
 """MiB that are streamed beside the data of resets and of two streams."""
 TOLERATED = 0.02
 """What the recommended setting may take longer than off, and than the grid's best: an interval's upper end is judged."""
+WITHIN_BEST = 0.03
+"""What "fit" may take longer than the best set-aside."""
 SHARE = 0.25
 """Settings of the grid that a sweep may measure, as a share."""
 SWEEP_SECONDS = 10.0
@@ -258,7 +263,43 @@ def checks(record: Record) -> list[tuple[str, bool]]:
             apart = apart_from_stream(one, carrier)
             alike = max(-apart.low, apart.high) <= ALIKE
             said.append((f"gain by a window on a {carrier} within {ALIKE:.0%} of the stream's: {_change(apart)}", alike))
+    if placed := record.get("placements"):
+        fits = [(one, fitted_name(record["device"], one)) for one in placed]
+        worst, where = max((slower_beyond_doubt(one, name), name_of(one)) for one, name in fits)
+        said.append((f"fitted never slower than off beyond its interval: {_upper(worst, where, 'lower')}", worst <= 0))
+        held = [(one, name) for one, name in fits if name.startswith("+")]
+        worst, where = max((of_best(one, name), name_of(one)) for one, name in held)
+        said.append((f"fitted within {WITHIN_BEST:.0%} of the best of the set-asides: {100 * worst:+.2f} %, {where}", worst <= WITHIN_BEST))
     return said
+
+
+def fitted_name(device: Record, one: Record) -> str:
+    """The setting of a case of placements that `"fit"` takes: a set-aside, or under a given one the miss property."""
+    if "set_aside" in one:
+        return "fitted, else normal"
+    facts = SimpleNamespace(
+        l2_bytes=device["l2_bytes"], l2_step_bytes=device["l2_bytes"] // 16, persisting_l2_max_bytes=device["persisting_l2_max_bytes"]
+    )
+    set_aside = fit_set_aside(cast(DeviceFacts, facts), one["mib"] * MiB)
+    return next(name for name, found in one["found"].items() if found["set_aside"] == set_aside)
+
+
+def counting(one: Record, name: str) -> list[float]:
+    """Microseconds of the placements that count at a setting: under a window without exceptions."""
+    medians = [1e-3 * nanoseconds for nanoseconds in one["found"][name]["medians"]]
+    return medians if name == "off" else list(without_exceptions(medians))
+
+
+def slower_beyond_doubt(one: Record, name: str) -> float:
+    """Share by which a setting is slower than off: the lower end of the interval of the ratios on common placements."""
+    own, off = (one["found"][which]["medians"] for which in (name, "off"))
+    return change(own, off).low
+
+
+def of_best(one: Record, name: str) -> float:
+    """Share by which a set-aside is slower than the best of its case."""
+    means = {other: statistics.fmean(counting(one, other)) for other in one["found"] if other != "off"}
+    return means[name] / min(means.values()) - 1
 
 
 def apart_from_stream(one: Record, carrier: str) -> Change:
@@ -290,7 +331,7 @@ def table(record: Record) -> str:
             said += ["", f"{part}: medians in microseconds, {claim}"]
             said += [f"  {_medians_line(one)}" for one in record[part]]
     if record.get("placements"):
-        said += ["", *_placements_lines(record["placements"])]
+        said += ["", *_placements_lines(record["device"], record["placements"])]
     said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
     return "\n".join(said)
 
@@ -315,25 +356,29 @@ def _settings_lines(record: Record) -> Iterator[str]:
         yield f"{size:>8}{off:>8.3f}{gains}  {where:<19}{len(swept['points']):>6}{swept['seconds']:>6.1f}"
 
 
-def _placements_lines(cases: list[Record]) -> Iterator[str]:
+def _placements_lines(device: Record, cases: list[Record]) -> Iterator[str]:
     first = cases[0]
-    yield f"microseconds, mean of {first['placements']} placements, and their standard deviation in %"
-    yield "set-aside: the least number of granules that holds the table (+0), one more (+1), two more (+2)"
+    yield f"microseconds, mean over {first['placements']} placements, and their standard deviation in %; exceptions (-2: two) do not count"
+    yield 'set-aside: the least number of granules that holds the table (+0), one more (+1), two more (+2); * what "fit" takes'
     yield ""
-    names = list(dict.fromkeys(name for one in cases for name in one["found"]))
-    yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>20}" for name in names)
-    group = ""
+    group, names = "", list[str]()
     for one in cases:
+        if names != (names := list(one["found"])):
+            yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>20}" for name in names)
         kernel, _, size = name_of(one).rpartition(", ")
         kernel += f", {one['out_mib']} MiB streamed" + (f", {one['set_aside'] / MiB:g} MiB asked for" if "set_aside" in one else "")
         if kernel != group:
             yield kernel
             group = kernel
-        figures = {name: [1e-3 * nanoseconds for nanoseconds in found["medians"]] for name, found in one["found"].items()}
-        cells = {
-            name: f"{statistics.fmean(us):.1f} {100 * statistics.stdev(us) / statistics.fmean(us):>5.2f}" for name, us in figures.items()
-        }
-        yield f"{size:>8}{one['granules']:>9}" + "".join(f"{cells.get(name, ''):>20}" for name in names).rstrip()
+        fitted = fitted_name(device, one)
+        cells = "".join(f"{_cell(one, name, '*' * (name == fitted)):>20}" for name in names)
+        yield f"{size:>8}{one['granules']:>9}{cells}".rstrip()
+
+
+def _cell(one: Record, name: str, mark: str) -> str:
+    us = counting(one, name)
+    left = f" {len(us) - one['placements']}" if len(us) < one["placements"] else "   "
+    return f"{mark}{statistics.fmean(us):.1f} {100 * statistics.stdev(us) / statistics.fmean(us):>5.2f}{left}"
 
 
 def _medians_line(one: Record) -> str:
@@ -354,8 +399,8 @@ def _latency(one: Record, name: str) -> str:
     return f"{1e3 * statistics.fmean(taken):.3f} +-{1e3 * (half_width(taken) or 0.0):.3f} ms"
 
 
-def _upper(worst: float, where: str) -> str:
-    return f"upper end {100 * worst:+.2f} %, {where}"
+def _upper(worst: float, where: str, end: str = "upper") -> str:
+    return f"{end} end {100 * worst:+.2f} %, {where}"
 
 
 def _change(one: Change) -> str:

@@ -83,6 +83,29 @@ def test_thrashing_that_is_not_avoided_is_a_miss() -> None:
     assert len(failed({**record(), "thrashing": [settings({**times, "fitted, L2/2": 2e-3})]})) == 1
 
 
+def placed(off: int, **microseconds: int) -> dict[str, Any]:
+    """A table of 8 MiB on an H200 with 3, 4 and 5 granules set aside: "fit" takes the first."""
+    found = {name: {"set_aside": (3 + more) * 3932160, "medians": [1000 * us] * 8} for more, (name, us) in enumerate(microseconds.items())}
+    found = {"+" + name[1:]: one for name, one in found.items()}
+    whole = {"off": {"set_aside": "off", "medians": [1000 * off] * 8}, **found}
+    return {"kernel": "gather", "blocks": None, "mib": 8, "out_mib": 512, "granules": 3, "placements": 8, "found": whole}
+
+
+@pytest.mark.parametrize(
+    ("case", "missed"),
+    [
+        (placed(300, n0=200, n1=205, n2=250), []),
+        (placed(300, n0=210, n1=200, n2=250), ["fitted within 3% of the best of the set-asides: +5.00 %, gather, 8 MiB"]),
+        (placed(190, n0=200, n1=205, n2=250), ["fitted never slower than off beyond its interval: lower end +5.26 %, gather, 8 MiB"]),
+    ],
+)
+def test_a_fitted_set_aside_that_is_beaten_is_a_miss(case: dict[str, Any], missed: list[str]) -> None:
+    said = record()
+    said["device"]["l2_bytes"] = 62914560
+    assert failed({**said, "placements": [case]}) == missed
+    assert ("*200.0" in l2_persistence.table({**said, "placements": [case]})) is (case["found"]["+0"]["medians"][0] == 200000)
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
 
