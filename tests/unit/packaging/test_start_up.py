@@ -76,7 +76,7 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     assert report(python, tmp_path) == (site / "pytest_gpumem" / "kernels" / "cu", expected())
     names = modules_of_a_session(python, tmp_path, "--gpumem")
     assert "pytest_gpumem.plugin.session" in names
-    assert not names & {"scipy", "jinja2", "cupy", "cuda", "numba", "torch"}
+    assert not names & {"scipy", "jinja2", "rich", "cupy", "cuda", "numba", "torch", "pytest_gpumem.explain.causes"}
     # The package's modules are compiled once, by pip.
     assert not list((site / "pytest_gpumem").rglob("*-pytest-*.pyc"))
 
