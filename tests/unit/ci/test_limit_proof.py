@@ -114,12 +114,6 @@ def test_a_part_that_was_not_run_is_no_missed_target() -> None:
     assert missed(changed) == []
 
 
-def test_a_gate_without_a_plain_run_beside_it_shows_nothing() -> None:
-    changed = record()
-    del changed["parts"]["unchanged"]
-    assert missed(changed) == ["gate: one comment: 2 runs or less", "gate: one kernel: 1.5 runs or less"]
-
-
 def test_the_project_has_fifteen_tests() -> None:
     modules = {name: text for name, text in vars(limit_proof).items() if name.startswith(("TEST_", "OWN_", "CONFTEST", "SIMULATED_COPY"))}
     for name, text in modules.items():

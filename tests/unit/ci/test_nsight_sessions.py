@@ -63,17 +63,6 @@ def test_a_test_that_is_missing_is_named(reports: dict[str, str], wrong: str) ->
     assert nsight_sessions.judge_whole(TESTS, MEASURED, reports)["wrong"] == [wrong]
 
 
-def test_a_report_of_one_test_holds_no_other() -> None:
-    alone = "Instances,Range\n1,gpumem:test_triad\n5,gpumem:test_triad.launch\n"
-    assert nsight_sessions.judge_one("test_triad", alone)["wrong"] == []
-    assert nsight_sessions.judge_one("test_triad", PUSHED)["wrong"] == [
-        "test_paged is in the report of test_triad",
-        "test_paged.launch is in the report of test_triad",
-        "test_skipped is in the report of test_triad",
-    ]
-    assert nsight_sessions.judge_one("test_triad", "")["wrong"] == ["test_triad is not in its own report"]
-
-
 FIGURES = ("1", "1", "1", "1", "1")
 PAGE = log(*(line(index, TRIAD, measured("test_triad"), FIGURES) for index in range(5)))
 

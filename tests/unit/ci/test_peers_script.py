@@ -140,14 +140,6 @@ def test_a_record_of_something_else_is_not_added_to(
     assert f"holds {name}" in capsys.readouterr().err
 
 
-def test_a_condition_is_measured_on_one_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "peers.json"
-    file.write_text(json.dumps({**record(), "runs": [{"round": 1, "condition": "same", "card": "GPU-1", "error": None, "cases": []}]}))
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "--device", "sim", "--peers", "gpumem", "--json", str(file), "--append", "--condition", "same")
-    assert "another card, GPU-1" in capsys.readouterr().err
-
-
 # Workers
 
 

@@ -35,27 +35,9 @@ def both_ways(bench: Workbench, streams: int) -> float:
     return device.streams.elapsed(start, end)
 
 
-def test_the_link_carries_both_ways_at_once(bench: Workbench) -> None:
-    """Each takes a little longer while the other runs."""
-    at_once = 0.5 * (1.0 + DATASHEETS["h100"].duplex_loss)
-    assert both_ways(bench, 2) == pytest.approx(both_ways(bench, 1) * at_once, rel=0.03)
-
-
 def test_one_copy_engine_serves_one_way_at_a_time() -> None:
     bench = Workbench(sheet=replace(DATASHEETS["h100"], async_engines=1))
     assert both_ways(bench, 2) == pytest.approx(both_ways(bench, 1), rel=0.03)
-
-
-def test_a_joined_stream_waits_for_the_other(bench: Workbench) -> None:
-    device, other = bench.device, bench.device.streams.create()
-    here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    start, end = device.streams.event(), device.streams.event()
-    device.streams.record(start, bench.stream)
-    device.content.copy(here, there, SIZE, other)
-    device.streams.join(bench.stream, other)
-    device.streams.record(end, bench.stream)
-    device.streams.synchronize(bench.stream)
-    assert device.streams.elapsed(start, end) > 1e-3
 
 
 def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None:

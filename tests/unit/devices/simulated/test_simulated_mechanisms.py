@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workbench import MIB, Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
+from workbench import MIB, Workbench, lookup, overwrite, scale, scan, walk
 
 import pytest_gpumem.devices.simulated
-from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -64,11 +63,6 @@ def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
     assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(first, abs=2 * DATASHEETS["h100"].tick)
 
 
-def test_streams_reach_their_share_of_the_peak(bench: Workbench) -> None:
-    copy = bench.bind(scale(), x=bench.memory(GIB), y=bench.memory(GIB))
-    assert 2 * GIB / bench.cold(copy) == pytest.approx(2996e9, rel=0.05)
-
-
 def test_hot_beats_cold_only_where_it_fits(bench: Workbench) -> None:
     small = bench.bind(scan(), x=bench.memory(16 * MIB))
     large = bench.bind(scan(), x=bench.memory(400 * MIB))
@@ -109,11 +103,6 @@ def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, 
     return seconds
 
 
-def test_a_window_keeps_a_table_in_l2(bench: Workbench) -> None:
-    assert persisting(bench, 8, 264, 0, None) / persisting(bench, 8, 264, 9.375, 1.0) > 1.4
-    assert persisting(bench, 24, 32, 0, None) / persisting(bench, 24, 32, 25, 1.0) > 1.3
-
-
 def test_a_table_larger_than_the_set_aside_thrashes_unless_the_ratio_fits(bench: Workbench) -> None:
     without = persisting(bench, 40, 32, 0, None)
     thrashing = persisting(bench, 40, 32, 31.25, 1.0)
@@ -140,19 +129,6 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
         slowed[name] = other.hot(stream) / without
     assert slowed["h100"] > 1.8
     assert slowed["a100"] == pytest.approx(1.0, abs=0.05)
-
-
-def test_persisting_lines_survive_a_flush_until_they_are_reset(bench: Workbench) -> None:
-    memory = bench.memory(8 * MIB)
-    launch = bench.bind(scan(), x=memory)
-    normal = bench.cold(launch)
-    bench.device.l2.request_set_aside(10 * MIB)
-    bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
-    bench.run(launch)
-    bench.device.l2.set_window(bench.stream, None)
-    assert bench.cold(launch) < 0.8 * normal
-    bench.device.l2.reset_persisting()
-    assert bench.cold(launch) == pytest.approx(normal, rel=0.05)
 
 
 def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
@@ -201,89 +177,6 @@ def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
     assert bench.cold(launch) > 1.2 * kept
 
 
-@pytest.mark.parametrize("name", sorted(DATASHEETS))
-def test_prefetching_beats_faulting(name: str) -> None:
-    bench = Workbench(name)
-    bench.warm_up()
-    memory = [bench.memory(64 * MIB, MemoryKind.MANAGED) for _ in range(2)]
-    launch = bench.bind(accumulate(), x=memory[0], y=memory[1])
-
-    def on_host() -> None:
-        for m in memory:
-            bench.device.content.from_host(m, bench.device.content.to_host(m, "f4", 4))
-
-    on_host()
-    faulting = bench.time(launch)
-    again = bench.time(launch)
-    on_host()
-    for m in memory:
-        bench.device.managed.prefetch(m, False, bench.stream)
-    prefetched = bench.time(launch)
-    assert faulting > 30 * prefetched
-    assert faulting > 30 * again
-    for m in memory:
-        bench.device.managed.prefetch(m, True, bench.stream)
-    assert bench.time(launch) > 30 * prefetched
-
-
-def test_first_touch_by_the_device_needs_no_migration(bench: Workbench) -> None:
-    memory = bench.memory(64 * MIB, MemoryKind.MANAGED)
-    launch = bench.bind(overwrite(), x=memory)
-    first = bench.time(launch)
-    bench.device.content.to_host(memory, "f4", 1)
-    migrated = bench.time(launch)
-    assert bench.hot(launch) < first < 0.1 * migrated
-
-
-def test_pinned_beats_pageable(bench: Workbench) -> None:
-    near, size = bench.memory(256 * MIB), 256 * MIB
-    rates = {}
-    for kind in (MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE):
-        far = bench.memory(size, kind)
-        for direction, pair in (("in", (near, far)), ("out", (far, near))):
-            launch = bench.bind(transfer(), destination=pair[0], source=pair[1])
-            begin = bench.device.now()
-            bench.device.kernels.launch(launch, bench.stream)
-            bench.device.streams.synchronize()
-            rates[kind, direction] = size / (bench.device.now() - begin)
-    assert rates[MemoryKind.PINNED, "in"] > 50e9
-    assert rates[MemoryKind.PINNED, "out"] > 50e9
-    assert rates[MemoryKind.REGISTERED, "in"] == pytest.approx(rates[MemoryKind.PINNED, "in"], rel=0.02)
-    assert rates[MemoryKind.PINNED, "in"] > 3 * rates[MemoryKind.PAGEABLE, "in"]
-    assert rates[MemoryKind.PINNED, "out"] > 2 * rates[MemoryKind.PAGEABLE, "out"]
-
-
-@pytest.mark.parametrize("kernel", [scan(), overwrite()], ids=lambda k: k.name)
-def test_a_kernel_touches_mapped_memory_over_the_link(bench: Workbench, kernel: Kernel) -> None:
-    seconds = bench.hot(bench.bind(kernel, x=bench.memory(256 * MIB, MemoryKind.PINNED)))
-    assert 40e9 < 256 * MIB / seconds < 56e9
-
-
-def test_strides_and_offsets_cost_bandwidth(bench: Workbench) -> None:
-    x, y = bench.memory(512 * MIB), bench.memory(512 * MIB)
-    straight = bench.cold(bench.bind(scale(), x=x, y=y))
-    shifted = bench.cold(bench.bind(scale(sectors=5.0), x=x, y=y))
-    assert 0.85 < straight / shifted < 0.95
-    kernel = scale(sectors=32.0)
-    sparse = replace(
-        kernel,
-        accesses=lambda call: tuple(replace(a, footprint=a.footprint // 8, requested=a.requested // 8) for a in kernel.accesses(call)),
-    )
-    # An eighth of the words, one to a sector: all sectors move, and those that are written in part are read before.
-    assert bench.cold(bench.bind(sparse, x=x, y=y)) == pytest.approx(1.5 * straight, rel=0.1)
-
-
-def test_a_chain_of_loads_is_bound_by_latency(bench: Workbench) -> None:
-    def per_access(mib: int, cold: bool) -> float:
-        launch = bench.bind(walk(), nodes=bench.memory(mib * MIB))
-        return (bench.cold(launch, 3) if cold else bench.hot(launch, 3)) / (mib * MIB / 64)
-
-    sheet = DATASHEETS["h100"]
-    assert per_access(8, cold=False) == pytest.approx(sheet.l2_latency, rel=0.1)
-    assert per_access(8, cold=True) == pytest.approx(sheet.dram_latency, rel=0.1)
-    assert per_access(400, cold=False) == pytest.approx(sheet.dram_latency, rel=0.1)
-
-
 def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workbench) -> None:
     kernel, sheet = walk(), DATASHEETS["h100"]
     onward = replace(
@@ -301,11 +194,6 @@ def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workben
     assert times[0] == pytest.approx(sheet.dram_latency, rel=0.05)
     assert times[-1] == pytest.approx(sheet.l2_latency, rel=0.05)
     assert 1.1 * times[-1] < times[64] < times[0] / 1.1
-
-
-def test_a_chain_of_loads_over_the_link_waits_for_it_each_time(bench: Workbench) -> None:
-    launch = bench.bind(walk(), nodes=bench.memory(MIB, MemoryKind.PINNED))
-    assert bench.hot(launch, 3) / (MIB / 64) == pytest.approx(DATASHEETS["h100"].link_latency, rel=0.05)
 
 
 def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> None:
