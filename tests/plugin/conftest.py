@@ -36,6 +36,7 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name in ("CI", "PYTEST_ADDOPTS", "CODSPEED_ENV") or name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST")):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "400")  # sentences in one line; tests of a width set it again
 
 
 @pytest.fixture
