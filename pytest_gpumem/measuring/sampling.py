@@ -43,7 +43,7 @@ from pytest_gpumem.measuring.stopping import (
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import Conditions, without_exceptions
+from pytest_gpumem.records.measurement import Conditions, modes_of, without_exceptions
 from pytest_gpumem.units import format_share, format_time
 
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
@@ -101,6 +101,10 @@ class Sampling:
         """Half of the 95 % interval of the latency over placements, in seconds."""
         return half_width(self._counting(self.medians))
 
+    def _has_modes(self, medians: Sequence[float]) -> bool:
+        """True if placements under a window are in several modes: the more of them, the surer which one counts."""
+        return self.target.window is not None and max(modes_of(medians), default=0) > 0
+
     def _counting(self, medians: Sequence[float]) -> Sequence[float]:
         """Medians that the latency is the mean of (`Measurement.counting`)."""
         return medians if self.target.window is None else without_exceptions(medians)
@@ -127,7 +131,10 @@ class Sampling:
                 self._fill(wanted, cost, begun, budget)
                 spent = self._device.now() - begun
                 seen = [statistics.median(p) for p in (*self.placements, *self._throttled)]
-                if not go_on(self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget):
+                undecided = self._has_modes(seen) and len(seen) < most and spent < budget
+                if not undecided and not go_on(
+                    self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget
+                ):
                     break
         if not self.placements:
             # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.

