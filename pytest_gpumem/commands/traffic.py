@@ -30,7 +30,6 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.judging.limits import COUNTERS, absolute
     from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
-    from pytest_gpumem.nsight.tools import NothingRecorded
     from pytest_gpumem.reporting.table import traffic_table
 
     check_writable("--json", file)
@@ -40,7 +39,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
         found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
     except counting.CallError as error:
         raise click.UsageError(str(error)) from None
-    except NothingRecorded as error:
+    except counting.NothingRecorded as error:
         click.echo(printable(f"gpumem: {error}"), err=True)
         return Exit.NO_VERDICT
     width, colour = terminal()

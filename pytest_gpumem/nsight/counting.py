@@ -17,7 +17,8 @@ from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, CountedKerne
 from pytest_gpumem.nsight.profile import CallError as CallError
 from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of, place_of_row
-from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, NothingRecorded, counting_command, find, ncu_error
+from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
+from pytest_gpumem.nsight.tools import NothingRecorded as NothingRecorded
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
