@@ -101,6 +101,7 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     watch = Watch()
     watch.watch(Sampling, "_warm_up", "sampling")
     watch.watch(Sampling, "_fill", "sampling")
+    watch.watch(Sampling, "_take", "sampling")  # also where placements are new, to warm them up
     watch.watch(KernelLaunches, "check", "checking")
     watch.watch(Harness, "wake", "once a session")
     watch.watch(Harness, "floors", "once a session")
