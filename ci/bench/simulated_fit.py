@@ -53,8 +53,8 @@ LARGEST_RATIO = 1.5
 """What no row of a suite may be beyond."""
 OF_THE_MACHINE = re.compile(r"\[pageable\]|faulting|page|read mostly|discarded|written|size\[|L2 read|has_a_knee|test_allocators")
 """Rows of the H200's suite that decided its own parameters: of its host, its driver and its L2."""
-UNSTEADY = re.compile(r"1024 copies of 4 KiB|test_pageable_memory_hides_less\[pageable\]")
-"""Rows that this project's own machines of one GPU differ in by more than `LARGEST_RATIO`: 2.6, 7.7 and 10.5 ms, 4.6 and 11.9 ms."""
+UNSTEADY = re.compile(r"1024 copies of 4 KiB|test_pageable_memory_hides_less\[pageable\]|\[discarded\]")
+"""Rows in which this project's own machines differ by more than `LARGEST_RATIO`: 2.6 to 10.5 ms, 4.6 to 11.9 ms, 11.4 to 22.8 ms."""
 NOT_COMPARED = re.compile(r"test_own_code")
 """Rows of code that the simulated device does not run: it runs the reference."""
 

@@ -3,7 +3,8 @@
 copy, mul, add, triad and dot on three arrays of 2^27 doubles, one after another, a hundred times; the first time is left out and the
 best of the others counts. BabelStream reads the host's clock around launch and synchronisation; the same is done here, and once more with
 events around the launch alone. Our dot leaves one sum for each tile, which the kernel's bytes count; "dot with final sum" adds them up and
-brings the total to the host too. Then read and write on 1 GiB of floats, whose median by events is set against the theoretical peak.
+brings the total to the host too. Then read and write in turn on 1 GiB of floats, whose median by events is set against the theoretical
+peak. A read that follows a write pays for the lines that the write has left dirty in L2.
 
 On a GPU the read is also held against reads of other shapes, on one array: loops over all of it as in nvbandwidth's kernels, with
 1 to 16 loads of 16 bytes in flight in each thread, and the sum of doubles as in BabelStream's dot, each with several grids. Reading 64 MiB
@@ -321,10 +322,13 @@ def lines(record: dict[str, Any]) -> list[dict[str, Any]]:
     for one in record["stream"]:
         reference = theirs.get(one["kernel"]) if theirs else None
         found.append(_line(one["kernel"], one["bytes"], one["host"]["min"], reference, 1.0 if reference else None))
+    shapes = record.get("reads")
     for one in record["one_way"]:
         least = PEAK_SHARES.get(device["name"], {}).get(one["kernel"]) if not device["simulated"] else None
-        found.append(_line(one["kernel"], one["bytes"], one["events"]["median"], device["peak_bandwidth"] / GB, least))
-    if shapes := record.get("reads"):
+        # Where reads were measured without writes between, those are held to the share.
+        alone = shapes[0] if shapes and one["kernel"] == "read" else one
+        found.append(_line(one["kernel"], alone["bytes"], alone["events"]["median"], device["peak_bandwidth"] / GB, least))
+    if shapes:
         ours, *others = (one["bytes"] / one["events"]["median"] / GB for one in shapes)
         found.append(_line("read beside others", shapes[0]["bytes"], shapes[0]["events"]["median"], max(ours, *others), LEAST_OF_READS))
     return found
@@ -363,6 +367,10 @@ def table(record: dict[str, Any]) -> str:
         line = by_name[one["kernel"]]
         least = "" if line["least"] is None else f"{100 * line['least']:.0f}"
         said.append(f"{one['kernel']:<20}{line['gb_per_s']:>12.0f}{100 * line['ratio']:>11.1f}{least:>12}{_mark(line)}")
+    if record.get("reads"):
+        (read,) = (one for one in record["one_way"] if one["kernel"] == "read")
+        rate = read["bytes"] / read["events"]["median"]
+        said.append(f"{'read after a write':<20}{rate / GB:>12.0f}{100 * rate / device['peak_bandwidth']:>11.1f}")
     if shapes := record.get("reads"):
         peak = device["peak_bandwidth"]
         said += ["", f"{'reads of 1 GiB, threads x blocks an SM':<42}{'median GB/s':>12}{'% of peak':>11}"]
