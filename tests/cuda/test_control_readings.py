@@ -5,18 +5,18 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from pytest_gpumem.judging.drift import APART
+from pytest_gpumem.judging.drift import APART, LIMITS
 from pytest_gpumem.kernels.controls import whole_waves
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
 
 
-def test_two_readings_agree_far_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_two_readings_agree_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
     warm = device_buffer(1 << 20)
     gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))  # the clocks are up from here on
     device = warm.device
     pairs = [changed(read_controls(device), read_controls(device)) for _ in range(5)]
-    for kind in ("dram", "l2"):
-        assert statistics.median(abs(pair[kind]) for pair in pairs) < 0.01, kind
+    for kind, share in (("dram", 0.5), ("l2", 0.75)):
+        assert statistics.median(abs(pair[kind]) for pair in pairs) < share * LIMITS[kind], kind
 
 
 def test_the_latency_of_dram_is_far_steadier_than_what_sets_cards_apart(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:

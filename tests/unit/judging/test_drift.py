@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.drift import between, control_of, drift_of
+from pytest_gpumem.judging.drift import between, control_of, drift_of, since_start
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -108,3 +109,11 @@ def test_every_process_of_a_run_has_read_the_controls(bench: Any, h100: DeviceFa
     assert of_three is not None
     assert alone.log == pytest.approx(3 * of_three.log)
     assert alone.variance.value == pytest.approx(of_three.variance.value * (1 + 1 / 20) / (1 / 3 + 1 / 20))
+
+
+@pytest.mark.parametrize(("kind", "share"), [("dram", 0.02), ("l2", 0.04)])
+def test_each_control_has_its_own_limit(kind: str, share: float) -> None:
+    assert since_start(kind, math.log1p(0.95 * share)) is None
+    assert since_start(kind, math.log1p(1.05 * share)) is not None
+    assert between([60e-6 * (1 + 1.05 * share)] * 40, [60e-6] * 40, kind).too_large  # type: ignore[union-attr]
+    assert not between([60e-6 * (1 + 0.95 * share)] * 40, [60e-6] * 40, kind).too_large  # type: ignore[union-attr]
