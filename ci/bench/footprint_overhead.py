@@ -230,9 +230,12 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as cache:
         compile_kernels(tests, options.selection, Path(cache), count, options.seconds / 3)
-        took = run(False)["wall"]  # compiles what is left
-        if 5 * took > left():
-            count = max(20, int(count * left() / (6 * took)))
+        # A few tests tell how many fit: two turns, the profile, and what is left to compile.
+        count = max(20, count // 10)
+        few = run(False)
+        in_tests = max(sum(few["seconds"].values()), 1e-3)
+        each = left() / 7 - (few["wall"] - in_tests)
+        count = max(count, min(options.number, int(count * each / in_tests)))
         while True:
             started = time.perf_counter()
             for side in (False, True) if len(plain) % 2 == 0 else (True, False):
