@@ -34,6 +34,12 @@ def test_last(gpu_benchmark, device_buffer): raise AssertionError("run with a lo
 """
 
 
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's own summary then has no room for the reasons, which are counted."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.RunResult]:
     def run(culprit: str) -> pytest.RunResult:
