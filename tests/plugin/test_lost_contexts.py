@@ -52,7 +52,7 @@ def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.Run
         assert "INTERNALERROR" not in text
         assert "LeftBehind" not in text
         result.stdout.fnmatch_lines(["*: 1 of * rows stored in *"])  # that of before
-        assert text.count("ContextLost: not run: the context was lost in test_it.py::test_culprit\n") == 2
+        assert result.outlines.count("ContextLost: not run: the context was lost in test_it.py::test_culprit") == 2
         return result
 
     return run
