@@ -254,7 +254,7 @@ def test_two_windows_at_once(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, d
             except NotCounted as reason:
                 pytest.skip(f"whether the kernels ran at once is not known: {reason}")
             assert ran.at_once > 0.25 * sum(kernel.nanoseconds for kernel in ran.kernels), ratio
-    assert seconds[0.5] < seconds[1.0], seconds
+    assert seconds[0.5] < 0.99 * seconds[1.0], seconds
 
 
 @few_samples

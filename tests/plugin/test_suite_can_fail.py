@@ -542,7 +542,7 @@ REMOVALS = [
     Removal(no_window, frozenset({*GAINS, *LARGE, TWO_WINDOWS})),
     Removal(no_set_aside, frozenset(GAINS | {TWO_WINDOWS})),
     Removal(largest_set_aside, frozenset({BUSY_LOOKUP, *NEVER_SLOWER.values()})),
-    Removal(hit_ratio_ignored, frozenset({THRASHING, AT_SHARES})),
+    Removal(hit_ratio_ignored, frozenset({THRASHING, AT_SHARES, TWO_WINDOWS})),
     Removal(windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES, TWO_KERNELS})),
     Removal(the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES, TWO_WINDOWS})),
     Removal(lines_persist_for_good, frozenset({RESETS["the context"], RESETS["closing"]})),
